@@ -1,0 +1,41 @@
+# Every target sets itself up from nothing: `make demo` and `make test` on a fresh machine are enough.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# PyPI's own torch brings gigabytes of CUDA; the CPU build (2.13.0+cpu) sorts above it and lies in PyTorch's index.
+# Where pip has been given sources of its own, those are used as they are.
+ifeq ($(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),)
+TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
+endif
+
+.PHONY: install demo test lint format bench soak clean
+
+install: $(VENV)/.installed
+
+# The stamp makes a second `make install` instant; it is older than what it depends on exactly when something changed.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "wiiiiide needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version`. Set PYTHON=/path/to/python3.11"; exit 2; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	  { echo "making $(VENV) failed. On Debian: apt-get install python3-venv"; exit 2; }
+	@$(PIP) install $(TORCH_INDEX) --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+demo: install
+	@$(BIN)/python examples/language-model/demo.py
+
+test: install
+	@$(BIN)/python -m pytest
+
+lint: install
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+format: install
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
