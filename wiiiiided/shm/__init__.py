@@ -1,0 +1,1 @@
+"""One host's shared memory: segments, the board ranks signal on, slots, kernels, counters."""

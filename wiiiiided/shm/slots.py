@@ -1,0 +1,68 @@
+"""Slots: where ranks lay pieces of their tensors for the others to read.
+
+    slot 0 | slot 1 | … slot S-1     of rank 0
+    slot 0 | slot 1 | … slot S-1     of rank 1     one rank's slots lie together, near its core
+    …
+
+A slot is written by its owner alone, before it arrives at a step, and read by all after that. Ranks
+take the slots in turn and in the same order, so that turn t is slot t mod S everywhere.
+
+Why S: nobody may write turn t while a peer can still read turn t - S. Each collective says how far
+its ranks can drift apart; with small slots that is one turn (S = 2), with staging three (S = 4).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+
+from wiiiiided.shm.segment import PAGE, Segment, page_up
+
+Array = np.ndarray[Any, Any]
+
+# Every group has these from its birth: an operation that fits needs one step.
+SMALL_SLOTS: Final = 2
+SMALL_BYTES: Final = 64 * 1024
+
+# A group gets these inside its first larger operation. bench/pieces.py chose the size.
+STAGING_SLOTS: Final = 4
+STAGING_BYTES: Final = 512 * 1024
+
+
+def slots_bytes(size: int, count: int, slot_bytes: int) -> int:
+    """How much of a segment the slots of `size` ranks take."""
+    return size * page_up(count * slot_bytes)
+
+
+class Slots:
+    """One set of slots of all ranks, seen by one of them."""
+
+    def __init__(self, segment: Segment, start: int, size: int, count: int, slot_bytes: int):
+        assert start % PAGE == 0
+        self.count = count
+        self.slot_bytes = slot_bytes
+        self.turn = 0
+        self._segment = segment
+        self._start = start
+        self._stride = page_up(count * slot_bytes)
+        raw = np.frombuffer(segment.map, np.uint8, size * self._stride, start)
+        self._raw = [
+            [raw[r * self._stride + s * slot_bytes :][:slot_bytes] for r in range(size)]
+            for s in range(count)
+        ]
+        self._typed: dict[np.dtype[Any], list[list[Array]]] = {}
+
+    def reserve(self, rank: int) -> None:
+        """Allocate the pages of one rank's slots; the owner calls it."""
+        self._segment.reserve(self._start + rank * self._stride, self._stride)
+
+    def next(self, dtype: np.dtype[Any]) -> list[Array]:
+        """The slots of the next turn, one array of `dtype` for each rank."""
+        typed = self._typed.get(dtype)
+        if typed is None:
+            typed = [[slot.view(dtype) for slot in ranks] for ranks in self._raw]
+            self._typed[dtype] = typed
+        slot = typed[self.turn % self.count]
+        self.turn += 1
+        return slot

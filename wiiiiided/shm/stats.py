@@ -1,0 +1,90 @@
+"""A worker's counters, in one page of memory that anyone may watch and nobody waits for.
+
+The page is private memory unless WIIIIIDE_STATS names a file to map: then whoever has that file open
+sees the counters live, without a socket, a lock or a log line. Each counter is one aligned 8-byte
+word with one writer, so a reader may see two counters from different moments but never half of one.
+
+    word 0  magic          4  rank, -1 before the first group    8   nanoseconds with an operation
+    word 1  version        5  world size                             in progress (exchange)
+    word 2  pid            6  operations finished                9   nanoseconds waiting for peers
+    word 3  start, ns      7  bytes through shared memory        10  operations that failed
+                              (read from or written to it here)  11  messages sent   12  received
+
+The layout only grows; its version changes when a word changes its meaning.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from wiiiiided.errors import HostError
+
+MAGIC: Final = 0x5354415453494957  # "WIISTATS" read as a little-endian number
+VERSION: Final = 1
+PAGE_BYTES: Final = 4096
+
+RANK, WORLD = 4, 5
+OPERATIONS, BYTES, EXCHANGE_NS, WAITING_NS, FAILED, SENT, RECEIVED = 6, 7, 8, 9, 10, 11, 12
+
+
+@dataclass(frozen=True)
+class Stats:
+    """The counters at one moment."""
+
+    rank: int
+    world_size: int
+    operations: int
+    failed: int
+    sent: int
+    received: int
+    bytes_shm: int
+    exchange_s: float
+    waiting_s: float
+
+
+class StatsPage:
+    """The page of this process. `words` is written by the progress loop alone."""
+
+    def __init__(self, path: str | None = None) -> None:
+        self._map = _map(path)
+        self.words = memoryview(self._map).cast("q")
+        self.words[2], self.words[3] = os.getpid(), time.time_ns()
+        self.words[RANK] = -1
+        self.words[1] = VERSION
+        self.words[0] = MAGIC
+
+    def read(self) -> Stats:
+        """A snapshot."""
+        w = self.words
+        return Stats(
+            rank=w[RANK],
+            world_size=w[WORLD],
+            operations=w[OPERATIONS],
+            failed=w[FAILED],
+            sent=w[SENT],
+            received=w[RECEIVED],
+            bytes_shm=w[BYTES],
+            exchange_s=w[EXCHANGE_NS] / 1e9,
+            waiting_s=w[WAITING_NS] / 1e9,
+        )
+
+
+def _map(path: str | None) -> mmap.mmap:
+    if path is None:
+        return mmap.mmap(-1, PAGE_BYTES)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, PAGE_BYTES)
+            return mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+    except OSError as problem:
+        raise HostError(
+            f"WIIIIIDE_STATS={path!r} cannot be mapped: {problem.strerror}; "
+            "it must be an existing file this process may write, or unset"
+        ) from problem
