@@ -1,0 +1,1 @@
+"""What moves operations forward: one progress loop per process, its links, its groups."""

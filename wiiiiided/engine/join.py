@@ -1,0 +1,274 @@
+"""How a group comes to be: from a rank, a size and a Store to boards mapped by all.
+
+    1  count       add 1 to this rank's counter in the Store: the number of this incarnation
+                   (a group destroyed and made again finds new keys, not the old ones)
+    2  introduce   set "…/<incarnation>/<rank>" to this process's card; read everyone's
+    3  link        the process with the smaller uid connects; a link that exists is used again
+    4  attach      rank 0 makes the first segment and sends it over the links; all map it
+    5  arrive      everyone arrives on the board: the group stands
+
+The Store is only asked in 1 and 2 (TCPStore, FileStore, HashStore, any PrefixStore). A rank that
+fails says so under "…/<incarnation>/failed", where those who wait for it look, so that all of them
+stop with the same sentence instead of at the timeout.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, Protocol
+
+from wiiiiided import log
+from wiiiiided.engine import process as processes
+from wiiiiided.engine.group import BASE_SEGMENT, Group, Membership, base_bytes
+from wiiiiided.engine.link import Card, Link
+from wiiiiided.engine.operation import Operation, Plan
+from wiiiiided.engine.process import Process
+from wiiiiided.errors import HostError, PeerLate, PeerLost, UsageError, WiiiiideError
+from wiiiiided.shm import stats
+from wiiiiided.shm.board import Board, board_bytes
+from wiiiiided.shm.segment import Segment
+from wiiiiided.wire.frame import Frame, Kind
+
+VERSION: Final = 1
+LOOK_S: Final = 0.2  # how often those who wait look whether someone has failed
+
+
+class Store(Protocol):
+    """What is used of torch.distributed's Store."""
+
+    def add(self, key: str, amount: int, /) -> int: ...
+    def set(self, key: str, value: str, /) -> None: ...
+    def get(self, key: str, /) -> bytes: ...
+    def check(self, keys: list[str], /) -> bool: ...
+    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
+
+
+class _Register:
+    """One incarnation's keys in the Store."""
+
+    def __init__(self, store: Store, rank: int, size: int, deadline: float) -> None:
+        self._store, self._rank, self._size, self._deadline = store, rank, size, deadline
+        self.incarnation = store.add(f"wiiiiide/joins/{rank}", 1)
+        self._failed = f"wiiiiide/{self.incarnation}/failed"
+
+    def introduce(self, card: Card) -> list[tuple[Card, int]]:
+        """Set my card; return everyone's, with the nonce each proposes (rank 0's counts)."""
+        mine = {"version": VERSION, "nonce": secrets.randbits(62), "card": card.dump().decode()}
+        self._store.set(self._key(self._rank), json.dumps(mine))
+        keys = [self._key(rank) for rank in range(self._size)]
+        while True:
+            slice_s = min(LOOK_S * 5, self._deadline - time.monotonic())
+            if slice_s <= 0:
+                missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+                raise PeerLate(
+                    f"ranks {missing} of {self._size} did not join the group in time: were they "
+                    "started, with the same MASTER_ADDR and MASTER_PORT (or the same Store)?"
+                )
+            try:
+                self._store.wait(keys, timedelta(seconds=slice_s))
+                break
+            except RuntimeError:  # torch's DistStoreError: not all there yet
+                self.raise_failure()
+        return [self._read(key) for key in keys]
+
+    def tell_failure(self, error: BaseException) -> None:
+        """Let the others stop waiting; the first word counts."""
+        try:
+            if not self._store.check([self._failed]):
+                self._store.set(self._failed, f"rank {self._rank}: {error}")
+        except RuntimeError:
+            pass  # the Store itself is gone: the others will notice as we did
+
+    def raise_failure(self) -> None:
+        """If a rank has failed to join, fail as it did."""
+        if self._store.check([self._failed]):
+            raise HostError(self._store.get(self._failed).decode())
+
+    def _key(self, rank: int) -> str:
+        return f"wiiiiide/{self.incarnation}/{rank}"
+
+    def _read(self, key: str) -> tuple[Card, int]:
+        said = json.loads(self._store.get(key))
+        if said.get("version") != VERSION:
+            raise HostError(
+                f"a rank speaks version {said.get('version')} of the joining protocol, this one "
+                f"{VERSION}: all ranks must run the same version of wiiiiided"
+            )
+        return Card.load(said["card"].encode()), int(said["nonce"])
+
+
+def join(store: Store, rank: int, size: int, timeout_s: float, name: str) -> Group:
+    """Make this process rank `rank` of a group of `size`; returns when all are in."""
+    deadline = time.monotonic() + timeout_s
+    process = processes.enter()
+    try:
+        register = _Register(store, rank, size, deadline)
+        with _telling(register):
+            cards = register.introduce(process.card)
+            membership = Membership(name, cards[0][1], rank, size, timeout_s)
+            _check_hosts([card for card, _ in cards], rank)
+            links = _link(process, register, [card for card, _ in cards], rank, deadline)
+            group = _attach(process, register, membership, links, deadline)
+    except BaseException:
+        processes.leave(process)
+        raise
+    words = process.loop.page.words
+    if words[stats.WORLD] < size:  # the largest group this process is in: its world
+        words[stats.RANK], words[stats.WORLD] = rank, size
+    log.tell(group.who, f"joined: {size} ranks [{membership.nonce:016x}]")
+    return group
+
+
+@contextmanager
+def _telling(register: _Register) -> Iterator[None]:
+    try:
+        yield
+    except WiiiiideError as error:
+        register.tell_failure(error)
+        raise
+
+
+def _check_hosts(cards: list[Card], rank: int) -> None:
+    """What is certainly elsewhere need not be tried. Whether the rest is here, trying shows."""
+    mine = cards[rank]
+    for other, card in enumerate(cards):
+        if card.boot != mine.boot:
+            raise HostError(
+                f"rank {other} is on another machine ({card.host}) than rank {rank} "
+                f"({mine.host}); this version exchanges within one machine only. "
+                'Use backend "gloo" for this group'
+            )
+        if other != rank and card.uid == mine.uid:
+            raise UsageError(
+                f"ranks {rank} and {other} are the same process (pid {card.pid}); "
+                "every rank needs a process of its own"
+            )
+
+
+def _link(
+    process: Process, register: _Register, cards: list[Card], rank: int, deadline: float
+) -> dict[int, Link]:
+    """A link to every other member: those I connect to, then those that connect to me."""
+    others = {r: card for r, card in enumerate(cards) if r != rank}
+    problems: list[HostError] = []
+
+    def connect() -> None:
+        for other, card in others.items():
+            try:
+                process.connect(card)
+            except OSError as problem:
+                where = (
+                    "its process has ended"
+                    if card.network == cards[rank].network
+                    else "it is in another container (network namespace)"
+                )
+                problems.append(
+                    HostError(
+                        f"rank {other} (pid {card.pid} on {card.host}) cannot be reached from rank "
+                        f"{rank}: {where} ({problem.strerror}). All ranks must share a machine and "
+                        "a network namespace"
+                    )
+                )
+                return
+
+    process.loop.call(connect)
+    if problems:
+        raise problems[0]
+
+    def absent() -> list[int]:
+        return [r for r, card in others.items() if card.uid not in process.links]
+
+    _wait(process, register, lambda: not absent(), absent, deadline, "a connection")
+    return {r: process.links[card.uid] for r, card in others.items()}
+
+
+def _attach(
+    process: Process,
+    register: _Register,
+    membership: Membership,
+    links: dict[int, Link],
+    deadline: float,
+) -> Group:
+    """Map the first segment, register the group, and arrive with all."""
+    base = _base_segment(process, register, membership, links, deadline)
+    group = Group(process, membership, links, base)
+    group.board.check(membership.nonce)
+    group.small.reserve(membership.rank)
+    base.forget_fd()
+
+    def enlist() -> None:
+        process.groups[membership.nonce] = group
+        process.loop.crowded = len(process.links) + 1 > len(os.sched_getaffinity(0))
+        for rank, link in links.items():
+            if link.gone:
+                group.member_gone(rank, link.gone)
+
+    process.loop.call(enlist)
+
+    def plan() -> Plan:
+        yield group.arrive()
+
+    op = Operation(group, "join", 0, plan(), timeout_s=max(0.1, deadline - time.monotonic()))
+    process.loop.submit(op)
+    try:
+        while not process.loop.wait(op, LOOK_S):
+            register.raise_failure()
+        if op.error is not None:
+            raise op.error
+    except BaseException:
+        process.loop.call(group.close)
+        raise
+    return group
+
+
+def _base_segment(
+    process: Process,
+    register: _Register,
+    membership: Membership,
+    links: dict[int, Link],
+    deadline: float,
+) -> Segment:
+    nbytes = base_bytes(membership.size)
+    if membership.rank == 0:
+        segment = Segment.create(membership.name, nbytes)
+        segment.reserve(0, board_bytes(membership.size))
+        Board(segment, 0, membership.size).found(membership.nonce)
+        frame = Frame(Kind.SEGMENT, membership.nonce, BASE_SEGMENT, nbytes)
+
+        def hand_out() -> None:
+            for link in links.values():
+                process.send(link, frame, segment.fd)
+
+        process.loop.call(hand_out)
+        return segment
+    key = (membership.nonce, BASE_SEGMENT)
+
+    def lost_or_here() -> bool:
+        if links[0].gone:
+            raise PeerLost(f"rank 0 (pid {links[0].pid}) {links[0].gone} while the group was made")
+        return key in process.segments
+
+    _wait(process, register, lost_or_here, lambda: [0], deadline, "shared memory")
+    fd, _ = process.segments.pop(key)
+    return Segment.attach(fd, nbytes)
+
+
+def _wait(
+    process: Process,
+    register: _Register,
+    ready: Callable[[], bool],
+    missing: Callable[[], list[int]],
+    deadline: float,
+    what: str,
+) -> None:
+    """Attend to the links until `ready`, looking now and then whether another rank has failed."""
+    while not process.loop.attend(ready, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
+        register.raise_failure()
+        if time.monotonic() >= deadline:
+            raise PeerLate(f"no {what} from ranks {missing()} within the group's timeout")

@@ -1,0 +1,245 @@
+"""Sends and receives of one group.
+
+    small   EAGER carries the message; the sender is done at once
+    large   OFFER ──► (a receive is posted) ──► WANT ──► the lane carries it in chunks
+
+A message matches a receive with its source (or any) and tag, in the order they were sent; what comes
+before its receive is posted waits here. An offer waits at no cost; eager messages are limited by a
+window for each pair of ranks, beyond which even small messages are offered, so a receiver that is
+behind holds at most EAGER_WINDOW bytes for each peer.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict, deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from wiiiiided.engine.lane import Transfer
+from wiiiiided.engine.operation import Operation
+from wiiiiided.errors import Mismatch
+from wiiiiided.shm import stats
+from wiiiiided.shm.slots import Array
+from wiiiiided.wire.frame import Frame, Kind
+
+if TYPE_CHECKING:
+    from wiiiiided.engine.group import Group
+    from wiiiiided.engine.link import Link
+
+ANY: Final = -1
+EAGER_BYTES: Final = 16 * 1024
+EAGER_WINDOW: Final = 1024 * 1024
+
+
+@dataclass(slots=True, eq=False)
+class _Send:
+    op: Operation
+    to: int
+    data: Array
+
+
+@dataclass(slots=True, eq=False)
+class _Receive:
+    op: Operation
+    source: int  # or ANY
+    tag: int
+    dtype: int
+    data: Array
+    order: int
+    at: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Arrived:
+    source: int
+    number: int
+    dtype: int
+    nbytes: int
+    payload: bytes | None  # None: only offered
+    order: int
+
+
+class Mailbox:
+    """What this rank sends and receives in one group. Bytes only: dtypes are compared as codes."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self._numbers = itertools.count(1)
+        self._orders = itertools.count(1)
+        self._offered: dict[int, _Send] = {}
+        self._posted: defaultdict[tuple[int, int], deque[_Receive]] = defaultdict(deque)
+        self._arrived: defaultdict[tuple[int, int], deque[_Arrived]] = defaultdict(deque)
+        self._coming: dict[tuple[int, int], _Receive] = {}
+        self._window = [EAGER_WINDOW] * group.size
+        self._owed = [0] * group.size  # eager bytes taken and not yet credited back
+
+    # -- calls ----------------------------------------------------------------------------------------
+
+    def send(self, op: Operation, to: int, tag: int, dtype: int, data: Array) -> None:
+        """Send bytes; the operation is done when `data` may be changed again."""
+        group, number = self._group, next(self._numbers)
+        op.peers = [to]
+        nbytes = data.size
+        eager = nbytes <= EAGER_BYTES and nbytes <= (EAGER_WINDOW if to == group.rank else self._window[to])
+        if to == group.rank:
+            self._deliver(_Arrived(to, number, dtype, nbytes, data.tobytes(), next(self._orders)), tag)
+            self._sent(op)
+            return
+        if to in group.gone:
+            group.lose(op, to)
+            return
+        kind = Kind.EAGER if eager else Kind.OFFER
+        payload = data.tobytes() if eager else b""
+        frame = Frame(kind, group.membership.nonce, group.rank, number, nbytes, tag, payload, dtype)
+        if not eager:
+            self._offered[number] = _Send(op, to, data)
+        self._frame(to, frame)
+        if eager:
+            self._window[to] -= nbytes
+            self._sent(op)
+
+    def receive(self, op: Operation, source: int, tag: int, dtype: int, data: Array) -> None:
+        """Receive into `data`; the operation is done when it is all there."""
+        group = self._group
+        op.peers = [source] if source != ANY else [r for r in range(group.size) if r != group.rank]
+        post = _Receive(op, source, tag, dtype, data, next(self._orders))
+        arrived = self._earliest(source, tag)
+        if arrived is not None:
+            self._match(post, arrived, tag)
+        elif source in group.gone:
+            group.lose(op, source)
+        else:
+            self._posted[source, tag].append(post)
+
+    def withdraw(self, op: Operation) -> None:
+        """A message gave up waiting: it must not be matched any more."""
+        for posts in self._posted.values():
+            for post in [p for p in posts if p.op is op]:
+                posts.remove(post)
+        for number in [n for n, send in self._offered.items() if send.op is op]:
+            del self._offered[number]
+
+    def lose(self, rank: int) -> None:
+        """A member is gone: what needs it cannot be done."""
+        group = self._group
+        alive = any(r not in group.gone for r in range(group.size) if r != group.rank)
+        needing = [send.op for send in self._offered.values() if send.to == rank]
+        needing += [post.op for post in self._coming.values() if post.op.source == rank]
+        for (source, _), posts in self._posted.items():
+            hopeless = source == ANY and (group.gone[rank] == "died" or not alive)
+            if source == rank or hopeless:
+                needing += [post.op for post in posts]
+        if needing:
+            group.lose(needing[0], rank)
+
+    # -- frames ---------------------------------------------------------------------------------------
+
+    def on_frame(self, link: Link, frame: Frame) -> None:
+        """A frame of this group's messages, from an authenticated peer."""
+        source, number = frame.a, frame.b
+        match frame.kind:
+            case Kind.EAGER | Kind.OFFER:
+                payload = frame.payload if frame.kind is Kind.EAGER else None
+                order = next(self._orders)
+                arrived = _Arrived(source, number, frame.dtype, frame.c, payload, order)
+                self._deliver(arrived, frame.tag)
+            case Kind.WANT:
+                send = self._offered.pop(number, None)
+                if send is not None:
+                    nonce = self._group.membership.nonce
+                    rank = self._group.rank
+                    link.lanes.carry(
+                        Transfer(nonce, rank, number, send.data, lambda: self._sent(send.op))
+                    )
+            case Kind.CHUNK:
+                self._chunk(link, frame)
+            case Kind.CREDIT:
+                self._window[source] += frame.c
+            case _:
+                pass  # not a message: no other kind comes here
+
+    def _deliver(self, arrived: _Arrived, tag: int) -> None:
+        candidates = [
+            posts[0]
+            for key in ((arrived.source, tag), (ANY, tag))
+            if (posts := self._posted.get(key))
+        ]
+        if not candidates:
+            self._arrived[arrived.source, tag].append(arrived)
+            return
+        post = min(candidates, key=lambda p: p.order)
+        key = (post.source, tag)
+        self._posted[key].popleft()
+        if not self._posted[key]:
+            del self._posted[key]
+        self._match(post, arrived, tag)
+
+    def _earliest(self, source: int, tag: int) -> _Arrived | None:
+        sources = range(self._group.size) if source == ANY else (source,)
+        heads = [queue[0] for s in sources if (queue := self._arrived.get((s, tag)))]
+        if not heads:
+            return None
+        first = min(heads, key=lambda a: a.order)
+        queue = self._arrived[first.source, tag]
+        queue.popleft()
+        if not queue:
+            del self._arrived[first.source, tag]
+        return first
+
+    def _match(self, post: _Receive, arrived: _Arrived, tag: int) -> None:
+        group, op, source = self._group, post.op, arrived.source
+        op.source = source
+        if (arrived.nbytes, arrived.dtype) != (post.data.size, post.dtype):
+            names = group.process.dtype_names
+            group.fail(
+                op,
+                Mismatch(
+                    f"a message does not fit its receive (group {group.membership.name}, tag {tag}): "
+                    f"rank {source} sent {arrived.nbytes} bytes of {names[arrived.dtype]}; "
+                    f"rank {group.rank} receives {post.data.size} bytes of {names[post.dtype]}"
+                ),
+            )
+            return
+        if arrived.payload is not None:
+            post.data[:] = memoryview(arrived.payload)
+            if source != group.rank:
+                self._credit(source, arrived.nbytes)
+            self._received(op)
+            return
+        if source in group.gone:
+            group.lose(op, source)
+            return
+        self._coming[source, arrived.number] = post
+        op.peers = [source]
+        self._frame(source, Frame(Kind.WANT, group.membership.nonce, source, arrived.number))
+
+    def _chunk(self, link: Link, frame: Frame) -> None:
+        key = (frame.a, frame.b)
+        post = self._coming.get(key)
+        if post is None:
+            link.lanes.take(frame, None)
+            return
+        link.lanes.take(frame, post.data[post.at :])
+        post.at += frame.c
+        if post.at >= post.data.size:
+            del self._coming[key]
+            self._received(post.op)
+
+    def _credit(self, source: int, nbytes: int) -> None:
+        self._owed[source] += nbytes
+        if self._owed[source] >= EAGER_WINDOW // 4:
+            nonce, rank = self._group.membership.nonce, self._group.rank
+            self._frame(source, Frame(Kind.CREDIT, nonce, rank, 0, self._owed[source]))
+            self._owed[source] = 0
+
+    def _frame(self, to: int, frame: Frame) -> None:
+        self._group.process.send(self._group.links[to], frame)
+
+    def _sent(self, op: Operation) -> None:
+        self._group.loop.page.words[stats.SENT] += 1
+        self._group.loop.finish(op)
+
+    def _received(self, op: Operation) -> None:
+        self._group.loop.page.words[stats.RECEIVED] += 1
+        self._group.loop.finish(op)

@@ -1,0 +1,301 @@
+"""This process among the others of its machine: one loop, one listening socket, one link per peer.
+
+It is made with the first group and ends with the last, so a program without groups has no thread,
+no socket and no descriptor of ours.
+
+    uid(a) < uid(b):   a connects to b's abstract socket, sends HELLO with its card and b's token
+                       b checks user (SO_PEERCRED) and token before any other byte counts
+
+A forked child (a DataLoader worker) must not keep a link alive nor speak on it: right after the fork
+it closes our descriptors, and its copy of every group is closed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing.util
+import os
+import secrets
+import select
+import socket
+import threading
+from typing import TYPE_CHECKING, Final
+
+from wiiiiided import log
+from wiiiiided.config import Config
+from wiiiiided.engine.lane import Lanes
+from wiiiiided.engine.link import Card, Link, peer_uid
+from wiiiiided.engine.loop import Loop
+from wiiiiided.errors import HostError
+from wiiiiided.shm import board, stats
+from wiiiiided.shm.kernels import DTYPE_NAMES
+from wiiiiided.wire.frame import Frame, FrameReader, Kind
+
+if TYPE_CHECKING:
+    from wiiiiided.engine.group import Group
+
+MAX_STRANGERS: Final = 64  # connections that have not said who they are
+
+_current: Process | None = None
+_users = 0
+_guard = threading.Lock()
+_page: stats.StatsPage | None = None
+
+
+def stats_page() -> stats.StatsPage:
+    """The counters of this process; they outlive its groups."""
+    global _page
+    if _page is None:
+        _page = stats.StatsPage(Config.read().stats_file)
+    return _page
+
+
+def enter() -> Process:
+    """The process, for one more group; `leave` when that group ends."""
+    global _current, _users
+    with _guard:
+        if _current is None:
+            config = Config.read()
+            log.set_tier(config.log)
+            _current = Process(config)
+            atexit.register(_at_exit)
+            # Children of multiprocessing leave by os._exit, without atexit; these do run there.
+            multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
+        _users += 1
+        return _current
+
+
+def leave(process: Process) -> None:
+    """One group less; the last one ends loop, thread and sockets."""
+    global _current, _users
+    with _guard:
+        if process is not _current:
+            return
+        _users -= 1
+        if _users > 0:
+            return
+        _current, _users = None, 0
+        atexit.unregister(_at_exit)
+    process.close()
+
+
+class Process:
+    """Loop, listener and links. Everything below `enter` runs as the loop's driver."""
+
+    def __init__(self, config: Config) -> None:
+        uid = secrets.token_hex(8)
+        self.config = config
+        self.card = Card(
+            uid=uid,
+            token=secrets.token_hex(16),
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            boot=_boot_id(),
+            network=os.readlink("/proc/self/ns/net"),
+        )
+        self.dtype_names = DTYPE_NAMES
+        self.links: dict[str, Link] = {}
+        self.groups: dict[int, Group] = {}  # by nonce
+        self.segments: dict[tuple[int, int], tuple[int, int]] = {}  # arrived: (fd, bytes)
+        self._strangers: dict[int, socket.socket] = {}
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(self.card.address)
+        self._listener.listen(128)
+        self._listener.setblocking(False)
+        self.loop = Loop(config, stats_page())
+        self.loop.call(lambda: self.loop.watch(self._listener.fileno(), lambda _: self._accept()))
+
+    # -- links ----------------------------------------------------------------------------------------
+
+    def connect(self, peer: Card) -> None:
+        """Make the link if it is ours to make. OSError: it cannot be reached from here."""
+        if peer.uid in self.links or self.card.uid > peer.uid:
+            return
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(peer.address)
+        except OSError:
+            sock.close()
+            raise
+        link = self._adopt(sock, peer)
+        hello = Card(**{**self.card.__dict__, "token": peer.token})
+        self.send(link, Frame(Kind.HELLO, payload=hello.dump()))
+
+    def send(self, link: Link, frame: Frame, descriptor: int = -1) -> None:
+        """Send a frame, and have the loop send the rest if the socket is full."""
+        busy = link.wants_to_write
+        link.send(frame, descriptor)
+        if link.wants_to_write != busy:
+            self.loop.watch_writes(link.fd, link.wants_to_write)
+
+    def _adopt(self, sock: socket.socket, peer: Card) -> Link:
+        link = Link(sock, peer)
+        link.lanes = Lanes(lambda frame, descriptor: self.send(link, frame, descriptor))
+        self.links[peer.uid] = link
+        self.loop.watch(link.fd, lambda events: self._on_link(link, events))
+        if link.pidfd >= 0:
+            self.loop.watch(link.pidfd, lambda _: self._on_link(link, select.EPOLLHUP))
+        return link
+
+    def _on_link(self, link: Link, events: int) -> None:
+        if events & select.EPOLLOUT:
+            link.flush()
+            if not link.wants_to_write:
+                self.loop.watch_writes(link.fd, False)
+        if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        frames, ended = link.receive()  # what it said before it ended still counts
+        for frame in frames:
+            self._on_frame(link, frame)
+        if ended or events & select.EPOLLHUP:
+            self._lose(link, "left" if link.said_bye else "died")
+
+    def _on_frame(self, link: Link, frame: Frame) -> None:
+        if frame.kind is Kind.BELL:
+            return
+        if frame.kind is Kind.SEGMENT:
+            self.segments[frame.group, frame.a] = (link.take_descriptor(), frame.b)
+        elif frame.kind is Kind.BYE:
+            link.said_bye = True
+        elif frame.kind in (Kind.LANE, Kind.TAKEN):
+            link.lanes.on_frame(link, frame)
+        else:
+            group = self.groups.get(frame.group)
+            if group is None:
+                return  # of a group that is closed here
+            if frame.kind is Kind.LEAVE:
+                group.member_gone(_rank_of(group, link), "left")
+            elif frame.kind is Kind.FAULT:
+                group.adopt()
+            else:
+                group.mailbox.on_frame(link, frame)
+
+    def _lose(self, link: Link, how: str) -> None:
+        if link.gone:
+            return
+        link.gone = how
+        self._drop(link)
+        for group in list(self.groups.values()):
+            for rank, member in group.links.items():
+                if member is link:
+                    group.member_gone(rank, how)
+        if self.links.get(link.peer.uid) is link:
+            del self.links[link.peer.uid]
+
+    def _drop(self, link: Link) -> None:
+        self.loop.unwatch(link.fd)
+        if link.pidfd >= 0:
+            self.loop.unwatch(link.pidfd)
+        link.close()
+
+    # -- strangers ------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return
+        if peer_uid(sock) != os.geteuid() or len(self._strangers) >= MAX_STRANGERS:
+            sock.close()
+            return
+        sock.setblocking(False)
+        fd = sock.fileno()
+        self._strangers[fd] = sock
+        self.loop.watch(fd, lambda _: self._introduce(fd))
+
+    def _introduce(self, fd: int) -> None:
+        """A stranger's first frame must be HELLO with our token; anything else ends it."""
+        sock = self._strangers[fd]
+        try:
+            # Exactly the HELLO is read: what follows it, descriptors too, is the link's to read.
+            waiting = sock.recv(65536, socket.MSG_PEEK)
+            frames = FrameReader().feed(waiting)
+            if not frames and waiting:
+                return  # not whole yet
+            hello = frames[0] if frames else None
+            if hello is None or hello.kind is not Kind.HELLO:
+                raise HostError("no greeting")
+            peer = Card.load(hello.payload)
+            if not secrets.compare_digest(peer.token, self.card.token):
+                raise HostError("wrong token")
+            sock.recv(len(hello.header()) + len(hello.payload))
+        except (OSError, HostError) as problem:
+            log.tell(f"pid {self.card.pid}", f"a connection was refused: {problem}")
+            self._forget_stranger(fd)
+            return
+        self.loop.unwatch(fd)
+        del self._strangers[fd]
+        self._adopt(sock, peer)
+
+    def _forget_stranger(self, fd: int) -> None:
+        sock = self._strangers.pop(fd)
+        self.loop.unwatch(fd)
+        sock.close()
+
+    # -- groups ---------------------------------------------------------------------------------------
+
+    def forget(self, group: Group) -> None:
+        """A group has closed."""
+        nonce = group.membership.nonce
+        self.groups.pop(nonce, None)
+        for link in group.links.values():
+            link.lanes.withdraw(nonce)
+        for key in [key for key in self.segments if key[0] == nonce]:
+            os.close(self.segments.pop(key)[0])
+
+    def close(self) -> None:
+        """No group is left: say good-bye and end."""
+
+        def end() -> None:
+            for fd in list(self._strangers):
+                self._forget_stranger(fd)
+            for link in list(self.links.values()):
+                self.send(link, Frame(Kind.BYE))
+                self._drop(link)
+            self.links.clear()
+            self.loop.unwatch(self._listener.fileno())
+            self._listener.close()
+
+        self.loop.call(end)
+        self.loop.close()
+
+    def say_bye(self) -> None:
+        """The interpreter ends with groups still open: we leave, we do not die."""
+        for link in list(self.links.values()):
+            link.send(Frame(Kind.BYE))
+
+    def abandon(self) -> None:
+        """In a forked child."""
+        for group in list(self.groups.values()):
+            group.abandon()
+        self.loop.abandon()
+        self._listener.close()
+        for link in self.links.values():
+            link.close()
+        for sock in self._strangers.values():
+            sock.close()
+
+
+def _rank_of(group: Group, link: Link) -> int:
+    return next(rank for rank, member in group.links.items() if member is link)
+
+
+def _boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def _after_fork_in_child() -> None:
+    global _current, _users, _guard, _page
+    process, _current, _users, _guard, _page = _current, None, 0, threading.Lock(), None
+    board.fence_after_fork()
+    if process is not None:
+        process.abandon()
+
+
+def _at_exit() -> None:
+    if _current is not None and _current.card.pid == os.getpid():
+        _current.say_bye()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

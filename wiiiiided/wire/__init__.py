@@ -1,0 +1,1 @@
+"""Bytes and values, without any I/O: what crosses a link between two processes."""
