@@ -1,0 +1,35 @@
+"""scatter: the root's arrays, one to each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wiiiiided.collectives.pieces import pieces
+from wiiiiided.collectives.relay import relay, room
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Plan
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.slots import Array
+
+
+def scatter(group: Group, call: Call, inputs: Sequence[Array], output: Array, root: int) -> Plan:
+    """The plan. `inputs[r]` of the root becomes rank r's output; empty on the others."""
+    me, size = group.rank, group.size
+    large, room_elements = room(output, output.nbytes * size)
+    most = max(1, room_elements // size)  # a slot holds a part for each rank
+    cuts = pieces(output.size, most)
+
+    def put(k: int, slots: list[Array]) -> None:
+        begin, end = cuts[k]
+        for r, x in enumerate(inputs):
+            if r != me:
+                slots[root][r * most : r * most + end - begin] = x[begin:end]
+
+    def take(k: int, slots: list[Array]) -> None:
+        begin, end = cuts[k]
+        if me == root:
+            output[begin:end] = inputs[me][begin:end]
+        else:
+            output[begin:end] = slots[root][me * most : me * most + end - begin]
+
+    yield from relay(group, call, output, (0, 0), large, len(cuts), put, take)
