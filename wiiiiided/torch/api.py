@@ -1,0 +1,76 @@
+"""What the backend offers beyond torch.distributed's own functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.engine.operation import Operation
+from wiiiiided.engine.process import stats_page
+from wiiiiided.errors import UsageError
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.kernels import dtype_name
+from wiiiiided.shm.slots import Array
+from wiiiiided.shm.stats import Stats
+from wiiiiided.torch.process_group import WiiiiideProcessGroup
+
+
+def shared_empty(
+    shape: int | Sequence[int],
+    dtype: torch.dtype | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> torch.Tensor:
+    """A tensor in memory that all ranks of the group map; collectives work on it in place.
+
+    A collective call: all ranks of the group make it, with the same shape and dtype, and each gets
+    a tensor of its own. When all of them pass it (or the same kind of contiguous part of it) to
+    all_reduce, reduce_scatter_tensor, all_gather_into_tensor or broadcast, nothing is copied into
+    or out of staging. The memory is freed when the last tensor that uses it is.
+    """
+    face = _ours(group, "shared_empty")
+    dtype = torch.get_default_dtype() if dtype is None else dtype
+    sizes = [shape] if isinstance(shape, int) else list(shape)
+    if any(size < 0 for size in sizes):
+        raise UsageError(f"a tensor cannot have the shape {sizes}")
+    nbytes = math.prod(sizes) * dtype.itemsize
+    call = Call.of(f"shared_empty of {sizes} elements of {dtype_name(dtype)}")
+    made: list[Array] = []
+    inner = face.engine_group
+    op = Operation(inner, "shared_empty", nbytes, inner.shared.make(call, nbytes, made))
+    problem = inner.problem()
+    if problem is not None:
+        raise inner.error_for(op, problem)
+    inner.loop.run(op)
+    if op.error is not None:
+        raise op.error
+    with torch.inference_mode(False):
+        return torch.from_numpy(made[0]).view(dtype).view(sizes)
+
+
+def monitored_barrier(
+    group: dist.ProcessGroup | None = None, timeout: timedelta | None = None
+) -> None:
+    """A barrier that names every missing rank when time is up, and leaves the group usable.
+
+    The timeout is the group's own unless given.
+    """
+    _ours(group, "monitored_barrier").monitored_barrier(timeout)
+
+
+def stats() -> Stats:
+    """The counters of this process: operations, bytes, time in exchange and waiting."""
+    return stats_page().read()
+
+
+def _ours(group: dist.ProcessGroup | None, name: str) -> WiiiiideProcessGroup:
+    found = dist.group.WORLD if group is None else group
+    if not isinstance(found, WiiiiideProcessGroup):
+        raise UsageError(
+            f'{name} needs a group of the backend "wiiiiide"; this one is '
+            f"{found.name() if found is not None else 'not initialised'}"
+        )
+    return found

@@ -1,0 +1,576 @@
+"""The process group torch.distributed talks to: every collective, under both of torch 2.13's names.
+
+Each method does the same four things: check the arguments, flatten the tensors, describe the call in
+words (equal on all ranks, or it is a mismatch), and hand a plan to the progress loop. A blocking call
+(opts.asyncOp is false) is driven to its end in the caller's thread; an async one only enqueued,
+because DDP calls us from inside backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from wiiiiided.autoload import BACKEND
+from wiiiiided.collectives.all_gather import all_gather
+from wiiiiided.collectives.all_reduce import all_reduce
+from wiiiiided.collectives.all_to_all import all_to_all
+from wiiiiided.collectives.barrier import barrier, monitored_barrier
+from wiiiiided.collectives.broadcast import broadcast
+from wiiiiided.collectives.reduce_scatter import reduce_scatter
+from wiiiiided.collectives.scatter import scatter
+from wiiiiided.engine import process as processes
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.join import join
+from wiiiiided.engine.mailbox import ANY
+from wiiiiided.engine.operation import Operation, Plan
+from wiiiiided.errors import UsageError
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.kernels import Combine, combiner, dtype_code, dtype_name
+from wiiiiided.shm.slots import Array
+from wiiiiided.torch.flat import Settle, flatten, flatten_each, same_shape_dtype
+from wiiiiided.torch.work import WiiiiideWork
+
+Tensors = Sequence[torch.Tensor]
+Begin = Callable[[Operation], None]
+
+_OP_NAMES = {value: name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
+_MOST_CALLS = 4096  # described calls that are kept; a program has few, a runaway one must not grow
+
+# Coalesced tensors are packed into one exchange while they are together no larger than this.
+PACK_BYTES = 4 * 1024 * 1024
+
+
+class WiiiiideProcessGroup(dist.ProcessGroup):
+    """A torch.distributed process group whose ranks meet in shared memory."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group.rank, group.size)
+        self._group = group
+        self._name = group.membership.name
+        self._desc = "undefined"
+        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._combiners: dict[tuple[str, torch.dtype], Combine] = {}
+        # What a blocking call returns when it is done: nobody holds it, so one serves all.
+        finished = Operation(group, "done", 0)
+        finished.finish()
+        self._done = WiiiiideWork(finished, [])
+
+    # -- all_reduce, reduce, broadcast ----------------------------------------------------------------
+
+    def allreduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
+        opts = opts or dist.AllreduceOptions()
+        tensor = _only(tensors)
+        op, scale = _reduction(opts.reduceOp)
+        settles: list[Settle] = []
+        x = flatten(tensor, settles)
+        combine = self._combiner(op, tensor.dtype)
+        call = self._call("all_reduce", tensor, op)
+        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        plan = all_reduce(self._group, call, x, combine, place)
+        if scale is not None:
+            plan = _scaled([(x, tensor.dtype)], scale, plan)
+        return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, settles)
+
+    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
+        opts = opts or dist.AllreduceCoalescedOptions()
+        op, scale = _reduction(opts.reduceOp)
+        settles: list[Settle] = []
+        parts = _packed(tensors, settles)
+        plan = _one_by_one(
+            [
+                all_reduce(
+                    self._group,
+                    self._call_of("all_reduce", dtype, x.size, op),
+                    x,
+                    self._combiner(op, dtype),
+                )
+                for x, dtype in parts
+            ]
+        )
+        if scale is not None:
+            plan = _scaled(parts, scale, plan)
+        nbytes = sum(x.nbytes for x, _ in parts)
+        return self._launch("all_reduce", nbytes, plan, list(tensors), opts, settles)
+
+    def reduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
+        opts = opts or dist.ReduceOptions()
+        tensor, root = _only(tensors), self._root(opts.rootRank)
+        op, scale = _reduction(opts.reduceOp)
+        settles: list[Settle] = []
+        x = flatten(tensor, settles if root == self._group.rank else None)
+        if scale is not None and root != self._group.rank:
+            x = x.copy()  # only the root's tensor may change
+        combine = self._combiner(op, tensor.dtype)
+        call = self._call("reduce", tensor, op, root)
+        plan = all_reduce(self._group, call, x, combine, root=root)
+        if scale is not None:
+            plan = _scaled([(x, tensor.dtype)], scale, plan)
+        return self._launch("reduce", x.nbytes, plan, list(tensors), opts, settles)
+
+    def broadcast(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
+        opts = opts or dist.BroadcastOptions()
+        tensor, root = _only(tensors), self._root(opts.rootRank)
+        settles: list[Settle] = []
+        x = flatten(tensor, settles if root != self._group.rank else None)
+        call = self._call("broadcast", tensor, "", root)
+        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        plan = broadcast(self._group, call, x, root, place)
+        return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, settles)
+
+    # -- gathering and scattering -----------------------------------------------------------------------
+
+    def allgather(
+        self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        outputs, tensor = list(_only(output_tensors)), _only(input_tensors)
+        self._check_list("all_gather", outputs, tensor)
+        return self._gather_into([(outputs, tensor)], [outputs], opts)
+
+    def allgather_coalesced(
+        self, output_lists: Sequence[Tensors], input_list: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        # output_lists[r][i] is what rank r has for input i
+        jobs = []
+        for i, tensor in enumerate(input_list):
+            outputs = [from_rank[i] for from_rank in output_lists]
+            self._check_list("all_gather", outputs, tensor)
+            jobs.append((outputs, tensor))
+        return self._gather_into(jobs, [list(outputs) for outputs in output_lists], opts)
+
+    def all_gather_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> WiiiiideWork:
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    _allgather_base = all_gather_single
+
+    def all_gather_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        settles: list[Settle] = []
+        steps = []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            size = self._group.size
+            if output.numel() != tensor.numel() * size or output.dtype != tensor.dtype:
+                raise UsageError(
+                    f"all_gather into one tensor needs {tensor.numel() * size} elements of "
+                    f"{dtype_name(tensor.dtype)}; the output has {output.numel()} of "
+                    f"{dtype_name(output.dtype)}"
+                )
+            parts = _split(flatten(output, settles), size)
+            steps.append(self._gather_step(parts, tensor))
+        return self._launch_gather(steps, list(outputs), opts, settles)
+
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+
+    def gather(
+        self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        opts = opts or dist.GatherOptions()
+        tensor, root = _only(input_tensors), self._root(opts.rootRank)
+        outputs = list(output_tensors[0]) if output_tensors and root == self._group.rank else []
+        if root == self._group.rank:
+            self._check_list("gather", outputs, tensor)
+        settles: list[Settle] = []
+        arrays = flatten_each(outputs, settles)
+        x, call = flatten(tensor), self._call("gather", tensor, "", root)
+        plan = all_gather(self._group, call, x, arrays)
+        return self._launch("gather", x.nbytes, plan, outputs, opts, settles)
+
+    def scatter(
+        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
+    ) -> WiiiiideWork:
+        opts = opts or dist.ScatterOptions()
+        output, root = _only(output_tensors), self._root(opts.rootRank)
+        inputs = list(input_tensors[0]) if input_tensors and root == self._group.rank else []
+        if root == self._group.rank:
+            self._check_list("scatter", inputs, output)
+        settles: list[Settle] = []
+        arrays, out = flatten_each(inputs, None), flatten(output, settles)
+        call = self._call("scatter", output, "", root)
+        plan = scatter(self._group, call, arrays, out, root)
+        return self._launch("scatter", out.nbytes, plan, list(output_tensors), opts, settles)
+
+    def _gather_into(
+        self, jobs: Sequence[tuple[list[torch.Tensor], torch.Tensor]], results: Any, opts: Any
+    ) -> WiiiiideWork:
+        settles: list[Settle] = []
+        steps = [self._gather_step(flatten_each(outs, settles), tensor) for outs, tensor in jobs]
+        return self._launch_gather(steps, results, opts, settles)
+
+    def _gather_step(self, outputs: Sequence[Array], tensor: torch.Tensor) -> tuple[Plan, int]:
+        x = flatten(tensor)
+        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        call = self._call("all_gather", tensor)
+        return all_gather(self._group, call, x, outputs, place), x.nbytes * self._group.size
+
+    def _launch_gather(
+        self, steps: list[tuple[Plan, int]], results: Any, opts: Any, settles: list[Settle]
+    ) -> WiiiiideWork:
+        plan = _one_by_one([plan for plan, _ in steps])
+        nbytes = sum(size for _, size in steps)
+        opts = opts or dist.AllgatherOptions()
+        return self._launch("all_gather", nbytes, plan, results, opts, settles)
+
+    # -- reduce_scatter -----------------------------------------------------------------------------------
+
+    def reduce_scatter(
+        self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
+    ) -> WiiiiideWork:
+        output, inputs = _only(output_tensors), list(_only(input_tensors))
+        self._check_list("reduce_scatter", inputs, output)
+        step = (flatten_each(inputs, None), None, output)
+        return self._reduce_scatter([step], list(output_tensors), opts)
+
+    def reduce_scatter_single(
+        self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
+    ) -> WiiiiideWork:
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    _reduce_scatter_base = reduce_scatter_single
+
+    def reduce_scatter_single_coalesced(
+        self, outputs: Tensors, inputs: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        size, steps = self._group.size, []
+        for output, tensor in zip(outputs, inputs, strict=True):
+            if tensor.numel() != output.numel() * size or output.dtype != tensor.dtype:
+                raise UsageError(
+                    f"reduce_scatter of one tensor needs {output.numel() * size} elements of "
+                    f"{dtype_name(output.dtype)}; the input has {tensor.numel()} of "
+                    f"{dtype_name(tensor.dtype)}"
+                )
+            whole = flatten(tensor)
+            place = self._group.shared.place(tensor.data_ptr(), whole.nbytes)
+            steps.append((_split(whole, size), (whole, place), output))
+        return self._reduce_scatter(steps, list(outputs), opts)
+
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    def _reduce_scatter(self, steps: Any, results: Any, opts: Any) -> WiiiiideWork:
+        opts = opts or dist.ReduceScatterOptions()
+        op, scale = _reduction(opts.reduceOp)
+        settles: list[Settle] = []
+        plans: list[Plan] = []
+        nbytes = 0
+        for inputs, whole, output in steps:
+            array, place = whole or (None, (0, 0))
+            if scale is not None:  # the inputs must not change
+                inputs, array, place = [x.copy() for x in inputs], None, (0, 0)
+            call = self._call("reduce_scatter", output, op)
+            combine = self._combiner(op, output.dtype)
+            out = flatten(output, settles)
+            plan = reduce_scatter(self._group, call, inputs, out, combine, array, place)
+            if scale is not None:
+                plan = _scaled([(x, output.dtype) for x in inputs], scale, plan)
+            plans.append(plan)
+            nbytes += out.nbytes * self._group.size
+        return self._launch("reduce_scatter", nbytes, _one_by_one(plans), results, opts, settles)
+
+    # -- all_to_all ---------------------------------------------------------------------------------------
+
+    def alltoall(
+        self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
+    ) -> WiiiiideWork:
+        outputs, inputs = list(output_tensors), list(input_tensors)
+        if len(outputs) != self._group.size or len(inputs) != self._group.size:
+            raise UsageError(
+                f"all_to_all needs {self._group.size} tensors in and out, one for each rank; "
+                f"got {len(inputs)} and {len(outputs)}"
+            )
+        settles: list[Settle] = []
+        sources, targets = flatten_each(inputs, None), flatten_each(outputs, settles)
+        return self._all_to_all(sources, targets, inputs[0].dtype, outputs, opts, settles)
+
+    def all_to_all_single(
+        self,
+        output: torch.Tensor,
+        input: torch.Tensor,
+        output_split_sizes: Sequence[int],
+        input_split_sizes: Sequence[int],
+        opts: Any = None,
+    ) -> WiiiiideWork:
+        size = self._group.size
+        settles: list[Settle] = []
+        sources = _split_rows("input", flatten(input), input, input_split_sizes, size)
+        target = flatten(output, settles)
+        targets = _split_rows("output", target, output, output_split_sizes, size)
+        return self._all_to_all(sources, targets, input.dtype, [output], opts, settles)
+
+    alltoall_base = all_to_all_single
+
+    def _all_to_all(
+        self,
+        inputs: list[Array],
+        outputs: list[Array],
+        dtype: torch.dtype,
+        results: list[torch.Tensor],
+        opts: Any,
+        settles: list[Settle],
+    ) -> WiiiiideWork:
+        if any(x.dtype != inputs[0].dtype for x in [*inputs, *outputs]):
+            raise UsageError("all_to_all needs inputs and outputs of one dtype")
+        call = self._call_of("all_to_all", dtype, -1)
+        plan = all_to_all(self._group, call, inputs, outputs)
+        nbytes = sum(x.nbytes for x in inputs)
+        opts = opts or dist.AllToAllOptions()
+        return self._launch("all_to_all", nbytes, plan, results, opts, settles)
+
+    # -- messages -----------------------------------------------------------------------------------------
+
+    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> WiiiiideWork:
+        tensor = _only(tensors)
+        data, code = flatten(tensor).view(np.uint8), dtype_code(tensor.dtype)
+        to = self._root(dst)
+
+        def begin(op: Operation) -> None:
+            self._group.mailbox.send(op, to, tag, code, data)
+
+        return self._launch_message("send", data.nbytes, begin, tensors, [])
+
+    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> WiiiiideWork:
+        return self._receive(tensors, self._root(src), tag)
+
+    def recv_anysource(self, tensors: Tensors, tag: int = 0) -> WiiiiideWork:
+        return self._receive(tensors, ANY, tag)
+
+    def _receive(self, tensors: Tensors, source: int, tag: int) -> WiiiiideWork:
+        tensor = _only(tensors)
+        settles: list[Settle] = []
+        data, code = flatten(tensor, settles).view(np.uint8), dtype_code(tensor.dtype)
+
+        def begin(op: Operation) -> None:
+            self._group.mailbox.receive(op, source, tag, code, data)
+
+        return self._launch_message("recv", data.nbytes, begin, tensors, settles)
+
+    def _launch_message(
+        self, name: str, nbytes: int, begin: Begin, tensors: Tensors, settles: list[Settle]
+    ) -> WiiiiideWork:
+        op = Operation(self._group, name, nbytes, begin=begin)
+        return self._submit(op, list(tensors), settles)
+
+    # -- barriers -----------------------------------------------------------------------------------------
+
+    def barrier(self, opts: Any = None) -> WiiiiideWork:
+        call = self._call_of("barrier", None, -1)
+        plan = barrier(self._group, call)
+        return self._launch("barrier", 0, plan, [], opts or dist.BarrierOptions(), [])
+
+    def monitored_barrier(
+        self, timeout: timedelta | None = None, wait_all_ranks: bool = True
+    ) -> None:
+        """Wait for all ranks; on timeout name every missing one. The group stays usable."""
+        seconds = timeout.total_seconds() if timeout is not None else None
+        plan = monitored_barrier(self._group)
+        name = "monitored_barrier"
+        op = Operation(self._group, name, 0, plan, harmless=True, timeout_s=seconds)
+        self._submit(op, [], []).wait()
+
+    # -- identity and end -----------------------------------------------------------------------------------
+
+    def getBackendName(self) -> str:
+        return BACKEND
+
+    def setGroupName(self, name: str) -> None:
+        self._name = name
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def setGroupDesc(self, desc: str) -> None:
+        self._desc = desc
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    @property
+    def engine_group(self) -> Group:
+        """The group behind this face, for `shared_empty` and tests."""
+        return self._group
+
+    def shutdown(self) -> None:
+        """Leave the group. What is still under way here fails; memory and sockets are given back."""
+        group = self._group
+        if group.problem() is not None and group.process.card.pid != _pid():
+            return  # a forked child has nothing to give back
+        if not group.closed:
+            group.loop.call(group.close)
+            processes.leave(group.process)
+
+    def abort(self) -> None:
+        """Leave at once, as `shutdown` does: nothing here waits for others."""
+        self.shutdown()
+
+    # -- machinery ------------------------------------------------------------------------------------------
+
+    def _launch(
+        self, name: str, nbytes: int, plan: Plan, results: Any, opts: Any, settles: list[Settle]
+    ) -> WiiiiideWork:
+        group, seq = self._group, self._group.number()
+
+        def make() -> Operation:
+            timeout_s = opts.timeout.total_seconds()
+            op = Operation(
+                group, name, nbytes, plan, timeout_s=timeout_s if timeout_s > 0 else None, seq=seq
+            )
+            op.settles = settles
+            return op
+
+        if opts.asyncOp or group.problem() is not None:
+            return self._submit(make(), results, settles)
+        op = group.loop.sprint(group, plan, nbytes, make)
+        if op is not None:
+            return WiiiiideWork(op, results)
+        for settle in settles:
+            settle()
+        return self._done
+
+    def _submit(self, op: Operation, results: Any, settles: list[Settle]) -> WiiiiideWork:
+        op.settles = settles
+        problem = self._group.problem()
+        if problem is not None:
+            op.finish(self._group.error_for(op, problem))
+        else:
+            self._group.loop.submit(op)
+        return WiiiiideWork(op, results)
+
+    def _call(self, name: str, tensor: torch.Tensor, op: str = "", root: int = -1) -> Call:
+        return self._call_of(name, tensor.dtype, tensor.numel(), op, root)
+
+    def _call_of(
+        self, name: str, dtype: torch.dtype | None, count: int, op: str = "", root: int = -1
+    ) -> Call:
+        key = (name, dtype, count, op, root)
+        call = self._calls.get(key)
+        if call is None:
+            if len(self._calls) >= _MOST_CALLS:
+                self._calls.clear()
+            call = self._calls[key] = Call.of(_describe(*key))
+        return call
+
+    def _combiner(self, op: str, dtype: torch.dtype) -> Combine:
+        combine = self._combiners.get((op, dtype))
+        if combine is None:
+            combine = self._combiners[op, dtype] = combiner(op, dtype, self._group.size)
+        return combine
+
+    def _root(self, rank: int) -> int:
+        if not 0 <= rank < self._group.size:
+            raise UsageError(f"there is no rank {rank} in a group of {self._group.size}")
+        return rank
+
+    def _check_list(self, name: str, tensors: Tensors, like: torch.Tensor) -> None:
+        if len(tensors) != self._group.size:
+            raise UsageError(
+                f"{name} needs a list of {self._group.size} tensors, one for each rank; "
+                f"got {len(tensors)}"
+            )
+        same_shape_dtype(name, [like, *tensors])
+
+
+def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:
+    """What torch.distributed calls for init_process_group("wiiiiide") and new_group."""
+    timeout_s = options.timeout.total_seconds()
+    group = join(
+        options.store, options.group_rank, options.group_size, timeout_s, options.group_id or "world"
+    )
+    return WiiiiideProcessGroup(group)
+
+
+def _pid() -> int:
+    import os
+
+    return os.getpid()
+
+
+def _describe(name: str, dtype: torch.dtype | None, count: int, op: str, root: int) -> str:
+    text = name + (f"({op})" if op else "")
+    if count >= 0:
+        text += f" of {count} elements"
+    if dtype is not None:
+        text += f" of {dtype_name(dtype)}"
+    return text + (f" with root {root}" if root >= 0 else "")
+
+
+def _only(tensors: Any) -> Any:
+    if len(tensors) != 1:
+        raise UsageError(f"one tensor a rank is exchanged at a time here; got {len(tensors)}")
+    return tensors[0]
+
+
+def _reduction(op: Any) -> tuple[str, Any]:
+    """The name of a reduction, and the factor of PREMUL_SUM."""
+    name = _OP_NAMES[op.op if isinstance(op, dist.ReduceOp) else op]
+    return name, op.__getstate__()[1] if name == "PREMUL_SUM" else None
+
+
+def _scaled(arrays: Sequence[tuple[Array, torch.dtype]], factor: Any, plan: Plan) -> Plan:
+    """PREMUL_SUM: multiply this rank's arrays before the sum."""
+    for x, dtype in arrays:
+        torch.from_numpy(x).view(dtype).mul_(factor)
+    yield from plan
+
+
+def _one_by_one(plans: list[Plan]) -> Plan:
+    """Several plans as one, in order."""
+    if len(plans) == 1:
+        return plans[0]
+
+    def sequence() -> Plan:
+        for plan in plans:
+            yield from plan
+
+    return sequence()
+
+
+def _split(x: Array, parts: int) -> list[Array]:
+    n = x.size // parts
+    return [x[i * n : (i + 1) * n] for i in range(parts)]
+
+
+def _split_rows(
+    which: str, x: Array, tensor: torch.Tensor, sizes: Sequence[int], parts: int
+) -> list[Array]:
+    rows = tensor.shape[0] if tensor.dim() else 1
+    if not sizes:
+        if rows % parts:
+            raise UsageError(
+                f"all_to_all_single without split sizes needs an {which} whose first dimension "
+                f"divides by {parts}; it is {rows}"
+            )
+        sizes = [rows // parts] * parts
+    if len(sizes) != parts or sum(sizes) != rows:
+        raise UsageError(
+            f"the {which} split sizes of all_to_all_single must be {parts} numbers that add up to "
+            f"{rows}, its first dimension; got {list(sizes)}"
+        )
+    row = x.size // rows if rows else 0
+    ends = np.cumsum([0, *sizes]) * row
+    return [x[int(ends[i]) : int(ends[i + 1])] for i in range(parts)]
+
+
+def _packed(tensors: Tensors, settles: list[Settle]) -> list[tuple[Array, torch.dtype]]:
+    """Coalesced tensors as arrays to exchange: small ones of one dtype together in one."""
+    tensors = list(tensors)
+    total = sum(t.numel() * t.element_size() for t in tensors)
+    one_kind = len({(t.dtype, t.device) for t in tensors}) == 1
+    if len(tensors) < 2 or total > PACK_BYTES or not one_kind:
+        return [(flatten(t, settles), t.dtype) for t in tensors]
+    arrays = flatten_each(tensors, settles)
+    packed = np.concatenate(arrays)
+
+    def unpack() -> None:
+        at = 0
+        for array in arrays:
+            array[:] = packed[at : at + array.size]
+            at += array.size
+
+    settles.insert(0, unpack)  # before copies back from these arrays
+    return [(packed, tensors[0].dtype)]
