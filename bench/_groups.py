@@ -1,0 +1,48 @@
+"""How a torch rank joins the others: gloo as the default group, every contender as a further one.
+
+With all of them in the same processes, alternating between contenders costs nothing.
+"""
+
+import os
+from datetime import timedelta
+from importlib import import_module
+from typing import Protocol, cast
+
+import torch
+import torch.distributed as dist
+
+# Shorter than the measuring program's own patience, so that the rank says what went wrong.
+_TIMEOUT = timedelta(seconds=120)
+
+
+class SharedEmpty(Protocol):
+    """wiiiiided.torch.shared_empty, as far as it is used here."""
+
+    def __call__(
+        self, shape: int, dtype: torch.dtype, group: dist.ProcessGroup
+    ) -> torch.Tensor: ...
+
+
+def join() -> int:
+    """Joins the default group as torchrun's ranks do, and returns this rank's number."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=_TIMEOUT)
+    return int(os.environ["RANK"])
+
+
+def open_group(backend: str) -> dist.ProcessGroup:
+    """A further group over all ranks that has been used once, so that it is fully set up."""
+    group = dist.new_group(backend=backend, timeout=_TIMEOUT)
+    if not isinstance(group, dist.ProcessGroup):
+        raise RuntimeError(f"the backend {backend} gave no group")
+    dist.all_reduce(torch.ones(1), group=group)
+    return group
+
+
+def shared_empty() -> SharedEmpty:
+    # By name, so that the benchmark also runs where the package lacks it.
+    return cast(SharedEmpty, import_module("wiiiiided.torch").shared_empty)
+
+
+def leave() -> None:
+    dist.destroy_process_group()

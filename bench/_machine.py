@@ -1,0 +1,106 @@
+"""What was measured on, and from which source: a number without that says little.
+
+Results are published, so nothing here may name the host or show a path of this machine.
+"""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "bench" / "results"
+_BUSY_LOAD = 0.5
+_ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+([\w.+@~-]+)")
+
+
+def scrub(text: str) -> str:
+    """Takes the host's name and absolute paths out of a text that goes into the results."""
+    text = text.replace(f"{ROOT}/", "").replace(str(ROOT), ".")
+    for name in {socket.gethostname(), socket.getfqdn()} - {"", "localhost"}:
+        text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", "this-host", text)
+    return _ABSOLUTE_PATH.sub(r"\1", text)
+
+
+def command() -> str:
+    """The command that was given, as it reads from the project's own folder."""
+    script = Path(sys.argv[0]).resolve()
+    shown = str(script.relative_to(ROOT)) if script.is_relative_to(ROOT) else script.name
+    return scrub(shlex.join(["python", shown, *sys.argv[1:]]))
+
+
+def cpu_model() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.lower().startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def version_of(package: str) -> str:
+    # Asked of the metadata: importing torch only to print its version would cost seconds.
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def open_mpi_version() -> str:
+    mpirun = shutil.which("mpirun")
+    if mpirun is None:
+        return "absent"
+    shown = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False)
+    first = (shown.stdout.splitlines() or ["unknown"])[0]
+    return first.removeprefix("mpirun (Open MPI)").strip()
+
+
+def _git(*words: str) -> str | None:
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def commit() -> str:
+    """The commit measured, marked dirty where the tree differs from it.
+
+    The results' own folder does not count: writing them must not make the next run dirty.
+    """
+    name = _git("rev-parse", "--short=12", "HEAD")
+    if name is None:
+        return "none (not a committed tree)"
+    changed = _git("status", "--porcelain", "--", ".", ":!bench/results")
+    return f"{name} (dirty)" if changed else name
+
+
+def about() -> dict[str, str]:
+    """Everything a reader needs to judge or repeat a run."""
+    return {
+        "cpu": cpu_model(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "torch": version_of("torch"),
+        "open_mpi": open_mpi_version(),
+        "load_at_start": f"{os.getloadavg()[0]:.2f}",
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "commit": commit(),
+        "command": command(),
+    }
+
+
+def busy_notes(facts: dict[str, str]) -> list[str]:
+    """A reader must know when something else was running: spinning contenders suffer most."""
+    load = float(facts["load_at_start"])
+    if load < _BUSY_LOAD:
+        return []
+    return [f"the machine was already busy when the run began (load {load:.2f})"]
