@@ -1,0 +1,96 @@
+"""What is known of one run while it goes on: losses, times, and the numbers made from them.
+
+Apart from the display, so that the live view, the plain lines and the closing table cannot come
+to different numbers for one run.
+"""
+
+import time
+from dataclasses import dataclass, field
+from statistics import fmean, median
+from typing import Any
+
+SKIPPED_STEPS = 5  # the first steps allocate memory and DDP regroups its buckets: not typical
+CLOSING_STEPS = 20  # one batch's loss jumps about; the mean of so many does not
+
+
+@dataclass
+class Record:
+    """One run over one backend, filled from the events that train.py prints."""
+
+    backend: str
+    steps: int
+    samples_per_step: int
+    state: str = "waiting"
+    parameters: int = 0
+    losses: list[float] = field(default_factory=list)
+    step_s: list[float] = field(default_factory=list)
+    compute_s: list[float] = field(default_factory=list)
+    outside_s: list[float] = field(default_factory=list)
+    sample: str = ""
+    counters: dict[str, float] | None = None
+    began: float = 0.0
+    wall_s: float = 0.0
+
+    def start(self) -> None:
+        self.state = "starting"
+        self.began = time.monotonic()
+
+    def take(self, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "start":
+            self.parameters = event["parameters"]
+            self.state = "training"
+        elif kind == "step":
+            self.take_step(event)
+        elif kind == "end":
+            self.sample = event["sample"]
+            self.counters = event["counters"]
+            self.wall_s = time.monotonic() - self.began
+            self.state = "done"
+
+    def take_step(self, event: dict[str, Any]) -> None:
+        self.losses.append(event["loss"])
+        if event["step"] > SKIPPED_STEPS:
+            self.step_s.append(event["step_s"])
+            if event["compute_s"] is not None:
+                self.compute_s.append(event["compute_s"])
+                self.outside_s.append(event["pass_s"] - event["compute_s"])
+        if event["step"] == self.steps:
+            self.state = "writing a sample"
+
+    @property
+    def step_time(self) -> float | None:
+        """Seconds of a typical step: the median, which one busy moment of the machine leaves."""
+        return median(self.step_s) if self.step_s else None
+
+    @property
+    def samples_per_second(self) -> float | None:
+        return self.samples_per_step / self.step_time if self.step_time else None
+
+    @property
+    def compute(self) -> float | None:
+        """Seconds of a typical forward and backward pass without exchange."""
+        return median(self.compute_s) if self.compute_s else None
+
+    @property
+    def outside_compute(self) -> float | None:
+        """Seconds of a typical step that the same pass without exchange does not take.
+
+        Each difference is between two passes over one batch, one right after the other: other
+        work on the machine then weighs on both. Negative where such noise exceeds the exchange.
+        """
+        return median(self.outside_s) if self.outside_s else None
+
+    @property
+    def share_outside(self) -> float | None:
+        outside, step = self.outside_compute, self.step_time
+        return outside / step if outside is not None and step else None
+
+    @property
+    def closing_loss(self) -> float | None:
+        return fmean(self.losses[-CLOSING_STEPS:]) if self.losses else None
+
+
+def largest_difference(one: Record, other: Record) -> float:
+    """How far the losses of two runs are apart where they are furthest apart."""
+    return max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))
