@@ -37,5 +37,22 @@ format: install
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
+# Results go to bench/results/; on a quiet machine this takes about a quarter of an hour.
+bench: install $(VENV)/.bench
+	@$(BIN)/python bench/one_host.py
+	@$(BIN)/python bench/ddp_step.py
+	@$(BIN)/python bench/idle.py
+
+# Open MPI is one of the contenders where it is there: apt-get install openmpi-bin libopenmpi-dev
+$(VENV)/.bench: $(VENV)/.installed
+	@$(PIP) install --constraint constraints.txt --editable '.[bench]' 2>/dev/null || { \
+	  echo "mpi4py could not be built (apt-get install libopenmpi-dev gcc): Open MPI is left out"; \
+	  $(PIP) install --constraint constraints.txt 'matplotlib>=3.9,<4'; }
+	@touch $@
+
+# What takes minutes or gigabytes.
+soak: install
+	@$(BIN)/python -m pytest -m soak --timeout 1800
+
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

@@ -43,7 +43,9 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         value = -1.0
     if not 0 < value < 1e9:
-        raise UsageError(f"{name}={text!r} is not a number of seconds above 0; unset it for {default:g}")
+        raise UsageError(
+            f"{name}={text!r} is not a number of seconds above 0; unset it for {default:g}"
+        )
     return value
 
 

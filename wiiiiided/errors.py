@@ -1,13 +1,13 @@
 """One exception tree. Every message says what happened, to whom, and what to do.
 
-    WiiiiideError (a RuntimeError, as torch.distributed's own errors are)
-    ├── UsageError        what the caller did: a dtype without a sum, a tensor of the wrong size
-    │   └── Mismatch      what the ranks did: they disagree on the operation
-    ├── HostError         what this machine did: no memory, no socket, a member on another machine
-    └── GroupFailed       what a peer did; the group is lost, make a new one
-        ├── PeerLost      its process died, or it left while others waited
-        ├── PeerLate      it did not arrive within the group's timeout
-        └── GroupClosed   this group was destroyed here
+WiiiiideError (a RuntimeError, as torch.distributed's own errors are)
+├── UsageError        what the caller did: a dtype without a sum, a tensor of the wrong size
+│   └── Mismatch      what the ranks did: they disagree on the operation
+├── HostError         what this machine did: no memory, no socket, a member on another machine
+└── GroupFailed       what a peer did; the group is lost, make a new one
+    ├── PeerLost      its process died, or it left while others waited
+    ├── PeerLate      it did not arrive within the group's timeout
+    └── GroupClosed   this group was destroyed here
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The collectives, one page each: what a rank does between its steps. Plans, see engine.operation."""
+"""The collectives, one page each: what a rank does between its steps (see engine.operation)."""

@@ -33,7 +33,9 @@ def all_gather(
             if r != me:
                 output[begin:end] = slots[r][: end - begin]
 
-    views = yield from relay(group, call, x, place if large else (0, 0), large, len(cuts), put, take)
+    views = yield from relay(
+        group, call, x, place if large else (0, 0), large, len(cuts), put, take
+    )
     if views is not None:
         for r, output in enumerate(outputs):
             if r != me or own:

@@ -7,15 +7,16 @@ Three ways, by size and place:
     scattered  larger: pieces go through slots; rank r reduces share r of each piece and lays the
                result where its own share would have been, the others take it from there
 
-        slot of rank 1, piece k:   │ share 0 of 1's input │ RESULT of share 1 │ share 2 of 1's input │
+        slot of rank 1, piece k:   │ share 0 of its input │ RESULT of 1 │ share 2 of its input │
 
-               In step k a rank puts piece k, reduces its share of k-1 and takes k-2, so one wait
-               serves three phases. Its own share never goes through a slot as input.
+               In step k a rank puts piece k, reduces its share of k-D and takes k-2D, having waited
+               for all to be done with step k-D. So one wait serves three phases, and a rank that
+               loses its core stops the others only after D steps. Piece k-3D is taken by all when
+               piece k is put: 3D slots. Its own share never goes through a slot as input.
+    paired     two ranks: pieces go through slots, each rank reduces all of every piece itself.
+               The same bytes cross between the cores as scattered, with half the waits and calls
     in place   all tensors in shared memory: rank r reduces share r where it lies and writes it
                into every rank's tensor
-
-Slots: a rank puts at most one piece beyond the last step all have arrived at, and reads the last
-two, so four slots are enough (three would be).
 """
 
 from __future__ import annotations
@@ -25,29 +26,33 @@ from collections.abc import Generator
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces, share_bounds
+from wiiiiided.collectives.relay import relay
 from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Plan, Wait
+from wiiiiided.engine.shared import PRIVATE
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine
-from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, Array
+from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, STAGING_SLOTS, Array
+
+DELAY = STAGING_SLOTS // 3  # D above
 
 # In place, a share is worked on in blocks that stay in the L2 cache until they are copied.
 BLOCK_BYTES = 256 * 1024
 
 
 def all_reduce(
-    group: Group, call: Call, x: Array, combine: Combine, place: Place = (0, 0), root: int = -1
+    group: Group, call: Call, x: Array, combine: Combine, place: Place = PRIVATE, root: int = -1
 ) -> Plan:
     """The plan. `root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
     wanted = root in (-1, group.rank)
     if x.nbytes <= SMALL_BYTES:
-        return _direct(group, call, x, combine, place, wanted)
+        return _direct(group, call, x, combine, wanted)
+    if group.size == 2:
+        return _paired(group, call, x, combine, place if root < 0 else PRIVATE, wanted)
     return _scattered(group, call, x, combine, place, root < 0, wanted)
 
 
-def _direct(
-    group: Group, call: Call, x: Array, combine: Combine, place: Place, wanted: bool
-) -> Plan:
+def _direct(group: Group, call: Call, x: Array, combine: Combine, wanted: bool) -> Plan:
     count = x.size
     slots: list[Array] = []
 
@@ -56,9 +61,30 @@ def _direct(
         slots[group.rank][:count] = x
 
     # Small tensors gain nothing from being worked on in place: the place is not announced.
-    yield from group.open(call, x, (0, 0), False, put)
+    yield from group.open(call, x, PRIVATE, False, put)
     if wanted:
         combine([slot[:count] for slot in slots], x)
+
+
+def _paired(
+    group: Group, call: Call, x: Array, combine: Combine, place: Place, wanted: bool
+) -> Plan:
+    me = group.rank
+    cuts = pieces(x.size, STAGING_BYTES // x.itemsize)
+
+    def put(k: int, slots: list[Array]) -> None:
+        begin, end = cuts[k]
+        slots[me][: end - begin] = x[begin:end]
+
+    def take(k: int, slots: list[Array]) -> None:
+        if wanted:
+            begin, end = cuts[k]
+            mine, other = x[begin:end], slots[1 - me][: end - begin]
+            combine([mine, other] if me == 0 else [other, mine], mine)
+
+    views = yield from relay(group, call, x, place, True, len(cuts), put, take)
+    if views is not None:
+        yield from _in_place(group, views, combine)
 
 
 def _scattered(
@@ -85,23 +111,29 @@ def _scattered(
         if high < piece.size:
             mine[high : piece.size] = piece[high:]
 
-    views = yield from group.open(call, x, place if all_wanted else (0, 0), True, put)
+    views = yield from group.open(call, x, place if all_wanted else PRIVATE, True, put)
     if views is not None:
         yield from _in_place(group, views, combine)
         return
-    last = len(cuts) + 1
-    for k in range(1, last + 1):
-        if k < len(cuts):
+    count = len(cuts)
+    delay = min(DELAY, count)
+    first = group.board.step
+    for k in range(1, count + 2 * delay):
+        if k >= delay:
+            yield first + k - delay
+        if k < count:
             put()
-        if k <= len(cuts):
-            _reduce_share(group, x, cuts[k - 1], slots[k - 1], combine, wanted)
-        if k >= 2 and wanted:  # take the others' shares
-            begin, end = cuts[k - 2]
+        if 0 <= k - delay < count:
+            at = k - delay
+            _reduce_share(group, x, cuts[at], slots[at], combine, wanted)
+        if k - 2 * delay >= 0 and wanted:  # take the others' shares
+            at = k - 2 * delay
+            begin, end = cuts[at]
             for r, (low, high) in enumerate(share_bounds(end - begin, size)):
                 if r != me and low < high:
-                    x[begin + low : begin + high] = slots[k - 2][r][low:high]
-        if k < last:
-            yield group.arrive()
+                    x[begin + low : begin + high] = slots[at][r][low:high]
+        if k < count + delay:
+            group.arrive()
 
 
 def _reduce_share(
@@ -124,9 +156,7 @@ def _reduce_share(
         mine[:] = result
 
 
-def _in_place(
-    group: Group, views: list[Array], combine: Combine
-) -> Generator[Wait, None, None]:
+def _in_place(group: Group, views: list[Array], combine: Combine) -> Generator[Wait, None, None]:
     low, high = share_bounds(views[0].size, group.size)[group.rank]
     block = BLOCK_BYTES // views[0].itemsize
     result = np.empty(min(block, high - low), views[0].dtype)

@@ -1,8 +1,8 @@
 """all_to_all: every rank has an array for every other; sizes may differ from pair to pair.
 
-    first step   everyone lays down how much it sends to and expects from each rank; each rank checks
-                 the whole table, so that a disagreement is an error on all, with both sides
-    then         pieces: a slot is divided evenly, one part for each destination
+first step   everyone lays down how much it sends to and expects from each rank; each rank checks
+             the whole table, so that a disagreement is an error on all, with both sides
+then         pieces: a slot is divided evenly, one part for each destination
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ from wiiiiided.shm.slots import Array
 _COUNT = np.dtype(np.int64)
 
 
-def all_to_all(
-    group: Group, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]
-) -> Plan:
+def all_to_all(group: Group, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> Plan:
     """The plan. `outputs[r]` becomes what rank r has for this one."""
     me, size = group.rank, group.size
     table: list[Array] = []

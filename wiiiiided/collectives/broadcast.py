@@ -26,7 +26,9 @@ def broadcast(group: Group, call: Call, x: Array, root: int, place: Place = (0, 
             begin, end = cuts[k]
             x[begin:end] = slots[root][: end - begin]
 
-    views = yield from relay(group, call, x, place if large else (0, 0), large, len(cuts), put, take)
+    views = yield from relay(
+        group, call, x, place if large else (0, 0), large, len(cuts), put, take
+    )
     if views is not None:
         if not is_root:
             x[:] = views[root]

@@ -1,25 +1,33 @@
 """What most collectives are: put a piece into my slot, take what I need from the others' slots.
 
-    step            0        1        2        3
-    put        piece 0  piece 1  piece 2
-    take                piece 0  piece 1  piece 2
+    take a piece as soon as all have put it, while it is still in the cache
+    else put the next, up to AHEAD pieces further than taken
+    else wait
 
-A rank puts piece k+1 before it waits for piece k of the others, so short delays of one rank do not
-stop the rest. So a rank may write turn t while another still reads t-1, t-2 or t-3: four slots.
+With a core for each rank this alternates put and take. When a rank loses its core for a while
+(training threads and other programs want it too), the others run ahead instead of stopping at once.
+
+Slots. A rank puts piece k only after it has taken piece k - AHEAD - 1, which all had put by then;
+so a peer is reading piece k - 2·AHEAD - 1 at the earliest, and 2·AHEAD + 2 slots are enough. At the
+end a peer may still read the last AHEAD + 1 pieces while the next operation puts its first.
 The small slots are used for one piece only, where two are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Final
 
 from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Wait
-from wiiiiided.shm.board import Call
-from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, Array
+from wiiiiided.shm.board import Call, fence
+from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, STAGING_SLOTS, Array
 
 Put = Callable[[int, list[Array]], None]
 Take = Callable[[int, list[Array]], None]
+
+
+AHEAD: Final = (STAGING_SLOTS - 2) // 2
 
 
 def room(x: Array, slot_nbytes: int) -> tuple[bool, int]:
@@ -44,14 +52,16 @@ def relay(
     views = yield from group.open(call, x, place, large, put_next)
     if views is not None:
         return views
-    step = group.board.step
-    for k in range(1, count):
-        put_next()
-        step = group.arrive()
-        if k > 1:
-            yield step - 1
-        take(k - 1, slots[k - 1])
-    if count > 1:
-        yield step
-    take(count - 1, slots[count - 1])
+    board, first = group.board, group.board.step  # the step of piece 0; piece k has first + k
+    taken = 0
+    while taken < count:
+        if taken < len(slots) and board.lagging(first + taken) < 0:
+            fence()
+            take(taken, slots[taken])
+            taken += 1
+        elif len(slots) < count and len(slots) - taken <= AHEAD:
+            put_next()
+            group.arrive()
+        else:
+            yield first + taken
     return None

@@ -26,11 +26,11 @@ from wiiiiided.errors import GroupClosed, GroupFailed, Mismatch, PeerLate, PeerL
 from wiiiiided.shm.board import Board, Call, Fault, board_bytes
 from wiiiiided.shm.segment import Segment
 from wiiiiided.shm.slots import (
-    Array,
     SMALL_BYTES,
     SMALL_SLOTS,
     STAGING_BYTES,
     STAGING_SLOTS,
+    Array,
     Slots,
     slots_bytes,
 )
@@ -92,13 +92,16 @@ class Group:
         """The sequence number of the next call."""
         return next(self._numbers)
 
-    # -- steps, for plans ---------------------------------------------------------------------------
+    # -- steps, for plans ----
 
     def arrive(self) -> int:
         """My part of a step is done. A plan yields what this returns: it then waits for all."""
-        step = self.board.arrive()
-        for rank in self.board.sleepers():
-            self.links[rank].ring()
+        board = self.board
+        step = board.arrive()
+        if board.to_ring:
+            for rank in board.to_ring:
+                self.links[rank].ring()
+            board.to_ring.clear()
         return step
 
     def open(
@@ -185,7 +188,7 @@ class Group:
         """Destroyed here, or belonging to the process that forked this one."""
         return isinstance(self._fault, GroupClosed)
 
-    # -- faults -------------------------------------------------------------------------------------
+    # -- faults ----
 
     def problem(self) -> BaseException | None:
         """Why no operation can begin, or None."""
@@ -199,8 +202,10 @@ class Group:
                 text = str(error) if mismatch else self._failure_text(op, error)
                 self.board.record("mismatch" if mismatch else "failed", self.rank, text)
             # A rank's own error is its own to see; the others see what it wrote down.
-            self._fault = error if isinstance(error, WiiiiideError) else GroupFailed(
-                self._failure_text(op, error)
+            self._fault = (
+                error
+                if isinstance(error, WiiiiideError)
+                else GroupFailed(self._failure_text(op, error))
             )
             self._tell_all()
         if op is not None and not op.done:
@@ -239,8 +244,8 @@ class Group:
         """The timeout has passed."""
         missing = op.missing()
         text = (
-            f"{self._members(missing)} did not arrive before the timeout of {op.timeout_s:g} s; rank "
-            f"{self.rank} waited in {op}. A rank may be stopped, stuck, or never have called this"
+            f"{self._members(missing)} did not arrive before the timeout of {op.timeout_s:g} s; "
+            f"rank {self.rank} waited in {op}. It may be stopped, stuck, or never have called this"
         )
         if op.harmless:
             self.mailbox.withdraw(op)
@@ -291,7 +296,9 @@ class Group:
     def _sentence(self, text: str, op: Operation | None = None) -> str:
         m = self.membership
         during = f" (noticed here in {op})" if op is not None and str(op) not in text else ""
-        return f"group {m.name} [{m.nonce:016x}]: {text}{during}. Destroy the group and make a new one"
+        return (
+            f"group {m.name} [{m.nonce:016x}]: {text}{during}. Destroy the group and make a new one"
+        )
 
     def _failure_text(self, op: Operation | None, error: BaseException) -> str:
         where = f" in {op}" if op is not None else ""
@@ -319,7 +326,7 @@ class Group:
             "child (a DataLoader worker, say) cannot use it. Make a group of its own there"
         )
 
-    # -- end ----------------------------------------------------------------------------------------
+    # -- end ----
 
     def close(self) -> None:
         """Leave: fail what is under way here, tell the others, let go of the memory."""
@@ -332,4 +339,3 @@ class Group:
             self.process.send(link, frame)
         log.tell(self.who, "left")
         self.process.forget(self)
-

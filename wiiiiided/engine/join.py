@@ -15,7 +15,6 @@ stop with the same sentence instead of at the timeout.
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -204,7 +203,7 @@ def _attach(
 
     def enlist() -> None:
         process.groups[membership.nonce] = group
-        process.loop.crowded = len(process.links) + 1 > len(os.sched_getaffinity(0))
+        process.count_ranks()
         for rank, link in links.items():
             if link.gone:
                 group.member_gone(rank, link.gone)

@@ -82,7 +82,9 @@ class Lanes:
         """Copy out the chunk that a CHUNK frame announces (None: throw it away) and free it."""
         start = frame.tag * CHUNK_BYTES
         if self._in is None or not (0 <= frame.tag < CHUNKS and 0 <= frame.c <= CHUNK_BYTES):
-            raise HostError(f"a peer announced chunk {frame.tag} of {frame.c} bytes, which is not there")
+            raise HostError(
+                f"a peer announced chunk {frame.tag} of {frame.c} bytes, which is not there"
+            )
         if into is not None:
             into[: frame.c] = self._in[start : start + frame.c]
         self._send(Frame(Kind.TAKEN, tag=frame.tag), -1)

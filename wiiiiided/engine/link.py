@@ -1,9 +1,9 @@
 """The link between two processes of one machine: a unix stream socket.
 
 It is the doorbell (a sleeping peer is woken by a frame), the mailbox's road (small messages, offers
-and credits), the way descriptors travel, and the death notice: when the peer's process ends, however
-it ends, its kernel closes the socket, and the pidfd says so even if a forked child still holds it.
-One link per pair of processes carries all their groups.
+and credits), the way descriptors travel, and the death notice: when the peer's process ends, in
+whatever way, its kernel closes the socket, and the pidfd says so even if a forked child still holds
+it. One link per pair of processes carries all their groups.
 
 Sending never blocks: what the socket does not take is kept and goes out when it is writable again.
 """
@@ -37,6 +37,7 @@ class Card:
     host: str
     boot: str  # the kernel's boot id: other processes with the same one are on this machine
     network: str  # the network namespace, within which abstract socket names are found
+    cores: list[int]  # the CPUs it may run on
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -74,7 +75,7 @@ class Link:
         self._descriptors: deque[int] = deque()
         self._out: deque[tuple[memoryview, int]] = deque()  # what is to be sent, and a descriptor
 
-    # -- out --------------------------------------------------------------------------------------
+    # -- out ----
 
     def send(self, frame: Frame, descriptor: int = -1) -> None:
         """Send, now or as soon as the socket takes it; in order. The descriptor is duplicated."""
@@ -122,7 +123,7 @@ class Link:
     def wants_to_write(self) -> bool:
         return bool(self._out)
 
-    # -- in ---------------------------------------------------------------------------------------
+    # -- in ----
 
     def receive(self) -> tuple[list[Frame], bool]:
         """What has come, and whether the peer has closed its end."""
@@ -155,7 +156,7 @@ class Link:
             )
         return self._descriptors.popleft()
 
-    # -- end --------------------------------------------------------------------------------------
+    # -- end ----
 
     def close(self) -> None:
         """Close everything; harmless when repeated."""

@@ -3,10 +3,10 @@
     small   EAGER carries the message; the sender is done at once
     large   OFFER ──► (a receive is posted) ──► WANT ──► the lane carries it in chunks
 
-A message matches a receive with its source (or any) and tag, in the order they were sent; what comes
-before its receive is posted waits here. An offer waits at no cost; eager messages are limited by a
-window for each pair of ranks, beyond which even small messages are offered, so a receiver that is
-behind holds at most EAGER_WINDOW bytes for each peer.
+A message matches a receive with its source (or any) and tag, in the order they were sent; what
+comes before its receive is posted waits here. An offer waits at no cost; eager messages are limited
+by a window for each pair of ranks, beyond which even small messages are offered, so a receiver that
+is behind holds at most EAGER_WINDOW bytes for each peer.
 """
 
 from __future__ import annotations
@@ -74,16 +74,20 @@ class Mailbox:
         self._window = [EAGER_WINDOW] * group.size
         self._owed = [0] * group.size  # eager bytes taken and not yet credited back
 
-    # -- calls ----------------------------------------------------------------------------------------
+    # -- calls ----
 
     def send(self, op: Operation, to: int, tag: int, dtype: int, data: Array) -> None:
         """Send bytes; the operation is done when `data` may be changed again."""
         group, number = self._group, next(self._numbers)
         op.peers = [to]
         nbytes = data.size
-        eager = nbytes <= EAGER_BYTES and nbytes <= (EAGER_WINDOW if to == group.rank else self._window[to])
+        eager = nbytes <= EAGER_BYTES and nbytes <= (
+            EAGER_WINDOW if to == group.rank else self._window[to]
+        )
         if to == group.rank:
-            self._deliver(_Arrived(to, number, dtype, nbytes, data.tobytes(), next(self._orders)), tag)
+            self._deliver(
+                _Arrived(to, number, dtype, nbytes, data.tobytes(), next(self._orders)), tag
+            )
             self._sent(op)
             return
         if to in group.gone:
@@ -119,6 +123,8 @@ class Mailbox:
                 posts.remove(post)
         for number in [n for n, send in self._offered.items() if send.op is op]:
             del self._offered[number]
+        for key in [k for k, post in self._coming.items() if post.op is op]:
+            del self._coming[key]  # what is still on its way is thrown away
 
     def lose(self, rank: int) -> None:
         """A member is gone: what needs it cannot be done."""
@@ -133,7 +139,7 @@ class Mailbox:
         if needing:
             group.lose(needing[0], rank)
 
-    # -- frames ---------------------------------------------------------------------------------------
+    # -- frames ----
 
     def on_frame(self, link: Link, frame: Frame) -> None:
         """A frame of this group's messages, from an authenticated peer."""
@@ -195,8 +201,9 @@ class Mailbox:
             group.fail(
                 op,
                 Mismatch(
-                    f"a message does not fit its receive (group {group.membership.name}, tag {tag}): "
-                    f"rank {source} sent {arrived.nbytes} bytes of {names[arrived.dtype]}; "
+                    f"a message does not fit its receive (group {group.membership.name}, "
+                    f"tag {tag}): rank {source} sent {arrived.nbytes} bytes of "
+                    f"{names[arrived.dtype]}; "
                     f"rank {group.rank} receives {post.data.size} bytes of {names[post.dtype]}"
                 ),
             )

@@ -3,9 +3,9 @@
     submitted ──► begun ──► (waits and advances, piece by piece) ──► done
                      └──────────────────────────────────────────────► failed
 
-Its *plan* is a generator that does a rank's part and yields what it waits for: a step of the group's
-board (an int: everyone must arrive at it), or an `Until`. It never blocks: the progress loop resumes
-it when the wait is over, so plans of many groups move side by side in one thread.
+Its *plan* is a generator that does a rank's part and yields what it waits for: a step of the
+group's board (an int: everyone must arrive at it), or an `Until`. It never blocks: the progress
+loop resumes it when the wait is over, so plans of many groups move side by side in one thread.
 A message (send, receive) has no plan: frames from the link complete it.
 """
 
@@ -139,4 +139,3 @@ class Operation:
                 self.waiter.release()
             except RuntimeError:  # a waiter passed it on already
                 pass
-

@@ -6,8 +6,8 @@ no socket and no descriptor of ours.
     uid(a) < uid(b):   a connects to b's abstract socket, sends HELLO with its card and b's token
                        b checks user (SO_PEERCRED) and token before any other byte counts
 
-A forked child (a DataLoader worker) must not keep a link alive nor speak on it: right after the fork
-it closes our descriptors, and its copy of every group is closed.
+A forked child (a DataLoader worker) must not keep a link alive nor speak on it: right after the
+fork it closes our descriptors, and its copy of every group is closed.
 """
 
 from __future__ import annotations
@@ -92,6 +92,7 @@ class Process:
             host=socket.gethostname(),
             boot=_boot_id(),
             network=os.readlink("/proc/self/ns/net"),
+            cores=sorted(os.sched_getaffinity(0)),
         )
         self.dtype_names = DTYPE_NAMES
         self.links: dict[str, Link] = {}
@@ -103,9 +104,11 @@ class Process:
         self._listener.listen(128)
         self._listener.setblocking(False)
         self.loop = Loop(config, stats_page())
-        self.loop.call(lambda: self.loop.watch(self._listener.fileno(), lambda _: self._accept()))
+        self.loop.call(
+            lambda: self.loop.watch.add(self._listener.fileno(), lambda _: self._accept())
+        )
 
-    # -- links ----------------------------------------------------------------------------------------
+    # -- links ----
 
     def connect(self, peer: Card) -> None:
         """Make the link if it is ours to make. OSError: it cannot be reached from here."""
@@ -121,27 +124,32 @@ class Process:
         hello = Card(**{**self.card.__dict__, "token": peer.token})
         self.send(link, Frame(Kind.HELLO, payload=hello.dump()))
 
+    def count_ranks(self) -> None:
+        """Tell the loop how many ranks share how many cores here (pinned ranks: their union)."""
+        cards = [self.card, *(link.peer for link in self.links.values())]
+        self.loop.set_ranks(len(cards), len({core for card in cards for core in card.cores}))
+
     def send(self, link: Link, frame: Frame, descriptor: int = -1) -> None:
         """Send a frame, and have the loop send the rest if the socket is full."""
         busy = link.wants_to_write
         link.send(frame, descriptor)
         if link.wants_to_write != busy:
-            self.loop.watch_writes(link.fd, link.wants_to_write)
+            self.loop.watch.writes(link.fd, link.wants_to_write)
 
     def _adopt(self, sock: socket.socket, peer: Card) -> Link:
         link = Link(sock, peer)
         link.lanes = Lanes(lambda frame, descriptor: self.send(link, frame, descriptor))
         self.links[peer.uid] = link
-        self.loop.watch(link.fd, lambda events: self._on_link(link, events))
+        self.loop.watch.add(link.fd, lambda events: self._on_link(link, events))
         if link.pidfd >= 0:
-            self.loop.watch(link.pidfd, lambda _: self._on_link(link, select.EPOLLHUP))
+            self.loop.watch.add(link.pidfd, lambda _: self._on_link(link, select.EPOLLHUP))
         return link
 
     def _on_link(self, link: Link, events: int) -> None:
         if events & select.EPOLLOUT:
             link.flush()
             if not link.wants_to_write:
-                self.loop.watch_writes(link.fd, False)
+                self.loop.watch.writes(link.fd, False)
         if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         frames, ended = link.receive()  # what it said before it ended still counts
@@ -183,12 +191,12 @@ class Process:
             del self.links[link.peer.uid]
 
     def _drop(self, link: Link) -> None:
-        self.loop.unwatch(link.fd)
+        self.loop.watch.remove(link.fd)
         if link.pidfd >= 0:
-            self.loop.unwatch(link.pidfd)
+            self.loop.watch.remove(link.pidfd)
         link.close()
 
-    # -- strangers ------------------------------------------------------------------------------------
+    # -- strangers ----
 
     def _accept(self) -> None:
         try:
@@ -201,7 +209,7 @@ class Process:
         sock.setblocking(False)
         fd = sock.fileno()
         self._strangers[fd] = sock
-        self.loop.watch(fd, lambda _: self._introduce(fd))
+        self.loop.watch.add(fd, lambda _: self._introduce(fd))
 
     def _introduce(self, fd: int) -> None:
         """A stranger's first frame must be HELLO with our token; anything else ends it."""
@@ -223,16 +231,16 @@ class Process:
             log.tell(f"pid {self.card.pid}", f"a connection was refused: {problem}")
             self._forget_stranger(fd)
             return
-        self.loop.unwatch(fd)
+        self.loop.watch.remove(fd)
         del self._strangers[fd]
         self._adopt(sock, peer)
 
     def _forget_stranger(self, fd: int) -> None:
         sock = self._strangers.pop(fd)
-        self.loop.unwatch(fd)
+        self.loop.watch.remove(fd)
         sock.close()
 
-    # -- groups ---------------------------------------------------------------------------------------
+    # -- groups ----
 
     def forget(self, group: Group) -> None:
         """A group has closed."""
@@ -253,7 +261,7 @@ class Process:
                 self.send(link, Frame(Kind.BYE))
                 self._drop(link)
             self.links.clear()
-            self.loop.unwatch(self._listener.fileno())
+            self.loop.watch.remove(self._listener.fileno())
             self._listener.close()
 
         self.loop.call(end)

@@ -2,8 +2,8 @@
 
     segment of one shared_empty call:   │ rank 0's tensor │ rank 1's tensor │ …   (page-aligned)
 
-Every rank maps all of it and owns one part. When all ranks pass tensors out of the same segment (the
-whole tensor or any contiguous part of it), collectives work on them where they lie: nothing is
+Every rank maps all of it and owns one part. When all ranks pass tensors out of the same segment
+(the whole tensor or any contiguous part of it), collectives work on them where they lie: nothing is
 copied in or out. If any rank passes something else, all take the ordinary way, which always works.
 """
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from wiiiiided.engine.group import Group
 
 
+PRIVATE = (0, 0)  # the place of a tensor that is not shared
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -45,11 +46,13 @@ class SharedTensors:
 
     def place(self, address: int, nbytes: int) -> tuple[int, int]:
         """(segment id, offset in my part) of memory at `address`; id 0: it is not shared."""
+        if not self._areas:
+            return PRIVATE
         # A copy of the items: a tensor may be collected, and its area dropped, at any time.
-        for segment_id, area in list(self._areas.items()) if self._areas else ():
+        for segment_id, area in list(self._areas.items()):
             if area.start <= address and address + nbytes <= area.end:
                 return segment_id, address - area.start
-        return 0, 0
+        return PRIVATE
 
     def views(
         self, places: list[tuple[int, int]], dtype: np.dtype[Any], count: int

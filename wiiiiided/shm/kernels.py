@@ -93,17 +93,18 @@ Combine = Callable[[Sequence[Array], Array], None]
 
 
 def carrier(tensor: torch.Tensor) -> Array:
-    """The memory of a dense, contiguous CPU tensor as a flat array. Writing it writes the tensor."""
+    """The memory of a dense, contiguous CPU tensor as a flat array; writes go to the tensor."""
     if tensor.requires_grad:
         tensor = tensor.detach()
-    dtype = tensor.dtype
-    if dtype not in _NATIVE:
-        carried = _CARRIED.get(dtype)
+    if tensor.dtype not in _NATIVE:
+        carried = _CARRIED.get(tensor.dtype)
         if carried is None:
-            raise UsageError(f"tensors of {dtype_name(dtype)} cannot be exchanged; convert them first")
+            raise UsageError(
+                f"tensors of {dtype_name(tensor.dtype)} cannot be exchanged; convert them first"
+            )
         tensor = tensor.view(carried)
     array: Array = tensor.numpy()
-    return array.reshape(-1)
+    return array if array.ndim == 1 else array.reshape(-1)
 
 
 def dtype_code(dtype: torch.dtype) -> int:

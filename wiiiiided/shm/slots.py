@@ -8,7 +8,7 @@ A slot is written by its owner alone, before it arrives at a step, and read by a
 take the slots in turn and in the same order, so that turn t is slot t mod S everywhere.
 
 Why S: nobody may write turn t while a peer can still read turn t - S. Each collective says how far
-its ranks can drift apart; with small slots that is one turn (S = 2), with staging three (S = 4).
+its ranks can drift apart and why S is enough. Small slots are for one piece: S = 2.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Array = np.ndarray[Any, Any]
 SMALL_SLOTS: Final = 2
 SMALL_BYTES: Final = 64 * 1024
 
-# A group gets these inside its first larger operation. bench/pieces.py chose the size.
-STAGING_SLOTS: Final = 4
-STAGING_BYTES: Final = 512 * 1024
+# A group gets these inside its first larger operation. docs/lab-log.md has the sizes tried.
+STAGING_SLOTS: Final = 12
+STAGING_BYTES: Final = 256 * 1024
 
 
 def slots_bytes(size: int, count: int, slot_bytes: int) -> int:

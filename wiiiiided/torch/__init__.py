@@ -1,9 +1,9 @@
 """torch.distributed's face of WIIIIIDE: the backend `wiiiiide`, and what only it offers.
 
-    import torch.distributed as dist
-    dist.init_process_group("wiiiiide")           # `import torch` has registered it
+import torch.distributed as dist
+dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
-    from wiiiiided.torch import shared_empty, monitored_barrier, stats
+from wiiiiided.torch import shared_empty, monitored_barrier, stats
 """
 
 from __future__ import annotations

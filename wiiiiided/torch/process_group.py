@@ -1,13 +1,17 @@
 """The process group torch.distributed talks to: every collective, under both of torch 2.13's names.
 
-Each method does the same four things: check the arguments, flatten the tensors, describe the call in
-words (equal on all ranks, or it is a mismatch), and hand a plan to the progress loop. A blocking call
-(opts.asyncOp is false) is driven to its end in the caller's thread; an async one only enqueued,
-because DDP calls us from inside backward.
+Each method does the same four things: check the arguments, flatten the tensors, describe the call
+in words (equal on all ranks, or it is a mismatch), and hand a plan to the progress loop. A blocking
+call (opts.asyncOp is false) is driven to its end in the caller's thread; an async one only
+enqueued, because DDP calls us from inside backward.
 """
+
+# torch's stubs describe the overloads of its C++ class, not what it calls on a Python subclass.
+# mypy: disable-error-code="override, assignment, attr-defined, call-arg, arg-type"
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -34,6 +38,7 @@ from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine, combiner, dtype_code, dtype_name
 from wiiiiided.shm.slots import Array
 from wiiiiided.torch.flat import Settle, flatten, flatten_each, same_shape_dtype
+from wiiiiided.torch.sparse import sparse_all_reduce
 from wiiiiided.torch.work import WiiiiideWork
 
 Tensors = Sequence[torch.Tensor]
@@ -56,21 +61,24 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._desc = "undefined"
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._combiners: dict[tuple[str, torch.dtype], Combine] = {}
+        self._reductions: dict[tuple[str, torch.dtype, int], tuple[Call, Combine]] = {}
         # What a blocking call returns when it is done: nobody holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
         self._done = WiiiiideWork(finished, [])
 
-    # -- all_reduce, reduce, broadcast ----------------------------------------------------------------
+    # -- all_reduce, reduce, broadcast ----
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceOptions()
         tensor = _only(tensors)
         op, scale = _reduction(opts.reduceOp)
+        if tensor.layout is torch.sparse_coo:
+            plan = sparse_all_reduce(self._group, tensor, op)
+            return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
         settles: list[Settle] = []
         x = flatten(tensor, settles)
-        combine = self._combiner(op, tensor.dtype)
-        call = self._call("all_reduce", tensor, op)
+        call, combine = self._reduction_call("all_reduce", tensor, op)
         place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
         plan = all_reduce(self._group, call, x, combine, place)
         if scale is not None:
@@ -123,7 +131,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         plan = broadcast(self._group, call, x, root, place)
         return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, settles)
 
-    # -- gathering and scattering -----------------------------------------------------------------------
+    # -- gathering and scattering ----
 
     def allgather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
@@ -218,7 +226,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         opts = opts or dist.AllgatherOptions()
         return self._launch("all_gather", nbytes, plan, results, opts, settles)
 
-    # -- reduce_scatter -----------------------------------------------------------------------------------
+    # -- reduce_scatter ----
 
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
@@ -273,7 +281,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             nbytes += out.nbytes * self._group.size
         return self._launch("reduce_scatter", nbytes, _one_by_one(plans), results, opts, settles)
 
-    # -- all_to_all ---------------------------------------------------------------------------------------
+    # -- all_to_all ----
 
     def alltoall(
         self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None
@@ -322,7 +330,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         opts = opts or dist.AllToAllOptions()
         return self._launch("all_to_all", nbytes, plan, results, opts, settles)
 
-    # -- messages -----------------------------------------------------------------------------------------
+    # -- messages ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> WiiiiideWork:
         tensor = _only(tensors)
@@ -356,7 +364,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         op = Operation(self._group, name, nbytes, begin=begin)
         return self._submit(op, list(tensors), settles)
 
-    # -- barriers -----------------------------------------------------------------------------------------
+    # -- barriers ----
 
     def barrier(self, opts: Any = None) -> WiiiiideWork:
         call = self._call_of("barrier", None, -1)
@@ -373,7 +381,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         op = Operation(self._group, name, 0, plan, harmless=True, timeout_s=seconds)
         self._submit(op, [], []).wait()
 
-    # -- identity and end -----------------------------------------------------------------------------------
+    # -- identity and end ----
 
     def getBackendName(self) -> str:
         return BACKEND
@@ -396,9 +404,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         return self._group
 
     def shutdown(self) -> None:
-        """Leave the group. What is still under way here fails; memory and sockets are given back."""
+        """Leave the group: what is under way here fails; memory and sockets are given back."""
         group = self._group
-        if group.problem() is not None and group.process.card.pid != _pid():
+        if group.problem() is not None and group.process.card.pid != os.getpid():
             return  # a forked child has nothing to give back
         if not group.closed:
             group.loop.call(group.close)
@@ -408,7 +416,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         """Leave at once, as `shutdown` does: nothing here waits for others."""
         self.shutdown()
 
-    # -- machinery ------------------------------------------------------------------------------------------
+    # -- machinery ----
 
     def _launch(
         self, name: str, nbytes: int, plan: Plan, results: Any, opts: Any, settles: list[Settle]
@@ -455,6 +463,17 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             call = self._calls[key] = Call.of(_describe(*key))
         return call
 
+    def _reduction_call(self, name: str, tensor: torch.Tensor, op: str) -> tuple[Call, Combine]:
+        """`_call` and `_combiner` with one look-up: all_reduce is the call that is made most."""
+        key = (op, tensor.dtype, tensor.numel())
+        found = self._reductions.get(key)
+        if found is None:
+            if len(self._reductions) >= _MOST_CALLS:
+                self._reductions.clear()
+            found = self._call(name, tensor, op), self._combiner(op, tensor.dtype)
+            self._reductions[key] = found
+        return found
+
     def _combiner(self, op: str, dtype: torch.dtype) -> Combine:
         combine = self._combiners.get((op, dtype))
         if combine is None:
@@ -479,15 +498,13 @@ def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:
     """What torch.distributed calls for init_process_group("wiiiiide") and new_group."""
     timeout_s = options.timeout.total_seconds()
     group = join(
-        options.store, options.group_rank, options.group_size, timeout_s, options.group_id or "world"
+        options.store,
+        options.group_rank,
+        options.group_size,
+        timeout_s,
+        options.group_id or "world",
     )
     return WiiiiideProcessGroup(group)
-
-
-def _pid() -> int:
-    import os
-
-    return os.getpid()
 
 
 def _describe(name: str, dtype: torch.dtype | None, count: int, op: str, root: int) -> str:

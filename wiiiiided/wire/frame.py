@@ -20,8 +20,8 @@
     BYE        0              0                0          -        -
 
 `dtype` is the code of a message's dtype in EAGER and OFFER, else 0.
-A frame is at most 40 + 65,535 bytes, so a reader's buffer is bounded by construction. `group` is the
-nonce of a group's incarnation: a frame for a group that is gone is dropped, never misread.
+A frame is at most 40 + 65,535 bytes, so a reader's buffer is bounded by construction. `group` is
+the nonce of a group's incarnation: a frame for a group that is gone is dropped, never misread.
 """
 
 from __future__ import annotations

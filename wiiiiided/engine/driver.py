@@ -1,0 +1,307 @@
+"""What the driver of the loop does: begin operations, resume plans, sleep, look for the late.
+
+    submitted ─► _admit ─► _begin ─► _advance: resume every plan whose wait is over ─► finish
+                                       │ nobody arrived
+                                       └► spin, as long as that pays ─► _sleep ─► _advance
+
+Everything here runs in one thread at a time, the driver's (see engine.loop for who that is), so
+there is no lock in this module. Nothing blocks on one operation: a plan that must wait says for
+what, and the others go on, so two groups used in opposite order on two ranks cannot deadlock.
+
+Sleeping: say on the board whom we wait for (`doze`), look once more, then sleep in epoll. Whoever
+arrives and finds us dozing rings the link.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import time
+from collections import deque
+from collections.abc import Callable
+from os import sched_yield
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from wiiiiided import log
+from wiiiiided.engine.operation import NOT_STARTED, Operation
+from wiiiiided.engine.patience import Patience
+from wiiiiided.engine.watch import Watch
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.shm import stats
+from wiiiiided.shm.board import fence
+
+if TYPE_CHECKING:
+    from wiiiiided.config import Config
+    from wiiiiided.engine.group import Group
+
+# The most passes before sleeping (a pass is 0.2 to 0.4 µs). With a core for each rank, spinning
+# through a peer's copy of a piece beats a sleep. With more ranks than cores each pass yields the
+# core to a peer.
+SPINS: Final = 400
+SPINS_CROWDED: Final = 30
+
+# Sockets are looked at this often while there is always something to do in memory.
+PASSES_PER_POLL: Final = 64
+PATROL_S: Final = 1.0  # how often the late and the lost are looked for while we wait
+
+
+class Driver:
+    """The operations under way in this process and what moves them."""
+
+    def __init__(self, config: Config, page: stats.StatsPage) -> None:
+        self.config = config
+        self.page = page
+        self.watch = Watch()
+        self.active: list[Operation] = []  # collectives at the head of their group's queue
+        self.messages: set[Operation] = set()  # sends and receives that wait for a frame
+        self._submitted: deque[Operation] = deque()
+        self._completed: deque[Operation] = deque()  # done, with somebody to be told
+        self._tasks: deque[Callable[[], None]] = deque()  # short actions for the driver
+        self._asleep = False
+        self._closing = False
+        self._patrol_at = 0.0
+        # Plans run with numpy's floating-point warnings off: infinities are the user's business.
+        # Entering a context costs 0.1 µs, np.errstate 1.1.
+        context = contextvars.Context()
+        context.run(np.seterr, all="ignore")
+        self._in_context = context.run
+        self.set_ranks(1, 1)
+
+    def set_ranks(self, ranks: int, cores: int) -> None:
+        """How many ranks there are for how many cores: with more ranks, each pass yields."""
+        self._crowded = ranks > cores
+        most = {"auto": SPINS_CROWDED if self._crowded else SPINS, "always": SPINS, "never": 1}
+        # Learned apart: the background thread shares its core with the training, a caller does not.
+        self._patience = Patience(most[self.config.spin])
+        self._background_patience = Patience(most[self.config.spin])
+
+    # -- the life of an operation ----
+
+    def finish(self, op: Operation, error: BaseException | None = None) -> None:
+        """An operation is over: count it, wake who waits, let the group's next one begin."""
+        if op.done:
+            return
+        if error is None and op.settles:
+            try:
+                for settle in op.settles:
+                    settle()
+            except Exception as problem:
+                error = problem
+        now, words = time.monotonic_ns(), self.page.words
+        words[stats.FAILED if error else stats.OPERATIONS] += 1
+        words[stats.BYTES] += op.nbytes
+        if op.begun_ns:
+            words[stats.EXCHANGE_NS] += now - op.begun_ns
+        if op.waited_ns:
+            words[stats.WAITING_NS] += now - op.waited_ns
+            op.waited_ns = 0
+        op.finish(error)
+        if op.on_done is not None:
+            self._completed.append(op)
+        if not op.collective:
+            self.messages.discard(op)
+            return
+        queue = op.group.queue
+        if queue and queue[0] is op:
+            queue.popleft()
+            if op in self.active:
+                self.active.remove(op)
+            if queue:
+                self._begin(queue[0])
+
+    def fail_group(self, group: Group, error: BaseException) -> None:
+        """Everything queued or under way in a group fails with the cause."""
+        for op in [op for op in self.messages if op.group is group]:
+            self.finish(op, group.error_for(op, error))
+        queue = list(group.queue)
+        group.queue.clear()
+        for op in queue:
+            if op in self.active:
+                self.active.remove(op)
+            self.finish(op, group.error_for(op, error))
+
+    # -- moving ----
+
+    def _drive(
+        self, until: Operation | None, deadline: float = float("inf"), *, asleep: bool = False
+    ) -> None:
+        """Move everything until the operation is done (None: until nothing is under way).
+
+        With `asleep` the first wait does not spin: the caller has done that already.
+        """
+        patience = self._patience if until is not None else self._background_patience
+        allowed = 1 if asleep else patience.passes()
+        empty = passes = 0
+        while not until.done if until is not None else self._begun():
+            if self._tasks:
+                self._run_tasks()
+            if self._submitted:
+                self._admit(self._submitted.popleft())
+                continue
+            if self._completed:
+                return  # they are told with the wheel released
+            if self._advance():
+                if empty > 1:
+                    patience.paid(empty)
+                    allowed = patience.passes()
+                empty = 0
+                passes += 1
+                if passes % PASSES_PER_POLL == 0:
+                    self.watch.poll(0.0)
+                    if time.monotonic() >= self._patrol_at:
+                        self._patrol()
+                continue
+            empty += 1
+            if empty < allowed:
+                if self.messages:
+                    self.watch.poll(0.0)
+                elif self._crowded:
+                    sched_yield()
+                continue
+            if until is None and self._closing:
+                return
+            if time.monotonic() >= deadline:
+                return
+            if empty > 1:
+                patience.in_vain()
+            self._sleep(deadline)
+            empty, allowed = 0, patience.passes()
+
+    def _advance(self) -> bool:
+        """One pass over the collectives: resume every plan whose wait is over."""
+        moved = False
+        for op in self.active:
+            wait = op.wait
+            group = op.group
+            if wait.__class__ is int:
+                late = group.board.lagging(wait)
+                if late >= 0:
+                    if not op.waited_ns:
+                        op.waited_ns = time.monotonic_ns()
+                    if group.gone and group.lose_missing(op):
+                        return True
+                    continue
+            elif not wait.ready():  # type: ignore[union-attr]
+                if not op.waited_ns:
+                    op.waited_ns = time.monotonic_ns()
+                if group.gone and group.lose_missing(op):
+                    return True
+                continue
+            if op.waited_ns:
+                self.page.words[stats.WAITING_NS] += time.monotonic_ns() - op.waited_ns
+                op.waited_ns = 0
+            moved = True
+            fence()
+            self._resume(op)
+            if op.done:
+                return True  # `active` has changed
+        return moved
+
+    def _resume(self, op: Operation) -> None:
+        try:
+            assert op.plan is not None
+            op.wait = self._in_context(op.plan.send, None)
+        except StopIteration:
+            self.finish(op)
+        except WiiiiideError as error:
+            op.group.fail(op, error)
+        except BaseException as error:
+            op.group.fail(op, error)
+            if not isinstance(error, Exception):
+                raise  # Ctrl-C inside a plan: the group is lost, and says so, but we do stop
+
+    def _admit(self, op: Operation) -> None:
+        if op.collective:
+            op.group.queue.append(op)
+            if len(op.group.queue) == 1:
+                self._begin(op)
+        else:
+            self._begin(op)
+
+    def _begin(self, op: Operation) -> None:
+        problem = op.group.problem()
+        if problem is not None:
+            self.finish(op, op.group.error_for(op, problem))
+            return
+        op.start_clock(self.config.stall_warning_s)
+        self._patrol_at = min(self._patrol_at, op.warn_ns / 1e9, op.deadline_ns / 1e9)
+        if op.collective:
+            self.active.append(op)
+            if op.wait == NOT_STARTED:
+                self._resume(op)
+            return
+        self.messages.add(op)
+        try:
+            assert op.begin is not None
+            op.begin(op)
+        except WiiiiideError as error:
+            self.finish(op, error)
+
+    def _begun(self) -> bool:
+        return bool(self.active or self.messages or self._submitted or self._tasks)
+
+    def _run_tasks(self) -> None:
+        while self._tasks:
+            self._tasks.popleft()()
+
+    # -- waiting ----
+
+    def _spin(self, lagging: Callable[[int], int], step: int) -> bool:
+        """Watch one step for as long as spinning pays; whether all have arrived."""
+        patience = self._patience
+        allowed = left = patience.passes()
+        crowded = self._crowded
+        while left:
+            if crowded:
+                sched_yield()
+            if lagging(step) < 0:
+                patience.paid(allowed - left)
+                return True
+            left -= 1
+        patience.in_vain()
+        return False
+
+    def _sleep(self, deadline: float) -> None:
+        now = time.monotonic()
+        if now >= self._patrol_at:
+            self._patrol()
+        dozing = []
+        try:
+            for op in self.active:
+                wait = op.wait
+                if not isinstance(wait, int):
+                    if wait.ready():
+                        return
+                    continue
+                board = op.group.board
+                late = board.lagging(wait)
+                if late < 0:
+                    return
+                board.doze(late)
+                dozing.append(board)
+                if board.lagging(wait) != late:
+                    return
+            self._asleep = True
+            if not (self._submitted or self._completed or self._tasks):
+                self.watch.poll(max(0.0, min(self._patrol_at, deadline) - now))
+        finally:
+            self._asleep = False
+            for board in dozing:
+                board.wake()
+
+    def _patrol(self) -> None:
+        """Warn of the late, give up on the too late; runs about once a second while waiting."""
+        now = time.monotonic_ns()
+        next_ns = now + int(PATROL_S * 1e9)
+        for op in [*self.active, *self.messages]:
+            if op.done:
+                continue
+            if now >= op.deadline_ns:
+                op.group.give_up(op)
+                continue
+            if now >= op.warn_ns:
+                log.warn(op.group.who, op.group.stall_text(op, now))
+                op.warn_ns = now + 6 * int(self.config.stall_warning_s * 1e9)
+            next_ns = min(next_ns, op.deadline_ns, op.warn_ns)
+        self._patrol_at = next_ns / 1e9
