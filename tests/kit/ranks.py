@@ -22,7 +22,14 @@ from datetime import timedelta
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch.distributed", "wiiiiided.torch", "tests.kit.ranks"])
+_context.set_forkserver_preload(
+    [
+        *("torch", "torch.distributed", "wiiiiided.torch", "tests.kit.ranks", "pytest", "psutil"),
+        # what training imports, the last one when DDP is first made
+        *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"),
+        "torch._dynamo",
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -70,7 +77,8 @@ def watch_ranks(
     during: Callable[[list[Outcome], float], None] | None = None,
 ) -> list[Outcome]:
     """Run and report. `during(outcomes, elapsed_s)` is called about 50 times a second meanwhile:
-    the place to kill or stop ranks (`outcomes[r].pid`, `.notes`). backend None: no group is made."""
+    the place to kill or stop ranks (`outcomes[r].pid`, `.notes`). backend None: makes no group.
+    """
     with tempfile.TemporaryDirectory(prefix="wiiiiide-test-") as folder:
         settings = (backend, folder, group_timeout_s, env or {})
         processes, pipes, outcomes = [], [], []
@@ -120,10 +128,14 @@ def _collect(
         if elapsed > timeout_s:
             stuck = [o.rank for o in outcomes if o.exit_code is None]
             for rank in stuck:
-                outcomes[rank].error = outcomes[rank].error or f"still running after {timeout_s:g} s"
+                outcomes[rank].error = (
+                    outcomes[rank].error or f"still running after {timeout_s:g} s"
+                )
             return
         waited: list[Any] = [*open_pipes.values()]
-        waited += [p.sentinel for p, o in zip(processes, outcomes, strict=True) if o.exit_code is None]
+        waited += [
+            p.sentinel for p, o in zip(processes, outcomes, strict=True) if o.exit_code is None
+        ]
         multiprocessing.connection.wait(waited, timeout=0.02)
         for rank, pipe in list(open_pipes.items()):
             _read(pipe, rank, outcomes[rank], open_pipes, time.monotonic() - start)

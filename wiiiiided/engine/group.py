@@ -56,6 +56,7 @@ class Membership:
     rank: int
     size: int
     timeout_s: float
+    world: tuple[int, ...] = ()  # the members' ranks in the whole program; empty: the same
 
 
 def base_bytes(size: int) -> int:
@@ -306,6 +307,9 @@ class Group:
 
     def _member(self, rank: int) -> str:
         pid = self.process.card.pid if rank == self.rank else self.links[rank].pid
+        world = self.membership.world
+        if world and world[rank] != rank:
+            return f"rank {rank} (global rank {world[rank]}, pid {pid})"
         return f"rank {rank} (pid {pid})"
 
     def _members(self, ranks: list[int]) -> str:
@@ -339,3 +343,7 @@ class Group:
             self.process.send(link, frame)
         log.tell(self.who, "left")
         self.process.forget(self)
+        # A Work that the program keeps holds the group; it must not hold the memory too.
+        self.staging = None
+        self.small.release()
+        self.board.release()

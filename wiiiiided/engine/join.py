@@ -16,19 +16,26 @@ from __future__ import annotations
 
 import json
 import secrets
+import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Protocol
 
-from wiiiiided import log
+from wiiiiided import errors, log
 from wiiiiided.engine import process as processes
 from wiiiiided.engine.group import BASE_SEGMENT, Group, Membership, base_bytes
 from wiiiiided.engine.link import Card, Link
 from wiiiiided.engine.operation import Operation, Plan
 from wiiiiided.engine.process import Process
-from wiiiiided.errors import HostError, PeerLate, PeerLost, UsageError, WiiiiideError
+from wiiiiided.errors import (
+    HostError,
+    PeerLate,
+    PeerLost,
+    UsageError,
+    WiiiiideError,
+)
 from wiiiiided.shm import stats
 from wiiiiided.shm.board import Board, board_bytes
 from wiiiiided.shm.segment import Segment
@@ -76,18 +83,21 @@ class _Register:
                 self.raise_failure()
         return [self._read(key) for key in keys]
 
-    def tell_failure(self, error: BaseException) -> None:
+    def tell_failure(self, error: WiiiiideError) -> None:
         """Let the others stop waiting; the first word counts."""
         try:
             if not self._store.check([self._failed]):
-                self._store.set(self._failed, f"rank {self._rank}: {error}")
+                said = {"kind": type(error).__name__, "text": f"rank {self._rank}: {error}"}
+                self._store.set(self._failed, json.dumps(said))
         except RuntimeError:
             pass  # the Store itself is gone: the others will notice as we did
 
     def raise_failure(self) -> None:
         """If a rank has failed to join, fail as it did."""
         if self._store.check([self._failed]):
-            raise HostError(self._store.get(self._failed).decode())
+            said = json.loads(self._store.get(self._failed))
+            kind = getattr(errors, said["kind"], HostError)
+            raise kind(said["text"])
 
     def _key(self, rank: int) -> str:
         return f"wiiiiide/{self.incarnation}/{rank}"
@@ -102,21 +112,26 @@ class _Register:
         return Card.load(said["card"].encode()), int(said["nonce"])
 
 
-def join(store: Store, rank: int, size: int, timeout_s: float, name: str) -> Group:
-    """Make this process rank `rank` of a group of `size`; returns when all are in."""
+def join(
+    store: Store, rank: int, size: int, timeout_s: float, name: str, world: Sequence[int] = ()
+) -> Group:
+    """Make this process rank `rank` of a group of `size`; returns when all are in.
+
+    `world` has the members' ranks in the whole program, if they are not the same.
+    """
     deadline = time.monotonic() + timeout_s
-    process = processes.enter()
-    try:
-        register = _Register(store, rank, size, deadline)
-        with _telling(register):
+    register = _Register(store, rank, size, deadline)
+    with _telling(register):
+        process = processes.enter()
+        try:
             cards = register.introduce(process.card)
-            membership = Membership(name, cards[0][1], rank, size, timeout_s)
+            membership = Membership(name, cards[0][1], rank, size, timeout_s, tuple(world))
             _check_hosts([card for card, _ in cards], rank)
             links = _link(process, register, [card for card, _ in cards], rank, deadline)
             group = _attach(process, register, membership, links, deadline)
-    except BaseException:
-        processes.leave(process)
-        raise
+        except BaseException:
+            processes.leave(process)
+            raise
     words = process.loop.page.words
     if words[stats.WORLD] < size:  # the largest group this process is in: its world
         words[stats.RANK], words[stats.WORLD] = rank, size
@@ -126,11 +141,18 @@ def join(store: Store, rank: int, size: int, timeout_s: float, name: str) -> Gro
 
 @contextmanager
 def _telling(register: _Register) -> Iterator[None]:
+    """Whoever fails first says so to all, and all fail as that one did."""
     try:
         yield
     except WiiiiideError as error:
+        register.raise_failure()
         register.tell_failure(error)
         raise
+    except OSError as problem:
+        refusal = HostError(f"cannot join the group: {problem}; is a limit reached (ulimit -n)?")
+        register.raise_failure()
+        register.tell_failure(refusal)
+        raise refusal from problem
 
 
 def _check_hosts(cards: list[Card], rank: int) -> None:
@@ -179,12 +201,35 @@ def _link(
     process.loop.call(connect)
     if problems:
         raise problems[0]
+    links: dict[int, Link] = {}
 
-    def absent() -> list[int]:
-        return [r for r, card in others.items() if card.uid not in process.links]
+    def all_there() -> bool:
+        for r, card in others.items():
+            link = process.links.get(card.uid)
+            if link is not None:
+                links[r] = link
+        return len(links) == len(others)
 
-    _wait(process, register, lambda: not absent(), absent, deadline, "a connection")
-    return {r: process.links[card.uid] for r, card in others.items()}
+    def look() -> None:
+        for r, card in others.items():
+            if (r not in links or links[r].gone) and not _alive(card):
+                raise PeerLost(f"rank {r} (pid {card.pid}) died while the group was made")
+
+    _wait(process, register, all_there, look, deadline, "connection")
+    return links
+
+
+def _alive(card: Card) -> bool:
+    """Whether a process still listens: its socket goes with it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(card.address)
+        except BlockingIOError:
+            return True  # its queue is full: somebody holds it
+        except OSError:
+            return False
+        return True
 
 
 def _attach(
@@ -248,12 +293,12 @@ def _base_segment(
         return segment
     key = (membership.nonce, BASE_SEGMENT)
 
-    def lost_or_here() -> bool:
-        if links[0].gone:
-            raise PeerLost(f"rank 0 (pid {links[0].pid}) {links[0].gone} while the group was made")
-        return key in process.segments
+    def look() -> None:
+        for r, link in links.items():
+            if link.gone:
+                raise PeerLost(f"rank {r} (pid {link.pid}) {link.gone} while the group was made")
 
-    _wait(process, register, lost_or_here, lambda: [0], deadline, "shared memory")
+    _wait(process, register, lambda: key in process.segments, look, deadline, "shared memory")
     fd, _ = process.segments.pop(key)
     return Segment.attach(fd, nbytes)
 
@@ -262,12 +307,13 @@ def _wait(
     process: Process,
     register: _Register,
     ready: Callable[[], bool],
-    missing: Callable[[], list[int]],
+    look: Callable[[], None],
     deadline: float,
     what: str,
 ) -> None:
-    """Attend to the links until `ready`, looking now and then whether another rank has failed."""
+    """Attend to the links until `ready`; now and then `look` who is lost, and who has failed."""
     while not process.loop.attend(ready, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
         register.raise_failure()
+        look()
         if time.monotonic() >= deadline:
-            raise PeerLate(f"no {what} from ranks {missing()} within the group's timeout")
+            raise PeerLate(f"the group was not made before its timeout: a {what} is missing")

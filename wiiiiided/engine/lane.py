@@ -1,6 +1,6 @@
 """The lane: how a large message crosses from one process to another, through shared memory.
 
-    sender                     four chunks of 256 KiB                     receiver
+    sender                     four chunks of 128 KiB                     receiver
     copy in ── CHUNK frame ──► │ 0 │ 1 │ 2 │ 3 │ ──► copy out ── TAKEN frame ──► chunk is free again
 
 Each direction of a link has its own lane, made with the first message that needs it, carrying the
@@ -25,7 +25,7 @@ from wiiiiided.wire.frame import Frame, Kind
 if TYPE_CHECKING:
     from wiiiiided.engine.link import Link
 
-CHUNK_BYTES: Final = 256 * 1024
+CHUNK_BYTES: Final = 128 * 1024
 CHUNKS: Final = 4
 
 

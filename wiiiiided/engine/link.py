@@ -6,6 +6,7 @@ whatever way, its kernel closes the socket, and the pidfd says so even if a fork
 it. One link per pair of processes carries all their groups.
 
 Sending never blocks: what the socket does not take is kept and goes out when it is writable again.
+What the socket has taken arrives even if we end: the kernel keeps it for the peer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 import struct
+import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Final
 
@@ -45,8 +49,14 @@ class Card:
     @classmethod
     def load(cls, raw: bytes) -> Card:
         try:
-            return cls(**json.loads(raw))
-        except (ValueError, TypeError) as problem:
+            card = cls(**json.loads(raw))
+            texts = (card.uid, card.token, card.host, card.boot, card.network)
+            if not all(isinstance(text, str) and text.isascii() for text in texts):
+                raise ValueError("a field is not plain text")
+            if not isinstance(card.pid, int) or not all(isinstance(c, int) for c in card.cores):
+                raise ValueError("a field is not a number")
+            return card
+        except (ValueError, TypeError, RecursionError) as problem:
             raise HostError(
                 "a rank introduced itself in a way this version does not know; "
                 "all ranks must run the same version of wiiiiided"
@@ -56,6 +66,21 @@ class Card:
     def address(self) -> str:
         """Its listening socket, in the abstract namespace: no file, nothing to remove."""
         return f"\0wiiiiide-{self.uid}"
+
+
+Then = Callable[[], None]
+
+
+@dataclass
+class _Outgoing:
+    data: memoryview
+    descriptor: int = -1
+    then: Then | None = None
+
+    def drop_descriptor(self) -> None:
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
 
 
 class Link:
@@ -73,16 +98,20 @@ class Link:
         self.lanes: Lanes  # its process sets it
         self._reader = FrameReader()
         self._descriptors: deque[int] = deque()
-        self._out: deque[tuple[memoryview, int]] = deque()  # what is to be sent, and a descriptor
+        self._out: deque[_Outgoing] = deque()
 
     # -- out ----
 
-    def send(self, frame: Frame, descriptor: int = -1) -> None:
-        """Send, now or as soon as the socket takes it; in order. The descriptor is duplicated."""
+    def send(self, frame: Frame, descriptor: int = -1, then: Then | None = None) -> None:
+        """Send, now or as soon as the socket takes it; in order. The descriptor is duplicated.
+
+        `then` is called when all of it is with the kernel; never, if the peer is gone.
+        """
         if self.gone:
             return
         data = memoryview(frame.header() + frame.payload)
-        self._out.append((data, os.dup(descriptor) if descriptor >= 0 else -1))
+        copy = os.dup(descriptor) if descriptor >= 0 else -1
+        self._out.append(_Outgoing(data, copy, then))
         if len(self._out) == 1:
             self.flush()
 
@@ -92,32 +121,41 @@ class Link:
             try:
                 sent = self.sock.send(_BELL)
                 if sent < len(_BELL):
-                    self._out.append((memoryview(_BELL)[sent:], -1))
+                    self._out.append(_Outgoing(memoryview(_BELL)[sent:]))
             except OSError:
                 pass  # full, or the peer is gone: the loop will read that from the socket
 
     def flush(self) -> None:
         """Send what waits, as far as the socket takes it."""
         while self._out:
-            data, descriptor = self._out[0]
+            first = self._out[0]
             rights = (
-                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", descriptor))]
-                if descriptor >= 0
+                [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("i", first.descriptor))]
+                if first.descriptor >= 0
                 else []
             )
             try:
-                sent = self.sock.sendmsg([data], rights)
+                sent = self.sock.sendmsg([first.data], rights)
             except BlockingIOError:
                 return
             except OSError:
                 self._drop_unsent()  # the peer is gone: reading will say so
                 return
-            if descriptor >= 0:
-                os.close(descriptor)
-            if sent == len(data):
+            first.drop_descriptor()
+            first.data = first.data[sent:]
+            if not first.data:
                 self._out.popleft()
-            else:
-                self._out[0] = (data[sent:], -1)
+                if first.then is not None:
+                    first.then()
+
+    def drain(self, timeout_s: float) -> None:
+        """Before the end: give the peer a moment to take what is left."""
+        deadline = time.monotonic() + timeout_s
+        writable = select.poll()
+        writable.register(self.fd, select.POLLOUT)
+        while self._out and (left := deadline - time.monotonic()) > 0:
+            writable.poll(left * 1000)
+            self.flush()
 
     @property
     def wants_to_write(self) -> bool:
@@ -169,9 +207,8 @@ class Link:
             self.pidfd = -1
 
     def _drop_unsent(self) -> None:
-        for _, descriptor in self._out:
-            if descriptor >= 0:
-                os.close(descriptor)
+        for left in self._out:
+            left.drop_descriptor()
         self._out.clear()
 
 

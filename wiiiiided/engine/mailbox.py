@@ -1,6 +1,6 @@
 """Sends and receives of one group.
 
-    small   EAGER carries the message; the sender is done at once
+    small   EAGER carries the message; the sender is done when the kernel has it
     large   OFFER ──► (a receive is posted) ──► WANT ──► the lane carries it in chunks
 
 A message matches a receive with its source (or any) and tag, in the order they were sent; what
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided.engine.lane import Transfer
 from wiiiiided.engine.operation import Operation
-from wiiiiided.errors import Mismatch
+from wiiiiided.errors import HostError, Mismatch
 from wiiiiided.shm import stats
 from wiiiiided.shm.slots import Array
 from wiiiiided.wire.frame import Frame, Kind
@@ -98,10 +99,10 @@ class Mailbox:
         frame = Frame(kind, group.membership.nonce, group.rank, number, nbytes, tag, payload, dtype)
         if not eager:
             self._offered[number] = _Send(op, to, data)
-        self._frame(to, frame)
-        if eager:
+            self._frame(to, frame)
+        else:
             self._window[to] -= nbytes
-            self._sent(op)
+            self._frame(to, frame, lambda: self._sent(op))
 
     def receive(self, op: Operation, source: int, tag: int, dtype: int, data: Array) -> None:
         """Receive into `data`; the operation is done when it is all there."""
@@ -130,7 +131,8 @@ class Mailbox:
         """A member is gone: what needs it cannot be done."""
         group = self._group
         alive = any(r not in group.gone for r in range(group.size) if r != group.rank)
-        needing = [send.op for send in self._offered.values() if send.to == rank]
+        mine = [op for op in group.loop.messages if op.group is group]
+        needing = [op for op in mine if op.name == "send" and op.peers == [rank]]
         needing += [post.op for post in self._coming.values() if post.op.source == rank]
         for (source, _), posts in self._posted.items():
             hopeless = source == ANY and (group.gone[rank] == "died" or not alive)
@@ -155,9 +157,11 @@ class Mailbox:
                 if send is not None:
                     nonce = self._group.membership.nonce
                     rank = self._group.rank
-                    link.lanes.carry(
-                        Transfer(nonce, rank, number, send.data, lambda: self._sent(send.op))
-                    )
+                    transfer = Transfer(nonce, rank, number, send.data, lambda: self._sent(send.op))
+                    try:
+                        link.lanes.carry(transfer)
+                    except HostError as error:  # no memory for a lane
+                        self._group.fail(send.op, error)
             case Kind.CHUNK:
                 self._chunk(link, frame)
             case Kind.CREDIT:
@@ -240,8 +244,8 @@ class Mailbox:
             self._frame(source, Frame(Kind.CREDIT, nonce, rank, 0, self._owed[source]))
             self._owed[source] = 0
 
-    def _frame(self, to: int, frame: Frame) -> None:
-        self._group.process.send(self._group.links[to], frame)
+    def _frame(self, to: int, frame: Frame, then: Callable[[], None] | None = None) -> None:
+        self._group.process.send(self._group.links[to], frame, then=then)
 
     def _sent(self, op: Operation) -> None:
         self._group.loop.page.words[stats.SENT] += 1

@@ -24,17 +24,19 @@ from typing import TYPE_CHECKING, Final
 from wiiiiided import log
 from wiiiiided.config import Config
 from wiiiiided.engine.lane import Lanes
-from wiiiiided.engine.link import Card, Link, peer_uid
+from wiiiiided.engine.link import Card, Link, Then, peer_uid
 from wiiiiided.engine.loop import Loop
 from wiiiiided.errors import HostError
 from wiiiiided.shm import board, stats
 from wiiiiided.shm.kernels import DTYPE_NAMES
-from wiiiiided.wire.frame import Frame, FrameReader, Kind
+from wiiiiided.wire.frame import HEADER, HEADER_BYTES, Frame, Kind
 
 if TYPE_CHECKING:
     from wiiiiided.engine.group import Group
 
 MAX_STRANGERS: Final = 64  # connections that have not said who they are
+MAX_GREETING: Final = 16 * 1024
+BYE_S: Final = 0.5  # how long the end waits for a peer to take what we still have for it
 
 _current: Process | None = None
 _users = 0
@@ -98,7 +100,7 @@ class Process:
         self.links: dict[str, Link] = {}
         self.groups: dict[int, Group] = {}  # by nonce
         self.segments: dict[tuple[int, int], tuple[int, int]] = {}  # arrived: (fd, bytes)
-        self._strangers: dict[int, socket.socket] = {}
+        self._strangers: dict[int, _Stranger] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.card.address)
         self._listener.listen(128)
@@ -129,10 +131,12 @@ class Process:
         cards = [self.card, *(link.peer for link in self.links.values())]
         self.loop.set_ranks(len(cards), len({core for card in cards for core in card.cores}))
 
-    def send(self, link: Link, frame: Frame, descriptor: int = -1) -> None:
+    def send(
+        self, link: Link, frame: Frame, descriptor: int = -1, then: Then | None = None
+    ) -> None:
         """Send a frame, and have the loop send the rest if the socket is full."""
         busy = link.wants_to_write
-        link.send(frame, descriptor)
+        link.send(frame, descriptor, then)
         if link.wants_to_write != busy:
             self.loop.watch.writes(link.fd, link.wants_to_write)
 
@@ -152,11 +156,21 @@ class Process:
                 self.loop.watch.writes(link.fd, False)
         if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
-        frames, ended = link.receive()  # what it said before it ended still counts
-        for frame in frames:
-            self._on_frame(link, frame)
+        try:
+            frames, ended = link.receive()  # what it said before it ended still counts
+            for frame in frames:
+                self._on_frame(link, frame)
+        except HostError as error:
+            self._fail_groups(link, error)
+            ended = True
         if ended or events & select.EPOLLHUP:
             self._lose(link, "left" if link.said_bye else "died")
+
+    def _fail_groups(self, link: Link, error: HostError) -> None:
+        """A frame could not be understood or served: nothing on that link can be relied on."""
+        for group in list(self.groups.values()):
+            if link in group.links.values():
+                group.fail(None, error)
 
     def _on_frame(self, link: Link, frame: Frame) -> None:
         if frame.kind is Kind.BELL:
@@ -203,42 +217,38 @@ class Process:
             sock, _ = self._listener.accept()
         except OSError:
             return
-        if peer_uid(sock) != os.geteuid() or len(self._strangers) >= MAX_STRANGERS:
+        if peer_uid(sock) != os.geteuid():
             sock.close()
             return
+        if len(self._strangers) >= MAX_STRANGERS:  # whoever stood longest without a word goes
+            self._forget_stranger(next(iter(self._strangers)))
         sock.setblocking(False)
         fd = sock.fileno()
-        self._strangers[fd] = sock
+        self._strangers[fd] = _Stranger(sock)
         self.loop.watch.add(fd, lambda _: self._introduce(fd))
 
     def _introduce(self, fd: int) -> None:
         """A stranger's first frame must be HELLO with our token; anything else ends it."""
-        sock = self._strangers[fd]
+        stranger = self._strangers[fd]
         try:
-            # Exactly the HELLO is read: what follows it, descriptors too, is the link's to read.
-            waiting = sock.recv(65536, socket.MSG_PEEK)
-            frames = FrameReader().feed(waiting)
-            if not frames and waiting:
-                return  # not whole yet
-            hello = frames[0] if frames else None
-            if hello is None or hello.kind is not Kind.HELLO:
-                raise HostError("no greeting")
-            peer = Card.load(hello.payload)
+            hello = stranger.read_greeting()
+            if hello is None:
+                return
+            peer = Card.load(hello)
             if not secrets.compare_digest(peer.token, self.card.token):
                 raise HostError("wrong token")
-            sock.recv(len(hello.header()) + len(hello.payload))
         except (OSError, HostError) as problem:
             log.tell(f"pid {self.card.pid}", f"a connection was refused: {problem}")
             self._forget_stranger(fd)
             return
         self.loop.watch.remove(fd)
         del self._strangers[fd]
-        self._adopt(sock, peer)
+        self._adopt(stranger.sock, peer)
 
     def _forget_stranger(self, fd: int) -> None:
-        sock = self._strangers.pop(fd)
+        stranger = self._strangers.pop(fd)
         self.loop.watch.remove(fd)
-        sock.close()
+        stranger.sock.close()
 
     # -- groups ----
 
@@ -259,6 +269,7 @@ class Process:
                 self._forget_stranger(fd)
             for link in list(self.links.values()):
                 self.send(link, Frame(Kind.BYE))
+                link.drain(BYE_S)
                 self._drop(link)
             self.links.clear()
             self.loop.watch.remove(self._listener.fileno())
@@ -271,6 +282,7 @@ class Process:
         """The interpreter ends with groups still open: we leave, we do not die."""
         for link in list(self.links.values()):
             link.send(Frame(Kind.BYE))
+            link.drain(BYE_S)
 
     def abandon(self) -> None:
         """In a forked child."""
@@ -280,8 +292,37 @@ class Process:
         self._listener.close()
         for link in self.links.values():
             link.close()
-        for sock in self._strangers.values():
-            sock.close()
+        for stranger in self._strangers.values():
+            stranger.sock.close()
+
+
+class _Stranger:
+    """A connection before its greeting. Exactly the greeting is read: the rest is the link's."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._got = bytearray()
+
+    def read_greeting(self) -> bytes | None:
+        """The payload of HELLO, or None while it is not whole. HostError: it will not be one."""
+        while True:
+            wanted = HEADER_BYTES
+            if len(self._got) >= HEADER_BYTES:
+                kind, _, length, *_ = HEADER.unpack_from(self._got)
+                if kind != Kind.HELLO or length > MAX_GREETING:
+                    raise HostError("no greeting")
+                wanted += length
+                if len(self._got) == wanted:
+                    return bytes(self._got[HEADER_BYTES:])
+            elif self._got and self._got[0] != Kind.HELLO:
+                raise HostError("no greeting")
+            try:
+                data = self.sock.recv(wanted - len(self._got))
+            except BlockingIOError:
+                return None
+            if not data:
+                raise HostError("it hung up")
+            self._got += data
 
 
 def _rank_of(group: Group, link: Link) -> int:

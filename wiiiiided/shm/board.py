@@ -145,6 +145,11 @@ class Board:
                 f"{self.size}; all ranks must run the same version of wiiiiided"
             )
 
+    def release(self) -> None:
+        """Let go of the memory; nothing else may be called after this."""
+        self.words.release()
+        self._bytes.release()
+
     # -- steps ----
 
     def arrive(self) -> int:

@@ -6,6 +6,8 @@ over a unix socket, each maps it, and each closes its copy of the descriptor:
     creator   memfd_create ─ ftruncate ─ seal ─┬─ mmap ─ close(fd)
     others          (fd arrives by SCM_RIGHTS) └─ mmap ─ close(fd)
 
+(Python's mmap keeps a descriptor of its own until the memory goes.)
+
 Why not a file in /dev/shm (or POSIX shm, or multiprocessing.shared_memory):
 - nothing can leak: there is no name to unlink, and the kernel frees the pages with the last map;
 - docker's 64 MB /dev/shm, or a full one, does not matter: a memfd is not on that mount;
@@ -40,9 +42,10 @@ class Segment:
     """A mapped stretch of shared memory. `fd` is open until `forget_fd`."""
 
     def __init__(self, fd: int, nbytes: int) -> None:
-        self.fd = fd
+        self.fd = -1  # ours only once the map stands: until then the caller closes it
         self.nbytes = nbytes
         self.map = mmap.mmap(fd, nbytes)
+        self.fd = fd
 
     @classmethod
     def create(cls, label: str, nbytes: int) -> Segment:
@@ -72,9 +75,12 @@ class Segment:
                     f"{os.fstat(fd).st_size}: different versions of wiiiiided in one job?"
                 )
             return cls(fd, nbytes)
-        except BaseException:
+        except HostError:
             os.close(fd)
             raise
+        except OSError as problem:
+            os.close(fd)
+            raise _no_room(nbytes, problem) from problem
 
     def reserve(self, offset: int, nbytes: int) -> None:
         """Have the kernel allocate these pages now, so that touching them cannot fail later."""

@@ -57,6 +57,12 @@ class Slots:
         """Allocate the pages of one rank's slots; the owner calls it."""
         self._segment.reserve(self._start + rank * self._stride, self._stride)
 
+    def release(self) -> None:
+        """Let go of the memory; there is no next turn."""
+        self._raw.clear()
+        self._typed.clear()
+        del self._segment
+
     def next(self, dtype: np.dtype[Any]) -> list[Array]:
         """The slots of the next turn, one array of `dtype` for each rank."""
         typed = self._typed.get(dtype)

@@ -503,6 +503,7 @@ def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:
         options.group_size,
         timeout_s,
         options.group_id or "world",
+        options.global_ranks_in_group,
     )
     return WiiiiideProcessGroup(group)
 

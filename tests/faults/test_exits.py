@@ -1,0 +1,176 @@
+"""Ranks that leave or are interrupted: who needs nothing more of them is not disturbed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.kit.conditions import wait_until
+from tests.kit.faults import FaultPlan, failure_of, reach
+from tests.kit.ranks import Rank, note, watch_ranks
+
+DEADLINE_S = 5.0
+LARGE = 2 * 1024 * 1024
+
+MANNERS = {"destroy": 0, "return": 0, "sys.exit": 3, "os._exit": 3, "signal": -15}
+
+
+def go(manner: str) -> None:
+    """Leave without waiting for anyone. The kit destroys the group of a body that returns."""
+    if manner == "destroy":
+        dist.destroy_process_group()
+        os._exit(0)
+    if manner == "return":  # as at the end of a script: no destroy
+        dist.is_initialized = lambda: False
+        return
+    if manner == "sys.exit":
+        dist.is_initialized = lambda: False
+        sys.exit(3)
+    if manner == "os._exit":
+        os._exit(3)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def go_after_the_last(me: Rank, manner: str, kind: str) -> Any:
+    """Rank 0 goes right after its part of the last operation, while the others are behind."""
+    x = torch.ones(LARGE if kind != "small" else 8)
+    dist.barrier()
+    if me.rank == 0:
+        if kind == "message":
+            for other in range(1, me.size):
+                dist.send(x, other)
+        else:
+            dist.all_reduce(x)
+        go(manner)
+        return None
+    if kind == "message":
+        time.sleep(0.1)
+        dist.recv(x, 0)
+        return float(x[-1])
+    dist.all_reduce(x)
+    return float(x[-1])
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "message"])
+@pytest.mark.parametrize("manner", list(MANNERS))
+def test_a_rank_that_goes_after_the_last_operation_disturbs_nobody(manner: str, kind: str) -> None:
+    outcomes = watch_ranks(go_after_the_last, 3, manner, kind, timeout_s=20.0)
+    for outcome in outcomes[1:]:
+        assert outcome.exit_code == 0, outcome.trace or outcome.error
+        assert not outcome.error, outcome.trace
+        assert outcome.value == (1.0 if kind == "message" else 3.0)
+
+
+def post_and_go(me: Rank, manner: str) -> Any:
+    """60 small messages; the last of them are taken when their sender has left."""
+    gone = Path(me.folder, "gone")
+    dist.barrier()
+    if me.rank == 0:
+        for number in range(60):
+            dist.send(torch.full((4096,), float(number)), 1)
+        gone.touch()
+        go(manner)
+        return None
+    x = torch.empty(4096)
+    taken = []
+    for number in range(60):
+        if number == 50:
+            wait_until(gone.exists, DEADLINE_S, "all is sent")
+        dist.recv(x, 0)
+        taken.append(float(x[-1]))
+    return taken
+
+
+@pytest.mark.parametrize("manner", ["destroy", "return", "sys.exit"])
+def test_messages_whose_send_is_done_arrive_though_the_sender_has_left(manner: str) -> None:
+    outcomes = watch_ranks(post_and_go, 2, manner, timeout_s=20.0)
+    assert not outcomes[1].error, outcomes[1].trace
+    assert outcomes[1].value == [float(number) for number in range(60)]
+
+
+def go_while_needed(me: Rank, manner: str, kind: str) -> Any:
+    dist.barrier()
+    if me.rank == 0:
+        time.sleep(0.1)
+        go(manner)
+        return None
+    x = torch.ones(LARGE)
+    if kind == "collective":
+        return failure_of(dist.all_reduce, x)
+    if kind == "async":
+        return failure_of(dist.all_reduce(x, async_op=True).wait)
+    if kind == "send":
+        return failure_of(dist.send, x, 0)
+    return failure_of(dist.recv, x, 0)
+
+
+@pytest.mark.parametrize("kind", ["collective", "async", "send", "recv"])
+@pytest.mark.parametrize("manner", list(MANNERS))
+def test_a_rank_that_goes_while_others_need_it_is_named_by_all(manner: str, kind: str) -> None:
+    outcomes = watch_ranks(go_while_needed, 3, manner, kind, timeout_s=20.0)
+    died = manner in ("os._exit", "signal")
+    for outcome in outcomes[1:]:
+        assert outcome.exit_code == 0, outcome.trace or outcome.error
+        failure = outcome.value
+        assert failure is not None
+        assert failure.kind == "PeerLost", failure
+        how = "died" if died else "left the group while others needed it"
+        assert f"rank 0 (pid {outcomes[0].pid}) {how}" in failure.text, failure
+        assert failure.took_s < DEADLINE_S
+
+
+def be_interrupted(me: Rank, kind: str) -> Any:
+    """Rank 0 gets Ctrl-C while it waits for rank 1, which comes when rank 0 has been told."""
+    x = torch.ones(8 if kind != "large" else LARGE)
+    told = Path(me.folder, "told")
+    dist.barrier()
+    if me.rank == 0:
+        began = time.monotonic()
+        try:
+            reach(1)
+            if kind == "recv":
+                dist.recv(x, 1)
+            elif kind == "work":
+                dist.all_reduce(x, async_op=True).wait()
+            else:
+                dist.all_reduce(x)
+            note("not interrupted")
+        except KeyboardInterrupt:
+            note(["interrupted after", time.monotonic() - began])
+        told.touch()
+    else:
+        wait_until(told.exists, 2 * DEADLINE_S, "rank 0 is interrupted")
+        if kind == "recv":
+            note(["first", failure_of(dist.send, x, 0)])
+        else:
+            note(["first", failure_of(dist.all_reduce, x)])
+    y = torch.ones(8)
+    return failure_of(dist.all_reduce, y), float(y[0])
+
+
+@pytest.mark.parametrize("kind", ["small", "large", "work", "recv"])
+def test_ctrl_c_ends_a_wait_at_once_and_hangs_nobody(kind: str) -> None:
+    plan = FaultPlan().interrupt(rank=0, step=1, after_s=0.2)
+    outcomes = watch_ranks(be_interrupted, 2, kind, during=plan, timeout_s=20.0)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.trace or outcome.error
+        assert not outcome.error, outcome.trace
+    notes = [what for _, what in outcomes[0].notes if isinstance(what, list)]
+    assert [what[0] for what in notes] == ["interrupted after"], outcomes[0].notes
+    assert notes[0][1] < DEADLINE_S
+    (first,) = [what[1] for _, what in outcomes[1].notes if isinstance(what, list)]
+    for failure in (first, outcomes[0].value[0], outcomes[1].value[0]):
+        if failure is not None:  # the group was lost: then all must say why, and soon
+            assert failure.took_s < DEADLINE_S
+            assert "KeyboardInterrupt" in failure.text, failure
+    if kind in ("work", "recv"):  # the operation went on without the one who waited for it
+        assert first is None
+        assert [outcome.value for outcome in outcomes] == [(None, 2.0)] * 2

@@ -1,0 +1,224 @@
+"""Groups that cannot come to be: every rank is told why, soon, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.kit.faults import Failure, failure_of, make_group
+from tests.kit.leaks import Footprint
+from tests.kit.ranks import Rank, note, run_ranks, watch_ranks
+from wiiiiided.config import Config
+from wiiiiided.engine import join as joining
+from wiiiiided.engine import process as processes
+from wiiiiided.errors import UsageError
+
+DEADLINE_S = 5.0
+
+
+def join_twice(me: Rank) -> list[tuple[str, str]]:
+    store = dist.HashStore()
+    told: list[tuple[str, str]] = []
+
+    def attempt(rank: int) -> None:
+        failure = failure_of(joining.join, store, rank, 2, 10.0, "twice")
+        assert failure is not None
+        assert failure.took_s < DEADLINE_S
+        told.append((failure.kind, failure.text))
+
+    threads = [threading.Thread(target=attempt, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return told
+
+
+def test_two_members_in_one_process_are_refused() -> None:
+    (told,) = run_ranks(join_twice, 1, backend=None)
+    assert len(told) == 2
+    assert "UsageError" in [kind for kind, _ in told]
+    for kind, text in told:
+        assert kind in ("UsageError", "HostError")
+        assert "are the same process" in text, text
+
+
+def join_without_some(me: Rank) -> Failure | None:
+    return failure_of(make_group, Rank(me.rank, 4, me.folder), 1.0)
+
+
+def test_ranks_that_never_join_are_named_when_time_is_up() -> None:
+    for failure in run_ranks(join_without_some, 2, backend=None):
+        assert failure.kind in ("PeerLate", "HostError"), failure  # its own word, or another's
+        assert "ranks [2, 3] of 4" in failure.text
+        assert 0.9 < failure.took_s < 1.0 + DEADLINE_S
+
+
+PLACES = {
+    "before it links": ("_link", False),
+    "after it has linked": ("_link", True),
+    "before it attaches": ("_base_segment", False),
+    "after it has the memory": ("_base_segment", True),
+}
+
+
+def die_while_joining(me: Rank, victim: int, place: str, smallest_uid: bool) -> Failure | None:
+    """The victim kills itself inside a function of the joining, before or after doing it."""
+    if me.rank == victim:
+        name, after = PLACES[place]
+        original = getattr(joining, name)
+
+        def fatal(*args: Any) -> Any:
+            if after:
+                original(*args)
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        setattr(joining, name, fatal)
+    # Who has the smaller uid connects: the survivors wait for the victim, or go to it.
+    token_hex = processes.secrets.token_hex
+    first = ("0" if smallest_uid else "f") if me.rank == victim else "7"
+    processes.secrets.token_hex = lambda n: first + token_hex(n)[1:]
+    return failure_of(make_group, me, 60.0)
+
+
+@pytest.mark.parametrize("smallest_uid", [True, False], ids=["connects", "is connected to"])
+@pytest.mark.parametrize("place", list(PLACES))
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_rank_that_dies_while_a_group_is_made_fails_the_others_soon(
+    victim: int, place: str, smallest_uid: bool
+) -> None:
+    outcomes = watch_ranks(
+        die_while_joining, 3, victim, place, smallest_uid, backend=None, timeout_s=8.0
+    )
+    assert outcomes[victim].exit_code == -9
+    for outcome in outcomes:
+        if outcome.rank != victim:
+            assert outcome.exit_code == 0, outcome.error
+            failure = outcome.value
+            assert failure is not None, outcome.trace
+            assert failure.kind in ("PeerLost", "HostError"), failure
+            assert f"rank {victim} (pid {outcomes[victim].pid}" in failure.text, failure
+            assert failure.took_s < DEADLINE_S
+
+
+def die_while_another_is_slow(me: Rank) -> Failure | None:
+    """Rank 2 connects to both and dies while rank 0 still waits for rank 1, which is slow."""
+    original = joining._link
+
+    def link(*args: Any) -> Any:
+        if me.rank == 1:
+            time.sleep(0.5)
+        links = original(*args)
+        if me.rank == 2:
+            time.sleep(0.1)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return links
+
+    joining._link = link
+    token_hex = processes.secrets.token_hex
+    processes.secrets.token_hex = lambda n: "730"[me.rank] + token_hex(n)[1:]
+    return failure_of(make_group, me, 60.0)
+
+
+def test_a_rank_that_links_and_dies_while_another_is_slow_fails_the_others_soon() -> None:
+    outcomes = watch_ranks(die_while_another_is_slow, 3, backend=None, timeout_s=8.0)
+    for outcome in outcomes[:2]:
+        assert outcome.exit_code == 0, outcome.error
+        assert outcome.value is not None, outcome.trace
+        assert outcome.value.kind in ("PeerLost", "HostError"), outcome.value
+        assert f"rank 2 (pid {outcomes[2].pid}" in outcome.value.text, outcome.value
+        assert outcome.value.took_s < DEADLINE_S
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("WIIIIIDE_STALL_WARNING_S", "soon"),
+        ("WIIIIIDE_STALL_WARNING_S", "-1"),
+        ("WIIIIIDE_STALL_WARNING_S", "0"),
+        ("WIIIIIDE_STALL_WARNING_S", "nan"),
+        ("WIIIIIDE_STALL_WARNING_S", "inf"),
+        ("WIIIIIDE_SPIN", "sometimes"),
+        ("WIIIIIDE_LOG", "loud"),
+    ],
+)
+def test_a_bad_setting_is_refused_by_its_name(name: str, value: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        Config.read({name: value})
+
+
+def join_with_bad_settings(me: Rank, wrong: int) -> Any:
+    before = Footprint.before()
+    if me.rank == wrong:
+        os.environ["WIIIIIDE_SPIN"] = "sometimes"
+    failure = failure_of(make_group, me, 3.0)
+    return failure, Footprint.now().leaked_since(before)
+
+
+def test_a_rank_with_a_bad_setting_says_so_when_it_makes_a_group() -> None:
+    values = run_ranks(join_with_bad_settings, 2, 1, backend=None)
+    failure, leaks = values[1]
+    assert failure.kind == "UsageError"
+    assert "WIIIIIDE_SPIN='sometimes'" in failure.text
+    assert failure.took_s < DEADLINE_S
+    assert leaks == []
+
+
+def join_from_elsewhere(me: Rank, stranger: int) -> Any:
+    before = Footprint.before()
+    if me.rank == stranger:
+        processes._boot_id = lambda: "another-boot"
+    failure = failure_of(make_group, me, 30.0)
+    return failure, Footprint.now().leaked_since(before)
+
+
+@pytest.mark.parametrize("stranger", [0, 2])
+def test_a_member_on_another_machine_is_refused_by_all(stranger: int) -> None:
+    for failure, leaks in run_ranks(join_from_elsewhere, 3, stranger, backend=None):
+        assert failure.kind == "HostError"
+        assert "another machine" in failure.text
+        assert "gloo" in failure.text
+        assert "\n" not in failure.text
+        assert failure.took_s < DEADLINE_S
+        assert leaks == []
+
+
+def make_another_after_a_failure(me: Rank) -> float:
+    """A group that failed is destroyed, and the same processes make a new one."""
+    assert failure_of(dist.all_reduce, torch.ones(8 + me.rank)) is not None
+    dist.destroy_process_group()
+    make_group(me, 20.0, "second store")
+    x = torch.ones(100_000)
+    dist.all_reduce(x)
+    return float(x[-1])
+
+
+def test_after_a_failure_the_same_processes_can_make_a_new_group() -> None:
+    assert run_ranks(make_another_after_a_failure, 3) == [3.0] * 3
+
+
+def survive_and_go_on(me: Rank) -> Any:
+    """Rank 2 dies in the world; ranks 0 and 1 make a group of two and go on."""
+    dist.barrier()
+    note(["up"])
+    if me.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert failure_of(dist.all_reduce, torch.ones(8)) is not None
+    dist.destroy_process_group()
+    make_group(Rank(me.rank, 2, me.folder), 20.0, "store of the survivors")
+    x = torch.ones(100_000)
+    dist.all_reduce(x)
+    return float(x[-1])
+
+
+def test_the_survivors_of_a_death_can_go_on_in_a_group_of_their_own() -> None:
+    outcomes = watch_ranks(survive_and_go_on, 3)
+    assert [outcome.value for outcome in outcomes[:2]] == [2.0, 2.0], outcomes

@@ -1,0 +1,215 @@
+"""A rank that is stopped, or never calls: a warning names it; then it goes on, or time is up."""
+
+from __future__ import annotations
+
+import logging
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.kit.conditions import wait_until
+from tests.kit.faults import FaultPlan, failure_of, reach
+from tests.kit.ranks import Outcome, Rank, run_ranks, watch_ranks
+
+STALL = {"WIIIIIDE_STALL_WARNING_S": "0.5"}
+LARGE = 1024 * 1024
+
+
+class Lines(logging.Handler):
+    """What the logger "wiiiiide" said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        logging.getLogger("wiiiiide").addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
+
+    def of_stalls(self) -> list[str]:
+        return [line for line in self.said if "has waited" in line]
+
+
+def exchange(me: Rank, count: int, steps: int) -> dict[str, Any]:
+    lines = Lines()
+    failure = None
+    sums = []
+    for step in range(1, steps + 1):
+        reach(step)
+        x = torch.full((count,), float(step))
+        failure = failure_of(dist.all_reduce, x)
+        if failure is not None:
+            break
+        sums.append((float(x[0]), float(x[-1])))
+    return {"stalls": lines.of_stalls(), "failure": failure, "sums": sums}
+
+
+@pytest.mark.parametrize("count", [8, LARGE], ids=["small", "large"])
+def test_a_stopped_rank_is_named_in_a_warning_and_nothing_is_lost(count: int) -> None:
+    steps = 400 if count == 8 else 60
+    plan = FaultPlan().stop(rank=2, step=steps // 4, for_s=1.2)
+    outcomes = watch_ranks(exchange, 3, count, steps, during=plan, env=STALL)
+    expected = [(3.0 * step, 3.0 * step) for step in range(1, steps + 1)]
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.trace
+        assert outcome.value["failure"] is None
+        assert outcome.value["sums"] == expected
+    for outcome in outcomes[:2]:
+        stalls = outcome.value["stalls"]
+        assert stalls, "no warning"
+        assert f"rank 2 (pid {outcomes[2].pid})" in stalls[0]
+        assert "all_reduce #" in stalls[0]
+        assert f"({count * 4} bytes)" in stalls[0]
+
+
+def check_late(outcome: Outcome, late: Outcome, timeout_s: float) -> None:
+    failure = outcome.value["failure"]
+    assert failure is not None
+    assert failure.kind == "PeerLate", failure
+    assert f"rank {late.rank} (pid {late.pid})" in failure.text
+    assert f"timeout of {timeout_s:g} s" in failure.text
+    assert "all_reduce #" in failure.text
+    assert failure.took_s < timeout_s + 5.0
+
+
+@pytest.mark.parametrize("count", [8, LARGE], ids=["small", "large"])
+def test_a_rank_stopped_beyond_the_timeout_is_named_by_all_who_wait(count: int) -> None:
+    plan = FaultPlan().stop(rank=1, step=5, for_s=2.5)
+    outcomes = watch_ranks(exchange, 3, count, 1000, during=plan, env=STALL, group_timeout_s=1.0)
+    for rank in (0, 2):
+        check_late(outcomes[rank], outcomes[1], 1.0)
+        assert outcomes[rank].value["failure"].took_s > 0.9
+    woken = outcomes[1].value["failure"]  # it comes back to a group that has gone on without it
+    assert woken is not None
+    assert woken.kind in ("PeerLate", "PeerLost"), woken
+
+
+def miss_a_call(me: Rank, asynchronous: bool) -> dict[str, Any]:
+    lines = Lines()
+    dist.barrier()
+    failure = None
+    if me.rank != 1:
+        x = torch.ones(8)
+        if asynchronous:
+            failure = failure_of(dist.all_reduce(x, async_op=True).wait)
+        else:
+            failure = failure_of(dist.all_reduce, x)
+    else:
+        time.sleep(2.0)
+    return {"failure": failure, "stalls": lines.of_stalls()}
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
+def test_a_missing_call_is_a_warning_and_then_an_error(asynchronous: bool) -> None:
+    outcomes = watch_ranks(miss_a_call, 3, asynchronous, env=STALL, group_timeout_s=1.2)
+    for rank in (0, 2):
+        assert outcomes[rank].exit_code == 0, outcomes[rank].trace
+        check_late(outcomes[rank], outcomes[1], 1.2)
+        assert f"rank 1 (pid {outcomes[1].pid})" in outcomes[rank].value["stalls"][0]
+
+
+def receive_what_is_never_sent(me: Rank) -> Any:
+    given_up, failure = Path(me.folder, "given up"), None
+    if me.rank == 0:
+        failure = failure_of(dist.recv, torch.ones(8), 1)
+        given_up.touch()
+    else:
+        wait_until(given_up.exists, 10.0, "rank 0 gives up")
+    dist.barrier()  # a message that was given up leaves the group whole
+    return failure
+
+
+def test_a_message_that_never_comes_is_given_up_and_the_group_stays_usable() -> None:
+    outcomes = watch_ranks(receive_what_is_never_sent, 2, group_timeout_s=1.0)
+    assert outcomes[0].exit_code == 0, outcomes[0].trace
+    assert outcomes[0].value.kind == "PeerLate"
+    assert f"rank 1 (pid {outcomes[1].pid})" in outcomes[0].value.text
+
+
+def wait_a_little(me: Rank) -> Any:
+    x, impatient = torch.ones(8), Path(me.folder, "impatient")
+    failure = None
+    if me.rank == 0:
+        work = dist.all_reduce(x, async_op=True)
+        failure = failure_of(work.wait, timedelta(seconds=0.2))
+        impatient.touch()
+        work.wait()
+    else:
+        wait_until(impatient.exists, 10.0, "rank 0 has no patience")
+        dist.all_reduce(x)
+    return failure, float(x[0])
+
+
+def test_who_waits_a_little_for_an_operation_does_not_break_it() -> None:
+    (failure, mine), (_, theirs) = run_ranks(wait_a_little, 2)
+    assert failure is not None
+    assert "all_reduce #" in failure.text
+    assert failure.took_s < 1.0
+    assert mine == theirs == 2.0
+
+
+def muster(me: Rank) -> dict[str, Any]:
+    from wiiiiided.torch import monitored_barrier
+
+    monitored_barrier()
+    failure = None
+    if me.rank not in (1, 3):
+        failure = failure_of(monitored_barrier, None, timedelta(seconds=0.5))
+    dist.barrier()
+    if me.rank in (1, 3):
+        monitored_barrier(timeout=timedelta(seconds=5))  # theirs, late: nobody waits for it
+    x = torch.ones(LARGE)
+    dist.all_reduce(x)
+    monitored_barrier(timeout=timedelta(seconds=5))
+    return {"failure": failure, "sum": float(x[-1])}
+
+
+def test_a_monitored_barrier_names_all_who_are_missing_and_the_group_goes_on() -> None:
+    outcomes = watch_ranks(muster, 4)
+    for outcome in outcomes:
+        assert outcome.exit_code == 0, outcome.trace
+        assert outcome.value["sum"] == 4.0
+    for rank in (0, 2):
+        failure = outcomes[rank].value["failure"]
+        assert failure.kind == "PeerLate"
+        for missing in (1, 3):
+            assert f"rank {missing} (pid {outcomes[missing].pid})" in failure.text
+        assert f"(pid {outcomes[2 - rank].pid})" not in failure.text
+        assert failure.took_s < 2.5
+
+
+def die_in_a_monitored_barrier(me: Rank) -> Any:
+    from wiiiiided.torch import monitored_barrier
+
+    dist.barrier()
+    reach(1)
+    if me.rank == 1:
+        time.sleep(10)  # killed in here
+    return failure_of(monitored_barrier)
+
+
+def test_a_death_during_a_monitored_barrier_is_noticed_at_once() -> None:
+    plan = FaultPlan().kill(rank=1, step=1, after_s=0.1)
+    outcomes = watch_ranks(die_in_a_monitored_barrier, 3, during=plan)
+    for rank in (0, 2):
+        failure = outcomes[rank].value
+        assert failure.kind == "PeerLost", failure
+        assert f"rank 1 (pid {outcomes[1].pid}) died" in failure.text
+        assert failure.at - plan.when(1) < 5.0
+
+
+def wait_quietly(me: Rank) -> list[str]:
+    lines = Lines()
+    if me.rank == 1:
+        time.sleep(0.8)
+    dist.barrier()
+    return lines.said
+
+
+def test_a_silent_worker_says_nothing_of_a_stall() -> None:
+    assert run_ranks(wait_quietly, 2, env={**STALL, "WIIIIIDE_LOG": "silent"}) == [[], []]

@@ -1,0 +1,112 @@
+"""Faults as data: who is killed or stopped, and at which of its steps.
+
+    plan = FaultPlan().kill(rank=1, step=3)
+    watch_ranks(body, 2, during=plan)           # the body calls `reach(step)` before each step
+
+The faults come from outside, as in life: a rank tells that it has reached a step, the watching test
+sends the signal. `plan.fired` says when, on the clock that all processes of a machine share.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+from tests.kit.ranks import Outcome, Rank, note
+
+_REACHED = "reached"
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A signal to one rank, some time after it has reached a step."""
+
+    rank: int
+    step: int
+    signal: int
+    after_s: float = 0.0
+
+
+@dataclass
+class FaultPlan:
+    """What is to happen to whom. Give it to `watch_ranks` as `during`."""
+
+    faults: tuple[Fault, ...] = ()
+    fired: dict[Fault, float] = field(default_factory=dict)  # time.monotonic() of each
+    _due: dict[Fault, float] = field(default_factory=dict)
+
+    def kill(self, rank: int, step: int, after_s: float = 0.0) -> FaultPlan:
+        """SIGKILL: it ends at once, whatever it is doing."""
+        return self._with(Fault(rank, step, signal.SIGKILL, after_s))
+
+    def stop(self, rank: int, step: int, for_s: float | None = None) -> FaultPlan:
+        """SIGSTOP, and SIGCONT after `for_s` seconds if given."""
+        plan = self._with(Fault(rank, step, signal.SIGSTOP))
+        return plan if for_s is None else plan._with(Fault(rank, step, signal.SIGCONT, for_s))
+
+    def interrupt(self, rank: int, step: int, after_s: float = 0.0) -> FaultPlan:
+        """SIGINT, which Python turns into KeyboardInterrupt."""
+        return self._with(Fault(rank, step, signal.SIGINT, after_s))
+
+    def when(self, rank: int) -> float:
+        """When the first fault of a rank happened (time.monotonic())."""
+        return min(at for fault, at in self.fired.items() if fault.rank == rank)
+
+    def __call__(self, outcomes: list[Outcome], elapsed_s: float) -> None:
+        now = time.monotonic()
+        for fault in self.faults:
+            if fault in self.fired:
+                continue
+            outcome = outcomes[fault.rank]
+            if (_REACHED, fault.step) not in [value for _, value in outcome.notes]:
+                continue
+            due = self._due.setdefault(fault, now + fault.after_s)
+            if now >= due and outcome.exit_code is None:
+                self.fired[fault] = time.monotonic()
+                os.kill(outcome.pid, fault.signal)
+
+    def _with(self, fault: Fault) -> FaultPlan:
+        return replace(self, faults=(*self.faults, fault), fired={}, _due={})
+
+
+def reach(step: int) -> None:
+    """Inside a rank: I begin this step. Faults of the plan may strike from here on."""
+    note((_REACHED, step))
+
+
+def make_group(me: Rank, timeout_s: float = 60.0, store: str = "store") -> None:
+    """Inside a rank that was started without a group: make the world group."""
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "wiiiiide",
+        init_method=f"file://{me.folder}/{store}",
+        rank=me.rank,
+        world_size=me.size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An exception as a survivor met it, and when."""
+
+    kind: str
+    text: str
+    at: float  # time.monotonic()
+    took_s: float  # from the call to the exception
+
+
+def failure_of(action: Any, *args: Any) -> Failure | None:
+    """Call it; what it raised, or None."""
+    began = time.monotonic()
+    try:
+        action(*args)
+    except Exception as error:
+        now = time.monotonic()
+        return Failure(type(error).__name__, str(error), now, now - began)
+    return None
