@@ -74,12 +74,12 @@ class Loop(Driver):
             self.wait(late)
             return late
         try:
-            begun = time.monotonic_ns()
             op = self._sprint(group, plan, nbytes, make)
             if op is None or op.done:
                 return op
+            begun_ns = op.begun_ns
             self._admit(op)
-            op.begun_ns = begun
+            op.begun_ns = begun_ns
             self._drive(op, asleep=True)
         finally:
             self._step_down()
@@ -127,7 +127,7 @@ class Loop(Driver):
             return op
         words[stats.WAITING_NS] += waited
         op = make()
-        op.wait = wait
+        op.wait, op.begun_ns = wait, begun
         return op
 
     def submit(self, op: Operation) -> None:

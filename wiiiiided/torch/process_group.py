@@ -37,18 +37,24 @@ from wiiiiided.errors import UsageError
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine, combiner, dtype_code, dtype_name
 from wiiiiided.shm.slots import Array
+from wiiiiided.torch.arguments import (
+    Tensors,
+    describe,
+    one_by_one,
+    only,
+    packed,
+    reduction,
+    scaled,
+    split,
+    split_rows,
+)
 from wiiiiided.torch.flat import Settle, flatten, flatten_each, same_shape_dtype
 from wiiiiided.torch.sparse import sparse_all_reduce
 from wiiiiided.torch.work import WiiiiideWork
 
-Tensors = Sequence[torch.Tensor]
 Begin = Callable[[Operation], None]
 
-_OP_NAMES = {value: name for name, value in dist.ReduceOp.RedOpType.__members__.items()}
 _MOST_CALLS = 4096  # described calls that are kept; a program has few, a runaway one must not grow
-
-# Coalesced tensors are packed into one exchange while they are together no larger than this.
-PACK_BYTES = 4 * 1024 * 1024
 
 
 class WiiiiideProcessGroup(dist.ProcessGroup):
@@ -71,8 +77,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def allreduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceOptions()
-        tensor = _only(tensors)
-        op, scale = _reduction(opts.reduceOp)
+        tensor = only(tensors)
+        op, scale = reduction(opts.reduceOp)
         if tensor.layout is torch.sparse_coo:
             plan = sparse_all_reduce(self._group, tensor, op)
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
@@ -82,15 +88,15 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
         plan = all_reduce(self._group, call, x, combine, place)
         if scale is not None:
-            plan = _scaled([(x, tensor.dtype)], scale, plan)
+            plan = scaled([(x, tensor.dtype)], scale, plan)
         return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, settles)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceCoalescedOptions()
-        op, scale = _reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp)
         settles: list[Settle] = []
-        parts = _packed(tensors, settles)
-        plan = _one_by_one(
+        parts = packed(tensors, settles)
+        plan = one_by_one(
             [
                 all_reduce(
                     self._group,
@@ -102,14 +108,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             ]
         )
         if scale is not None:
-            plan = _scaled(parts, scale, plan)
+            plan = scaled(parts, scale, plan)
         nbytes = sum(x.nbytes for x, _ in parts)
         return self._launch("all_reduce", nbytes, plan, list(tensors), opts, settles)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.ReduceOptions()
-        tensor, root = _only(tensors), self._root(opts.rootRank)
-        op, scale = _reduction(opts.reduceOp)
+        tensor, root = only(tensors), self._root(opts.rootRank)
+        op, scale = reduction(opts.reduceOp)
         settles: list[Settle] = []
         x = flatten(tensor, settles if root == self._group.rank else None)
         if scale is not None and root != self._group.rank:
@@ -118,12 +124,12 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         call = self._call("reduce", tensor, op, root)
         plan = all_reduce(self._group, call, x, combine, root=root)
         if scale is not None:
-            plan = _scaled([(x, tensor.dtype)], scale, plan)
+            plan = scaled([(x, tensor.dtype)], scale, plan)
         return self._launch("reduce", x.nbytes, plan, list(tensors), opts, settles)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.BroadcastOptions()
-        tensor, root = _only(tensors), self._root(opts.rootRank)
+        tensor, root = only(tensors), self._root(opts.rootRank)
         settles: list[Settle] = []
         x = flatten(tensor, settles if root != self._group.rank else None)
         call = self._call("broadcast", tensor, "", root)
@@ -136,7 +142,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def allgather(
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> WiiiiideWork:
-        outputs, tensor = list(_only(output_tensors)), _only(input_tensors)
+        outputs, tensor = list(only(output_tensors)), only(input_tensors)
         self._check_list("all_gather", outputs, tensor)
         return self._gather_into([(outputs, tensor)], [outputs], opts)
 
@@ -171,7 +177,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                     f"{dtype_name(tensor.dtype)}; the output has {output.numel()} of "
                     f"{dtype_name(output.dtype)}"
                 )
-            parts = _split(flatten(output, settles), size)
+            parts = split(flatten(output, settles), size)
             steps.append(self._gather_step(parts, tensor))
         return self._launch_gather(steps, list(outputs), opts, settles)
 
@@ -181,7 +187,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self, output_tensors: Sequence[Tensors], input_tensors: Tensors, opts: Any = None
     ) -> WiiiiideWork:
         opts = opts or dist.GatherOptions()
-        tensor, root = _only(input_tensors), self._root(opts.rootRank)
+        tensor, root = only(input_tensors), self._root(opts.rootRank)
         outputs = list(output_tensors[0]) if output_tensors and root == self._group.rank else []
         if root == self._group.rank:
             self._check_list("gather", outputs, tensor)
@@ -195,7 +201,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> WiiiiideWork:
         opts = opts or dist.ScatterOptions()
-        output, root = _only(output_tensors), self._root(opts.rootRank)
+        output, root = only(output_tensors), self._root(opts.rootRank)
         inputs = list(input_tensors[0]) if input_tensors and root == self._group.rank else []
         if root == self._group.rank:
             self._check_list("scatter", inputs, output)
@@ -221,7 +227,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def _launch_gather(
         self, steps: list[tuple[Plan, int]], results: Any, opts: Any, settles: list[Settle]
     ) -> WiiiiideWork:
-        plan = _one_by_one([plan for plan, _ in steps])
+        plan = one_by_one([plan for plan, _ in steps])
         nbytes = sum(size for _, size in steps)
         opts = opts or dist.AllgatherOptions()
         return self._launch("all_gather", nbytes, plan, results, opts, settles)
@@ -231,7 +237,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def reduce_scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
     ) -> WiiiiideWork:
-        output, inputs = _only(output_tensors), list(_only(input_tensors))
+        output, inputs = only(output_tensors), list(only(input_tensors))
         self._check_list("reduce_scatter", inputs, output)
         step = (flatten_each(inputs, None), None, output)
         return self._reduce_scatter([step], list(output_tensors), opts)
@@ -256,14 +262,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 )
             whole = flatten(tensor)
             place = self._group.shared.place(tensor.data_ptr(), whole.nbytes)
-            steps.append((_split(whole, size), (whole, place), output))
+            steps.append((split(whole, size), (whole, place), output))
         return self._reduce_scatter(steps, list(outputs), opts)
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     def _reduce_scatter(self, steps: Any, results: Any, opts: Any) -> WiiiiideWork:
         opts = opts or dist.ReduceScatterOptions()
-        op, scale = _reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp)
         settles: list[Settle] = []
         plans: list[Plan] = []
         nbytes = 0
@@ -276,10 +282,10 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             out = flatten(output, settles)
             plan = reduce_scatter(self._group, call, inputs, out, combine, array, place)
             if scale is not None:
-                plan = _scaled([(x, output.dtype) for x in inputs], scale, plan)
+                plan = scaled([(x, output.dtype) for x in inputs], scale, plan)
             plans.append(plan)
             nbytes += out.nbytes * self._group.size
-        return self._launch("reduce_scatter", nbytes, _one_by_one(plans), results, opts, settles)
+        return self._launch("reduce_scatter", nbytes, one_by_one(plans), results, opts, settles)
 
     # -- all_to_all ----
 
@@ -306,9 +312,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     ) -> WiiiiideWork:
         size = self._group.size
         settles: list[Settle] = []
-        sources = _split_rows("input", flatten(input), input, input_split_sizes, size)
+        sources = split_rows("input", flatten(input), input, input_split_sizes, size)
         target = flatten(output, settles)
-        targets = _split_rows("output", target, output, output_split_sizes, size)
+        targets = split_rows("output", target, output, output_split_sizes, size)
         return self._all_to_all(sources, targets, input.dtype, [output], opts, settles)
 
     alltoall_base = all_to_all_single
@@ -333,7 +339,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     # -- messages ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> WiiiiideWork:
-        tensor = _only(tensors)
+        tensor = only(tensors)
         data, code = flatten(tensor).view(np.uint8), dtype_code(tensor.dtype)
         to = self._root(dst)
 
@@ -349,7 +355,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         return self._receive(tensors, ANY, tag)
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> WiiiiideWork:
-        tensor = _only(tensors)
+        tensor = only(tensors)
         settles: list[Settle] = []
         data, code = flatten(tensor, settles).view(np.uint8), dtype_code(tensor.dtype)
 
@@ -460,7 +466,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         if call is None:
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = Call.of(_describe(*key))
+            call = self._calls[key] = Call.of(describe(*key))
         return call
 
     def _reduction_call(self, name: str, tensor: torch.Tensor, op: str) -> tuple[Call, Combine]:
@@ -506,89 +512,3 @@ def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:
         options.global_ranks_in_group,
     )
     return WiiiiideProcessGroup(group)
-
-
-def _describe(name: str, dtype: torch.dtype | None, count: int, op: str, root: int) -> str:
-    text = name + (f"({op})" if op else "")
-    if count >= 0:
-        text += f" of {count} elements"
-    if dtype is not None:
-        text += f" of {dtype_name(dtype)}"
-    return text + (f" with root {root}" if root >= 0 else "")
-
-
-def _only(tensors: Any) -> Any:
-    if len(tensors) != 1:
-        raise UsageError(f"one tensor a rank is exchanged at a time here; got {len(tensors)}")
-    return tensors[0]
-
-
-def _reduction(op: Any) -> tuple[str, Any]:
-    """The name of a reduction, and the factor of PREMUL_SUM."""
-    name = _OP_NAMES[op.op if isinstance(op, dist.ReduceOp) else op]
-    return name, op.__getstate__()[1] if name == "PREMUL_SUM" else None
-
-
-def _scaled(arrays: Sequence[tuple[Array, torch.dtype]], factor: Any, plan: Plan) -> Plan:
-    """PREMUL_SUM: multiply this rank's arrays before the sum."""
-    for x, dtype in arrays:
-        torch.from_numpy(x).view(dtype).mul_(factor)
-    yield from plan
-
-
-def _one_by_one(plans: list[Plan]) -> Plan:
-    """Several plans as one, in order."""
-    if len(plans) == 1:
-        return plans[0]
-
-    def sequence() -> Plan:
-        for plan in plans:
-            yield from plan
-
-    return sequence()
-
-
-def _split(x: Array, parts: int) -> list[Array]:
-    n = x.size // parts
-    return [x[i * n : (i + 1) * n] for i in range(parts)]
-
-
-def _split_rows(
-    which: str, x: Array, tensor: torch.Tensor, sizes: Sequence[int], parts: int
-) -> list[Array]:
-    rows = tensor.shape[0] if tensor.dim() else 1
-    if not sizes:
-        if rows % parts:
-            raise UsageError(
-                f"all_to_all_single without split sizes needs an {which} whose first dimension "
-                f"divides by {parts}; it is {rows}"
-            )
-        sizes = [rows // parts] * parts
-    if len(sizes) != parts or sum(sizes) != rows:
-        raise UsageError(
-            f"the {which} split sizes of all_to_all_single must be {parts} numbers that add up to "
-            f"{rows}, its first dimension; got {list(sizes)}"
-        )
-    row = x.size // rows if rows else 0
-    ends = np.cumsum([0, *sizes]) * row
-    return [x[int(ends[i]) : int(ends[i + 1])] for i in range(parts)]
-
-
-def _packed(tensors: Tensors, settles: list[Settle]) -> list[tuple[Array, torch.dtype]]:
-    """Coalesced tensors as arrays to exchange: small ones of one dtype together in one."""
-    tensors = list(tensors)
-    total = sum(t.numel() * t.element_size() for t in tensors)
-    one_kind = len({(t.dtype, t.device) for t in tensors}) == 1
-    if len(tensors) < 2 or total > PACK_BYTES or not one_kind:
-        return [(flatten(t, settles), t.dtype) for t in tensors]
-    arrays = flatten_each(tensors, settles)
-    packed = np.concatenate(arrays)
-
-    def unpack() -> None:
-        at = 0
-        for array in arrays:
-            array[:] = packed[at : at + array.size]
-            at += array.size
-
-    settles.insert(0, unpack)  # before copies back from these arrays
-    return [(packed, tensors[0].dtype)]
