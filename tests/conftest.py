@@ -1,8 +1,8 @@
 """What every test gets, and the list at the end of what could not run.
 
-A test that needs something of the machine says so: `@pytest.mark.needs("root", "unshare")`. Where it
-is missing the test does not run, and the end of the run says which test, what it lacks and how to
-get it. In CI that list must be empty: a hole there fails the run.
+A test that needs something of the machine says so: `@pytest.mark.needs("root", "unshare")`. Where
+it is missing the test does not run, and the end of the run says which test, what it lacks and how
+to get it. In CI that list must be empty: a hole there fails the run.
 """
 
 from __future__ import annotations

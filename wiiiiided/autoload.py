@@ -7,6 +7,7 @@ Nothing heavy is imported either: the backend itself comes in when a group is fi
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any
 
@@ -18,10 +19,9 @@ def register() -> None:
     try:
         _register()
     except Exception as problem:
-        print(
-            f"wiiiiide: the backend is not available: {type(problem).__name__}: {problem}",
-            file=sys.stderr,
-        )
+        text = f"wiiiiide: the backend is not available: {type(problem).__name__}: {problem}"
+        with contextlib.suppress(Exception):  # stderr may be closed or full
+            print(text, file=sys.stderr)
 
 
 def _register() -> None:

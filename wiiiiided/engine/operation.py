@@ -36,6 +36,9 @@ Plan = Generator[Wait, None, None]
 NOT_STARTED: Final = -1  # in place of a wait: the plan's first part has not been run
 
 
+_first_waiter = threading.Lock()  # two threads may begin to wait for one operation at once
+
+
 class Operation:
     """The state of one call. Only the driver of the loop changes it, until it is done."""
 
@@ -117,11 +120,12 @@ class Operation:
 
     def sleep_until_done(self, timeout_s: float) -> bool:
         """Block the calling thread (not the driver) until done; False when time is up."""
-        waiter = self.waiter
-        if waiter is None:
-            waiter = threading.Lock()
-            waiter.acquire()
-            self.waiter = waiter
+        with _first_waiter:
+            waiter = self.waiter
+            if waiter is None:
+                waiter = threading.Lock()
+                waiter.acquire()
+                self.waiter = waiter
         if self.done:
             return True
         if waiter.acquire(timeout=min(timeout_s, threading.TIMEOUT_MAX)):

@@ -44,6 +44,11 @@ class SharedTensors:
         self._group = group
         self._areas: dict[int, _Area] = {}
 
+    @property
+    def empty(self) -> bool:
+        """No shared tensor is alive here (the usual case)."""
+        return not self._areas
+
     def place(self, address: int, nbytes: int) -> tuple[int, int]:
         """(segment id, offset in my part) of memory at `address`; id 0: it is not shared."""
         if not self._areas:

@@ -45,14 +45,15 @@ _NATIVE: Final = {
 
 # dtypes numpy does not have: the integer that carries them.
 _CARRIED: Final = {
-    torch.bfloat16: torch.uint16,
-    torch.complex32: torch.uint32,
-    torch.float8_e4m3fn: torch.uint8,
-    torch.float8_e4m3fnuz: torch.uint8,
-    torch.float8_e5m2: torch.uint8,
-    torch.float8_e5m2fnuz: torch.uint8,
-    torch.float8_e8m0fnu: torch.uint8,
+    torch.bfloat16: np.uint16,
+    torch.complex32: np.uint32,
+    torch.float8_e4m3fn: np.uint8,
+    torch.float8_e4m3fnuz: np.uint8,
+    torch.float8_e5m2: np.uint8,
+    torch.float8_e5m2fnuz: np.uint8,
+    torch.float8_e8m0fnu: np.uint8,
 }
+_TYPESTR: Final = {dtype: np.dtype(t).str for dtype, t in [*_NATIVE.items(), *_CARRIED.items()]}
 
 # A dtype's code in frames is its index here.
 DTYPE_NAMES: Final = [str(dtype).removeprefix("torch.") for dtype in [*_NATIVE, *_CARRIED]]
@@ -92,19 +93,35 @@ _TORCH_OPS: Final[dict[str, Callable[..., Any]]] = {
 Combine = Callable[[Sequence[Array], Array], None]
 
 
+class _Memory:
+    """A tensor's memory as numpy likes to be told of it.
+
+    Not Tensor.numpy(): that marks the storage as not resizable for ever, and FSDP resizes.
+    """
+
+    __slots__ = ("__array_interface__", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, typestr: str, count: int) -> None:
+        self.tensor = tensor  # keeps the memory as long as an array uses it
+        self.__array_interface__ = {
+            "data": (tensor.data_ptr(), False),
+            "shape": (count,),
+            "typestr": typestr,
+            "version": 3,
+        }
+
+
 def carrier(tensor: torch.Tensor) -> Array:
     """The memory of a dense, contiguous CPU tensor as a flat array; writes go to the tensor."""
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if tensor.dtype not in _NATIVE:
-        carried = _CARRIED.get(tensor.dtype)
-        if carried is None:
-            raise UsageError(
-                f"tensors of {dtype_name(tensor.dtype)} cannot be exchanged; convert them first"
-            )
-        tensor = tensor.view(carried)
-    array: Array = tensor.numpy()
-    return array if array.ndim == 1 else array.reshape(-1)
+    typestr = _TYPESTR.get(tensor.dtype)
+    if typestr is None:
+        raise UsageError(
+            f"tensors of {dtype_name(tensor.dtype)} cannot be exchanged; convert them first"
+        )
+    count = tensor.numel()
+    if not count:
+        return np.empty(0, typestr)
+    return np.asarray(_Memory(tensor, typestr, count))
 
 
 def dtype_code(dtype: torch.dtype) -> int:

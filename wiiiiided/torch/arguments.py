@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,9 +21,8 @@ from wiiiiided.torch.flat import Settle, flatten, flatten_each
 Tensors = Sequence[torch.Tensor]
 
 # By number: hashing torch's enum costs 0.5 µs more.
-_OP_NAMES: dict[int, str] = {
-    int(op): name for name, op in dist.ReduceOp.RedOpType.__members__.items()
-}
+_OPS: Mapping[str, Any] = dist.ReduceOp.RedOpType.__members__
+_OP_NAMES = {int(op): name for name, op in _OPS.items()}
 
 # Coalesced tensors are packed into one exchange while they are together no larger than this.
 PACK_BYTES = 4 * 1024 * 1024
@@ -45,11 +44,20 @@ def only(tensors: Any) -> Any:
     return tensors[0]
 
 
-def reduction(op: Any) -> tuple[str, Any]:
-    """The name of a reduction, and the factor of PREMUL_SUM."""
+def reduction(op: Any, tensors: Tensors) -> tuple[str, Any]:
+    """The name of a reduction, and the factor of PREMUL_SUM, which must suit the tensors."""
     kind: Any = op.op if isinstance(op, dist.ReduceOp) else op
     name = _OP_NAMES[int(kind)]
-    return name, op.__getstate__()[1] if name == "PREMUL_SUM" else None
+    if name != "PREMUL_SUM":
+        return name, None
+    factor = op.__getstate__()[1]
+    for tensor in tensors:
+        if not torch.can_cast(torch.result_type(tensor, factor), tensor.dtype):
+            raise UsageError(
+                f"PREMUL_SUM cannot multiply {dtype_name(tensor.dtype)} by {factor}: "
+                "the product has another dtype"
+            )
+    return name, factor
 
 
 def scaled(arrays: Sequence[tuple[Array, torch.dtype]], factor: Any, plan: Plan) -> Plan:

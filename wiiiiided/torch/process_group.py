@@ -29,10 +29,11 @@ from wiiiiided.collectives.broadcast import broadcast
 from wiiiiided.collectives.reduce_scatter import reduce_scatter
 from wiiiiided.collectives.scatter import scatter
 from wiiiiided.engine import process as processes
-from wiiiiided.engine.group import Group
+from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.join import join
 from wiiiiided.engine.mailbox import ANY
 from wiiiiided.engine.operation import Operation, Plan
+from wiiiiided.engine.shared import PRIVATE
 from wiiiiided.errors import UsageError
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine, combiner, dtype_code, dtype_name
@@ -48,7 +49,7 @@ from wiiiiided.torch.arguments import (
     split,
     split_rows,
 )
-from wiiiiided.torch.flat import Settle, flatten, flatten_each, same_shape_dtype
+from wiiiiided.torch.flat import Settle, flatten, flatten_each, plain, same_shape_dtype
 from wiiiiided.torch.sparse import sparse_all_reduce
 from wiiiiided.torch.work import WiiiiideWork
 
@@ -78,14 +79,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def allreduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceOptions()
         tensor = only(tensors)
-        op, scale = reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp, tensors)
         if tensor.layout is torch.sparse_coo:
             plan = sparse_all_reduce(self._group, tensor, op)
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
         settles: list[Settle] = []
         x = flatten(tensor, settles)
         call, combine = self._reduction_call("all_reduce", tensor, op)
-        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        place = self._place(tensor, x)
         plan = all_reduce(self._group, call, x, combine, place)
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
@@ -93,7 +94,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceCoalescedOptions()
-        op, scale = reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp, tensors)
         settles: list[Settle] = []
         parts = packed(tensors, settles)
         plan = one_by_one(
@@ -115,7 +116,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def reduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.ReduceOptions()
         tensor, root = only(tensors), self._root(opts.rootRank)
-        op, scale = reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp, tensors)
         settles: list[Settle] = []
         x = flatten(tensor, settles if root == self._group.rank else None)
         if scale is not None and root != self._group.rank:
@@ -133,7 +134,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         settles: list[Settle] = []
         x = flatten(tensor, settles if root != self._group.rank else None)
         call = self._call("broadcast", tensor, "", root)
-        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        place = self._place(tensor, x)
         plan = broadcast(self._group, call, x, root, place)
         return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, settles)
 
@@ -220,7 +221,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def _gather_step(self, outputs: Sequence[Array], tensor: torch.Tensor) -> tuple[Plan, int]:
         x = flatten(tensor)
-        place = self._group.shared.place(tensor.data_ptr(), x.nbytes)
+        place = self._place(tensor, x)
         call = self._call("all_gather", tensor)
         return all_gather(self._group, call, x, outputs, place), x.nbytes * self._group.size
 
@@ -229,7 +230,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     ) -> WiiiiideWork:
         plan = one_by_one([plan for plan, _ in steps])
         nbytes = sum(size for _, size in steps)
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or dist.distributed_c10d.AllgatherOptions()
         return self._launch("all_gather", nbytes, plan, results, opts, settles)
 
     # -- reduce_scatter ----
@@ -261,7 +262,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                     f"{dtype_name(tensor.dtype)}"
                 )
             whole = flatten(tensor)
-            place = self._group.shared.place(tensor.data_ptr(), whole.nbytes)
+            place = self._place(tensor, whole)
             steps.append((split(whole, size), (whole, place), output))
         return self._reduce_scatter(steps, list(outputs), opts)
 
@@ -269,7 +270,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def _reduce_scatter(self, steps: Any, results: Any, opts: Any) -> WiiiiideWork:
         opts = opts or dist.ReduceScatterOptions()
-        op, scale = reduction(opts.reduceOp)
+        op, scale = reduction(opts.reduceOp, results)
         settles: list[Settle] = []
         plans: list[Plan] = []
         nbytes = 0
@@ -454,6 +455,13 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         else:
             self._group.loop.submit(op)
         return WiiiiideWork(op, results)
+
+    def _place(self, tensor: torch.Tensor, x: Array) -> Place:
+        """Where a tensor lies that is used as it is; what goes through a copy lies nowhere."""
+        shared = self._group.shared
+        if shared.empty or not plain(tensor):
+            return PRIVATE
+        return shared.place(tensor.data_ptr(), x.nbytes)
 
     def _call(self, name: str, tensor: torch.Tensor, op: str = "", root: int = -1) -> Call:
         return self._call_of(name, tensor.dtype, tensor.numel(), op, root)

@@ -1,0 +1,113 @@
+"""The layers of the package, as its imports say them: nobody imports upwards."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "wiiiiided"
+
+BOTTOM = {"errors", "config", "log", "autoload"}
+
+# What a layer may import of the package, besides itself.
+ALLOWED = {
+    "errors": set(),
+    "log": set(),
+    "config": {"errors"},
+    "autoload": set(),
+    "wire": {"errors"},
+    "shm": {"errors"},
+    "engine": {"shm", "wire", "errors", "config", "log"},
+    "collectives": {"engine", "shm", "errors"},
+    "torch": {"collectives", "engine", "shm", "wire", "errors", "config", "log", "autoload"},
+}
+
+# Imports inside a function, of what would be upwards: the entry point makes the first group.
+LATE = {("autoload", "torch")}
+
+MAY_IMPORT_TORCH = {"shm/kernels.py", "engine/loop.py"}
+MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py"}
+
+MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
+
+
+def _tree(module: str) -> ast.Module:
+    return ast.parse((PACKAGE / module).read_text())
+
+
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Full names of everything imported anywhere below: `from a.b import c` is a.b and a.b.c."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "relative imports hide the layer"
+            assert node.module is not None
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _at_import(module: str) -> set[str]:
+    """What is imported when the module is: not what stands inside functions."""
+    tree = _tree(module)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    return set(_imports(tree))
+
+
+def _layer(module: str) -> str:
+    return module.split("/")[0].removesuffix(".py")
+
+
+def _layers_of(imports: set[str]) -> set[str]:
+    return {name.split(".")[1] for name in imports if name.startswith("wiiiiided.")}
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
+def test_a_module_imports_only_from_below(module: str) -> None:
+    layer = _layer(module)
+    assert layer in ALLOWED, f"{module} belongs to no layer"
+    found = _layers_of(set(_imports(_tree(module)))) - {layer}
+    late = {to for source, to in LATE if source == layer}
+    assert found - late <= ALLOWED[layer], f"{module} imports {found - ALLOWED[layer]}"
+    assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
+
+
+def test_the_layers_have_no_circle() -> None:
+    done: set[str] = set()
+    while left := {layer for layer in ALLOWED if layer not in done}:
+        ready = {layer for layer in left if ALLOWED[layer] <= done}
+        assert ready, f"a circle among {left}"
+        done |= ready
+
+
+def test_the_bottom_imports_nothing_heavy() -> None:
+    for layer in BOTTOM:
+        heavy = {"torch", "numpy"} & {name.split(".")[0] for name in _at_import(f"{layer}.py")}
+        assert not heavy, f"{layer} imports {heavy}"
+    assert _at_import("__init__.py") == set()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_torch_and_numpy_are_imported_where_they_are_needed_only(module: str) -> None:
+    roots = {name.split(".")[0] for name in _at_import(module)}
+    layer = _layer(module)
+    if "torch" in roots:
+        assert layer in ("torch", "collectives") or module in MAY_IMPORT_TORCH, module
+    if "numpy" in roots and layer in ("wire", "shm", *BOTTOM):
+        assert module in MAY_IMPORT_NUMPY, module
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_the_environment_is_read_in_one_place(module: str) -> None:
+    reads = [
+        node.lineno
+        for node in ast.walk(_tree(module))
+        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"))
+        or (isinstance(node, ast.Name) and node.id in ("environ", "getenv"))
+    ]
+    assert module == "config.py" or not reads, f"{module} reads the environment in {reads}"

@@ -1,0 +1,129 @@
+"""What the backend offers beyond torch's functions, and what a user can turn."""
+
+from __future__ import annotations
+
+import mmap
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.kit.data import assert_same, random_of, reduced
+from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.shm import stats as counters
+from wiiiiided.torch import monitored_barrier, stats
+
+
+def _counts(me: Rank) -> None:
+    before = stats()
+    assert (before.rank, before.world_size) == (me.rank, me.size)
+    other = 1 - me.rank
+    for later in (False, True):
+        work = dist.all_reduce(torch.ones(1000), async_op=later)
+        if work is not None:
+            work.wait()
+    works = [dist.isend(torch.ones(10), other), dist.irecv(torch.ones(10), other)]
+    for work in works:
+        work.wait()
+    after = stats()
+    assert after.operations - before.operations == 4
+    assert after.sent - before.sent == 1
+    assert after.received - before.received == 1
+    assert after.failed == before.failed
+    assert after.bytes_shm - before.bytes_shm >= 8000
+    assert after.exchange_s >= before.exchange_s
+    side = dist.new_group([0, 1])
+    assert stats().rank == me.rank
+    dist.destroy_process_group(side)
+
+
+def test_the_counters_count() -> None:
+    run_ranks(_counts, 2)
+
+
+def _watched(me: Rank) -> None:
+    for _ in range(5):
+        dist.all_reduce(torch.ones(3))
+
+
+def test_a_stats_file_shows_the_counters_from_outside(tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    path.touch()
+    run_ranks(_watched, 1, env={"WIIIIIDE_STATS": str(path)})
+    with open(path, "rb") as file:
+        page = mmap.mmap(file.fileno(), counters.PAGE_BYTES, prot=mmap.PROT_READ)
+    words = memoryview(page).cast("q")
+    assert words[0] == counters.MAGIC
+    assert (words[counters.RANK], words[counters.WORLD]) == (0, 1)
+    assert words[counters.OPERATIONS] >= 5
+
+
+def _mustered(me: Rank) -> None:
+    for _ in range(5):
+        monitored_barrier()
+        monitored_barrier(timeout=timedelta(seconds=20))
+        dist.group.WORLD.monitored_barrier(timedelta(seconds=20))
+    x = torch.ones(2)
+    dist.all_reduce(x)
+    assert x.tolist() == [me.size] * 2
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_a_monitored_barrier_that_all_enter_is_a_barrier(size: int) -> None:
+    run_ranks(_mustered, size)
+
+
+def _waits(me: Rank) -> None:
+    for count in (3, 30_000, 300_000):
+        inputs = [random_of(r, count) for r in range(me.size)]
+        for later in (False, True):
+            x = inputs[me.rank].clone()
+            work = dist.all_reduce(x, async_op=later)
+            if work is not None:
+                work.wait()
+            assert_same(x, reduced("SUM", inputs), f"{count}")
+    if me.rank:
+        dist.send(torch.ones(50_000), 0)
+    else:
+        for _ in range(me.size - 1):
+            dist.recv(torch.empty(50_000))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("spin", ["auto", "always", "never"])
+def test_every_way_of_waiting_works(spin: str) -> None:
+    run_ranks(_waits, 3, env={"WIIIIIDE_SPIN": spin})
+
+
+def _names(me: Rank) -> None:
+    group = dist.group.WORLD
+    assert dist.get_backend() == "wiiiiide"
+    assert dist.get_rank() == group.rank() == me.rank
+    assert dist.get_world_size() == group.size() == me.size
+    assert group.name() == "wiiiiide"
+    described = dist.new_group([0, 1], group_desc="my groups")
+    assert described.group_desc == "my groups"
+    assert described.group_name != group.group_name
+
+
+def test_a_group_knows_its_names() -> None:
+    run_ranks(_names, 2)
+
+
+def _wait_with_timeout(me: Rank) -> None:
+    if me.rank == 0:
+        work = dist.all_reduce(torch.ones(3), async_op=True)
+        with pytest.raises(TimeoutError, match="goes on"):
+            work.wait(timedelta(seconds=0.05))
+        assert not work.is_completed()
+        dist.FileStore(f"{me.folder}/s", 2).set("now", "yes")
+        work.wait(timedelta(seconds=20))
+    else:
+        dist.FileStore(f"{me.folder}/s", 2).wait(["now"])
+        dist.all_reduce(torch.ones(3))
+
+
+def test_a_wait_that_gives_up_leaves_the_operation_going_on() -> None:
+    run_ranks(_wait_with_timeout, 2)
