@@ -199,6 +199,7 @@ def use_everything(me: Rank) -> list[float]:
     return [float(x[-1]), float(y[-1]), float(z[-1])]
 
 
+@pytest.mark.needs("root", "unshare", "mount")
 def test_a_tiny_dev_shm_does_not_matter() -> None:
     code = (
         "from tests.faults.test_memory import use_everything\n"

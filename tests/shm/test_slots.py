@@ -10,10 +10,9 @@ from wiiiiided.shm.segment import PAGE, Segment
 from wiiiiided.shm.slots import (
     SMALL_BYTES,
     SMALL_SLOTS,
-    STAGING_BYTES,
-    STAGING_SLOTS,
     Slots,
     slots_bytes,
+    staging_shape,
 )
 
 
@@ -50,7 +49,11 @@ def test_dtypes_share_the_turns() -> None:
 
 
 def test_a_slot_holds_whole_elements_of_the_largest_dtype() -> None:
-    for nbytes, count in ((SMALL_BYTES, SMALL_SLOTS), (STAGING_BYTES, STAGING_SLOTS)):
+    for nbytes, count in (
+        (SMALL_BYTES, SMALL_SLOTS),
+        staging_shape(2)[::-1],
+        staging_shape(3)[::-1],
+    ):
         assert nbytes % np.dtype(np.complex128).itemsize == 0
         (slots,) = _slots(1, count, nbytes)
         assert slots.next(np.dtype(np.complex128))[0].nbytes == nbytes

@@ -10,14 +10,14 @@ import torch.distributed as dist
 
 from tests.kit.data import assert_same, bits, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
-from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES
+from wiiiiided.shm.slots import SMALL_BYTES, staging_shape
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
 
 def _limits(me: Rank) -> None:
-    edges = [SMALL_BYTES, SMALL_BYTES // me.size, STAGING_BYTES, STAGING_BYTES // me.size]
-    edges += [2 * STAGING_BYTES, 5 * STAGING_BYTES]
+    piece = staging_shape(me.size)[1]
+    edges = [SMALL_BYTES, SMALL_BYTES // me.size, piece, piece // me.size, 2 * piece, 5 * piece]
     for dtype in (torch.float32, torch.bfloat16):
         for edge in edges:
             for extra in (-1, 0, 1):

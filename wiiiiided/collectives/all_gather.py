@@ -17,7 +17,7 @@ def all_gather(
 ) -> Plan:
     """The plan. `outputs[r]` becomes rank r's x; empty where the result is not wanted (gather)."""
     me = group.rank
-    large, most = room(x, x.nbytes)
+    large, most = room(group, x, x.nbytes)
     cuts = pieces(x.size, most)
     own = bool(outputs) and outputs[me].ctypes.data != x.ctypes.data
 

@@ -22,6 +22,7 @@ Three ways, by size and place:
 from __future__ import annotations
 
 from collections.abc import Generator
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +33,7 @@ from wiiiiided.engine.operation import Plan, Wait
 from wiiiiided.engine.shared import PRIVATE
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine
-from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, STAGING_SLOTS, Array
-
-DELAY = STAGING_SLOTS // 3  # D above
+from wiiiiided.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
 
 # In place, a share is worked on in blocks that stay in the L2 cache until they are copied.
 BLOCK_BYTES = 256 * 1024
@@ -46,31 +45,46 @@ def all_reduce(
     """The plan. `root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
     wanted = root in (-1, group.rank)
     if x.nbytes <= SMALL_BYTES:
-        return _direct(group, call, x, combine, wanted)
+        return Direct(group, call, combine, x.dtype, x.size).plan(x, wanted)
     if group.size == 2:
         return _paired(group, call, x, combine, place if root < 0 else PRIVATE, wanted)
     return _scattered(group, call, x, combine, place, root < 0, wanted)
 
 
-def _direct(group: Group, call: Call, x: Array, combine: Combine, wanted: bool) -> Plan:
-    count = x.size
-    slots: list[Array] = []
+class Direct:
+    """A small all_reduce, made ready once for all calls of its kind: training repeats itself.
 
-    def put() -> None:
-        slots.extend(group.small.next(x.dtype))
-        slots[group.rank][:count] = x
+    It opens as `Group.open` does, less what only large tensors need: small ones gain nothing from
+    being used in place, so nobody announces a place.
+    """
 
-    # Small tensors gain nothing from being worked on in place: the place is not announced.
-    yield from group.open(call, x, PRIVATE, False, put)
-    if wanted:
-        combine([slot[:count] for slot in slots], x)
+    def __init__(
+        self, group: Group, call: Call, combine: Combine, dtype: np.dtype[Any], count: int
+    ) -> None:
+        self._group, self._call, self._combine = group, call, combine
+        self._turns = [[slot[:count] for slot in turn] for turn in group.small.turns(dtype)]
+        self._mine = [turn[group.rank] for turn in self._turns]
+
+    def plan(self, x: Array, wanted: bool = True) -> Plan:
+        """One call. Without `wanted` the result is for others."""
+        group, board, small = self._group, self._group.board, self._group.small
+        group.parity = parity = group.parity ^ 1
+        board.announce(self._call, parity)
+        turn = small.turn % SMALL_SLOTS
+        small.turn += 1
+        self._mine[turn][:] = x
+        yield group.arrive()
+        if not board.same_calls(self._call, parity):
+            group.verify(self._call)
+        if wanted:
+            self._combine(self._turns[turn], x)
 
 
 def _paired(
     group: Group, call: Call, x: Array, combine: Combine, place: Place, wanted: bool
 ) -> Plan:
     me = group.rank
-    cuts = pieces(x.size, STAGING_BYTES // x.itemsize)
+    cuts = pieces(x.size, group.staging_bytes // x.itemsize)
 
     def put(k: int, slots: list[Array]) -> None:
         begin, end = cuts[k]
@@ -97,7 +111,7 @@ def _scattered(
     wanted: bool,
 ) -> Plan:
     me, size = group.rank, group.size
-    cuts = pieces(x.size, STAGING_BYTES // x.itemsize)
+    cuts = pieces(x.size, group.staging_bytes // x.itemsize)
     slots: list[list[Array]] = []
 
     def put() -> None:  # the shares of the next piece that the others reduce
@@ -116,7 +130,7 @@ def _scattered(
         yield from _in_place(group, views, combine)
         return
     count = len(cuts)
-    delay = min(DELAY, count)
+    delay = min(group.staging_slots // 3, count)
     first = group.board.step
     for k in range(1, count + 2 * delay):
         if k >= delay:
@@ -159,11 +173,9 @@ def _reduce_share(
 def _in_place(group: Group, views: list[Array], combine: Combine) -> Generator[Wait, None, None]:
     low, high = share_bounds(views[0].size, group.size)[group.rank]
     block = BLOCK_BYTES // views[0].itemsize
-    result = np.empty(min(block, high - low), views[0].dtype)
     for begin in range(low, high, block):
-        end = min(begin + block, high)
-        part = result[: end - begin]
-        combine([view[begin:end] for view in views], part)
-        for view in views:
-            view[begin:end] = part
+        parts = [view[begin : min(begin + block, high)] for view in views]
+        combine(parts, parts[0])  # element by element: the first input may be the output
+        for part in parts[1:]:
+            part[:] = parts[0]
     yield group.arrive()  # nobody reads or writes my tensor any more

@@ -37,7 +37,7 @@ def all_to_all(group: Group, call: Call, inputs: Sequence[Array], outputs: Seque
     _check(group, sends, expects)
 
     largest = int(sends.max()) * outputs[0].itemsize
-    large, room_elements = room(outputs[0], largest * size)
+    large, room_elements = room(group, outputs[0], largest * size)
     most = max(1, room_elements // size)
     count = max(1, -(-int(sends.max()) // most))
 

@@ -30,7 +30,7 @@ def reduce_scatter(
 ) -> Plan:
     """The plan. `whole` is the inputs as one array, if they are one; `place` says where it lies."""
     me, size = group.rank, group.size
-    large, room_elements = room(output, output.nbytes * size)
+    large, room_elements = room(group, output, output.nbytes * size)
     most = max(1, room_elements // size)  # a slot holds a part for each rank
     cuts = pieces(output.size, most)
     overlap = any(np.may_share_memory(x, output) for x in inputs)

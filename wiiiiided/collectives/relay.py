@@ -1,39 +1,35 @@
 """What most collectives are: put a piece into my slot, take what I need from the others' slots.
 
     take a piece as soon as all have put it, while it is still in the cache
-    else put the next, up to AHEAD pieces further than taken
+    else put the next, up to A pieces further than taken
     else wait
 
 With a core for each rank this alternates put and take. When a rank loses its core for a while
 (training threads and other programs want it too), the others run ahead instead of stopping at once.
 
-Slots. A rank puts piece k only after it has taken piece k - AHEAD - 1, which all had put by then;
-so a peer is reading piece k - 2·AHEAD - 1 at the earliest, and 2·AHEAD + 2 slots are enough. At the
-end a peer may still read the last AHEAD + 1 pieces while the next operation puts its first.
+Slots. A rank puts piece k only after it has taken piece k - A - 1, which all had put by then; so a
+peer is reading piece k - 2A - 1 at the earliest, and S = 2A + 2 slots are enough. At the end a peer
+may still read the last A + 1 pieces while the next operation puts its first.
 The small slots are used for one piece only, where two are enough.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from typing import Final
 
 from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Wait
 from wiiiiided.shm.board import Call, fence
-from wiiiiided.shm.slots import SMALL_BYTES, STAGING_BYTES, STAGING_SLOTS, Array
+from wiiiiided.shm.slots import SMALL_BYTES, Array
 
 Put = Callable[[int, list[Array]], None]
 Take = Callable[[int, list[Array]], None]
 
 
-AHEAD: Final = (STAGING_SLOTS - 2) // 2
-
-
-def room(x: Array, slot_nbytes: int) -> tuple[bool, int]:
-    """For `slot_nbytes` to exchange: whether the large slots are needed, and a slot's elements."""
-    large = slot_nbytes > SMALL_BYTES
-    return large, (STAGING_BYTES if large else SMALL_BYTES) // x.itemsize
+def room(group: Group, x: Array, nbytes: int) -> tuple[bool, int]:
+    """For `nbytes` to exchange: whether the large slots are needed, and a slot's elements."""
+    large = nbytes > SMALL_BYTES
+    return large, (group.staging_bytes if large else SMALL_BYTES) // x.itemsize
 
 
 def relay(
@@ -53,13 +49,13 @@ def relay(
     if views is not None:
         return views
     board, first = group.board, group.board.step  # the step of piece 0; piece k has first + k
-    taken = 0
+    taken, ahead = 0, (group.staging_slots - 2) // 2
     while taken < count:
         if taken < len(slots) and board.lagging(first + taken) < 0:
             fence()
             take(taken, slots[taken])
             taken += 1
-        elif len(slots) < count and len(slots) - taken <= AHEAD:
+        elif len(slots) < count and len(slots) - taken <= ahead:
             put_next()
             group.arrive()
         else:

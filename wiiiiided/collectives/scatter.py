@@ -15,7 +15,7 @@ from wiiiiided.shm.slots import Array
 def scatter(group: Group, call: Call, inputs: Sequence[Array], output: Array, root: int) -> Plan:
     """The plan. `inputs[r]` of the root becomes rank r's output; empty on the others."""
     me, size = group.rank, group.size
-    large, room_elements = room(output, output.nbytes * size)
+    large, room_elements = room(group, output, output.nbytes * size)
     most = max(1, room_elements // size)  # a slot holds a part for each rank
     cuts = pieces(output.size, most)
 

@@ -2,7 +2,7 @@
 
     Group ── board      who has arrived, what they call, what went wrong     (shared memory)
           ── small      two slots of 64 KiB a rank, there from the start     (shared memory)
-          ── staging    four slots of 512 KiB a rank, on first need          (shared memory)
+          ── staging    3 MiB of larger slots a rank, on first need          (shared memory)
           ── shared     what shared_empty made                               (shared memory)
           ── mailbox    sends and receives                                   (the links)
           ── queue      collectives in the order they were called
@@ -28,11 +28,10 @@ from wiiiiided.shm.segment import Segment
 from wiiiiided.shm.slots import (
     SMALL_BYTES,
     SMALL_SLOTS,
-    STAGING_BYTES,
-    STAGING_SLOTS,
     Array,
     Slots,
     slots_bytes,
+    staging_shape,
 )
 from wiiiiided.wire.frame import Frame, Kind
 
@@ -85,6 +84,7 @@ class Group:
         self.parity = 0
         self.who = f"rank {self.rank} pid {process.card.pid} group {membership.name}"
         self.staging: Slots | None = None
+        self.staging_slots, self.staging_bytes = staging_shape(self.size)
         self._fault: BaseException | None = None
         self._numbers = itertools.count(1)
         self._segment_ids = itertools.count(STAGING_SEGMENT + 1)
@@ -120,7 +120,7 @@ class Group:
         if large and self.staging is None:
             # Verified before anyone waits for memory: who called something small sends none.
             yield self.arrive()
-            self._verify(call)
+            self.verify(call)
             views = self._views(x)
             if views is not None:
                 return views
@@ -133,7 +133,7 @@ class Group:
         yield self.arrive()
         if not place[0] and board.same_calls(call, self.parity):
             return None
-        self._verify(call)
+        self.verify(call)
         views = self._views(x)
         if views is not None:
             return views
@@ -144,7 +144,8 @@ class Group:
         yield self.arrive()
         return None
 
-    def _verify(self, call: Call) -> None:
+    def verify(self, call: Call) -> None:
+        """All have arrived: everyone must have called the same."""
         other = self.board.dissenter(call, self.parity)
         if other >= 0:
             raise Mismatch(
@@ -158,9 +159,9 @@ class Group:
         return self.shared.views(places, x.dtype, x.size)
 
     def _make_staging(self) -> Generator[Wait, None, None]:
-        nbytes = slots_bytes(self.size, STAGING_SLOTS, STAGING_BYTES)
-        segment = yield from self.obtain(STAGING_SEGMENT, nbytes)
-        staging = Slots(segment, 0, self.size, STAGING_SLOTS, STAGING_BYTES)
+        count, slot_bytes = self.staging_slots, self.staging_bytes
+        segment = yield from self.obtain(STAGING_SEGMENT, slots_bytes(self.size, count, slot_bytes))
+        staging = Slots(segment, 0, self.size, count, slot_bytes)
         staging.reserve(self.rank)
         segment.forget_fd()
         self.staging = staging

@@ -68,7 +68,8 @@ class Loop(Driver):
         Operation, a queue or a look at the links: it is worth 5 µs of a small all_reduce's 20
         (bench/one_host.py). Otherwise `make` gives the Operation, and it goes on as any other.
         """
-        if self._begun() or not self._driving.acquire(blocking=False):
+        busy = self.active or self.messages or self._submitted or self._tasks
+        if busy or not self._driving.acquire(blocking=False):
             late = make()
             self.submit(late)
             self.wait(late)

@@ -132,7 +132,8 @@ def dtype_code(dtype: torch.dtype) -> int:
 def combiner(op: str, dtype: torch.dtype, ranks: int) -> Combine:
     """The function that reduces one array of each rank, in order, into `out`.
 
-    `out` must not be one of the arrays (element-wise in place is fine only for two of them).
+    `out` may be the first of the arrays, or with two the second, but no other: that would be
+    overwritten before it is read.
     """
     problem = _impossible(op, dtype)
     if problem:

@@ -25,9 +25,16 @@ Array = np.ndarray[Any, Any]
 SMALL_SLOTS: Final = 2
 SMALL_BYTES: Final = 64 * 1024
 
-# A group gets these inside its first larger operation. docs/lab-log.md has the sizes tried.
-STAGING_SLOTS: Final = 12
-STAGING_BYTES: Final = 256 * 1024
+# A group gets staging inside its first larger operation: 3 MiB a rank, so that two ranks and ten
+# groups stay under 64 MiB. Two ranks do best with many pieces that stay in the L2 cache; more ranks
+# have more to do for each piece, and want fewer of them (docs/lab-log.md).
+_PAIR: Final = (12, 256 * 1024)
+_MANY: Final = (6, 512 * 1024)
+
+
+def staging_shape(size: int) -> tuple[int, int]:
+    """How many staging slots each rank of a group has, and their bytes."""
+    return _PAIR if size <= 2 else _MANY
 
 
 def slots_bytes(size: int, count: int, slot_bytes: int) -> int:
@@ -63,12 +70,16 @@ class Slots:
         self._typed.clear()
         del self._segment
 
-    def next(self, dtype: np.dtype[Any]) -> list[Array]:
-        """The slots of the next turn, one array of `dtype` for each rank."""
+    def turns(self, dtype: np.dtype[Any]) -> list[list[Array]]:
+        """The slots of every turn as arrays of `dtype`: turns(t)[turn % count][rank]."""
         typed = self._typed.get(dtype)
         if typed is None:
             typed = [[slot.view(dtype) for slot in ranks] for ranks in self._raw]
             self._typed[dtype] = typed
-        slot = typed[self.turn % self.count]
+        return typed
+
+    def next(self, dtype: np.dtype[Any]) -> list[Array]:
+        """The slots of the next turn, one array of `dtype` for each rank."""
+        slot = self.turns(dtype)[self.turn % self.count]
         self.turn += 1
         return slot

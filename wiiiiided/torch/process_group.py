@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from wiiiiided.autoload import BACKEND
 from wiiiiided.collectives.all_gather import all_gather
-from wiiiiided.collectives.all_reduce import all_reduce
+from wiiiiided.collectives.all_reduce import Direct, all_reduce
 from wiiiiided.collectives.all_to_all import all_to_all
 from wiiiiided.collectives.barrier import barrier, monitored_barrier
 from wiiiiided.collectives.broadcast import broadcast
@@ -36,8 +36,8 @@ from wiiiiided.engine.operation import Operation, Plan
 from wiiiiided.engine.shared import PRIVATE
 from wiiiiided.errors import UsageError
 from wiiiiided.shm.board import Call
-from wiiiiided.shm.kernels import Combine, combiner, dtype_code, dtype_name
-from wiiiiided.shm.slots import Array
+from wiiiiided.shm.kernels import Combine, carrier, combiner, dtype_code, dtype_name
+from wiiiiided.shm.slots import SMALL_BYTES, Array
 from wiiiiided.torch.arguments import (
     Tensors,
     describe,
@@ -55,7 +55,10 @@ from wiiiiided.torch.work import WiiiiideWork
 
 Begin = Callable[[Operation], None]
 
-_MOST_CALLS = 4096  # described calls that are kept; a program has few, a runaway one must not grow
+# Described calls that are kept, and small all_reduces that stand ready: a program has few kinds,
+# and one that has many must not grow for it.
+_MOST_CALLS = 4096
+_MOST_READY = 256
 
 
 class WiiiiideProcessGroup(dist.ProcessGroup):
@@ -68,7 +71,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._desc = "undefined"
         self._calls: dict[tuple[Any, ...], Call] = {}
         self._combiners: dict[tuple[str, torch.dtype], Combine] = {}
-        self._reductions: dict[tuple[str, torch.dtype, int], tuple[Call, Combine]] = {}
+        self._ready: dict[tuple[str, torch.dtype, int], Direct] = {}
         # What a blocking call returns when it is done: nobody holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
@@ -80,16 +83,24 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         opts = opts or dist.AllreduceOptions()
         tensor = only(tensors)
         op, scale = reduction(opts.reduceOp, tensors)
+        ready = self._ready.get((op, tensor.dtype, tensor.numel()))
+        if ready is not None and plain(tensor):  # small, and called before
+            x = carrier(tensor)
+            return self._launch("all_reduce", x.nbytes, ready.plan(x), tensors, opts, [])
         if tensor.layout is torch.sparse_coo:
             plan = sparse_all_reduce(self._group, tensor, op)
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
         settles: list[Settle] = []
         x = flatten(tensor, settles)
-        call, combine = self._reduction_call("all_reduce", tensor, op)
-        place = self._place(tensor, x)
-        plan = all_reduce(self._group, call, x, combine, place)
+        call, combine = self._call("all_reduce", tensor, op), self._combiner(op, tensor.dtype)
+        plan = all_reduce(self._group, call, x, combine, self._place(tensor, x))
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
+        elif x.nbytes <= SMALL_BYTES:
+            if len(self._ready) >= _MOST_READY:
+                self._ready.clear()
+            ready = Direct(self._group, call, combine, x.dtype, x.size)
+            self._ready[op, tensor.dtype, x.size] = ready
         return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, settles)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
@@ -476,17 +487,6 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 self._calls.clear()
             call = self._calls[key] = Call.of(describe(*key))
         return call
-
-    def _reduction_call(self, name: str, tensor: torch.Tensor, op: str) -> tuple[Call, Combine]:
-        """`_call` and `_combiner` with one look-up: all_reduce is the call that is made most."""
-        key = (op, tensor.dtype, tensor.numel())
-        found = self._reductions.get(key)
-        if found is None:
-            if len(self._reductions) >= _MOST_CALLS:
-                self._reductions.clear()
-            found = self._call(name, tensor, op), self._combiner(op, tensor.dtype)
-            self._reductions[key] = found
-        return found
 
     def _combiner(self, op: str, dtype: torch.dtype) -> Combine:
         combine = self._combiners.get((op, dtype))
