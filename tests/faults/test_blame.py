@@ -113,7 +113,7 @@ def test_a_death_noticed_in_a_subgroup_is_the_cause_in_the_world_too(waits: bool
         inside = [what[1] for _, what in outcomes[rank].notes if isinstance(what, list)]
         assert len(inside) == 1
         assert inside[0].kind == "PeerLost", inside
-        assert f"(pid {pid}) died" in inside[0].text, inside
+        assert f"pid {pid}) died" in inside[0].text, inside
     for rank in (1, 2):
         (failure,) = failures_of(outcomes[rank])
         assert failure is not None

@@ -1,6 +1,6 @@
 """all_reduce and reduce: every rank's array, element by element, into one result.
 
-Three ways, by size and place:
+Four ways, by size, number of ranks and place:
 
     direct     up to 64 KiB: lay mine in a slot, arrive; everyone reduces everything itself
                (one step; the same operations on the same values in the same order: same bits)

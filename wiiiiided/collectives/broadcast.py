@@ -11,7 +11,7 @@ from wiiiiided.shm.slots import Array
 
 
 def broadcast(group: Group, call: Call, x: Array, root: int, place: Place = (0, 0)) -> Plan:
-    """The plan. The root is done when all have called, not when all have taken."""
+    """The plan. The root is done when all have called; in place, when all have taken."""
     large, most = room(group, x, x.nbytes)
     cuts = pieces(x.size, most)
     is_root = group.rank == root

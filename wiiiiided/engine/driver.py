@@ -55,6 +55,7 @@ class Driver:
         self.watch = Watch()
         self.active: list[Operation] = []  # collectives at the head of their group's queue
         self.messages: set[Operation] = set()  # sends and receives that wait for a frame
+        self.unsent: set[int] = set()  # links whose socket is full: somebody must see it drain
         self._submitted: deque[Operation] = deque()
         self._completed: deque[Operation] = deque()  # done, with somebody to be told
         self._tasks: deque[Callable[[], None]] = deque()  # short actions for the driver
@@ -107,7 +108,7 @@ class Driver:
             queue.popleft()
             if op in self.active:
                 self.active.remove(op)
-            if queue:
+            if queue and op.group.problem() is None:  # else they are failed, not begun
                 self._begin(queue[0])
 
     def fail_group(self, group: Group, error: BaseException) -> None:
@@ -136,6 +137,7 @@ class Driver:
         while not until.done if until is not None else self._begun():
             if self._tasks:
                 self._run_tasks()
+                continue
             if self._submitted:
                 self._admit(self._submitted.popleft())
                 continue
@@ -212,6 +214,8 @@ class Driver:
                 raise  # Ctrl-C inside a plan: the group is lost, and says so, but we do stop
 
     def _admit(self, op: Operation) -> None:
+        if op.done:
+            return  # its group was closed before its turn came
         if op.collective:
             op.group.queue.append(op)
             if len(op.group.queue) == 1:
@@ -239,7 +243,7 @@ class Driver:
             self.finish(op, error)
 
     def _begun(self) -> bool:
-        return bool(self.active or self.messages or self._submitted or self._tasks)
+        return bool(self.active or self.messages or self._submitted or self._tasks or self.unsent)
 
     def _run_tasks(self) -> None:
         while self._tasks:
@@ -266,6 +270,7 @@ class Driver:
         now = time.monotonic()
         if now >= self._patrol_at:
             self._patrol()
+            return  # it may have ended what we wait for
         dozing = []
         try:
             for op in self.active:

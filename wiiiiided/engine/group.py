@@ -182,8 +182,7 @@ class Group:
         arrived = self.process.segments
         key = (self.membership.nonce, segment_id)
         yield Until(lambda: key in arrived, lambda: [0], "shared memory from rank 0")
-        fd, _ = arrived.pop(key)
-        return Segment.attach(fd, nbytes)
+        return Segment.attach(arrived.pop(key), nbytes)
 
     @property
     def closed(self) -> bool:
@@ -278,22 +277,15 @@ class Group:
 
     def error_for(self, op: Operation, cause: BaseException) -> BaseException:
         """The cause, as the error of one operation: each gets an exception of its own."""
-        if op.done:
-            return cause
         kind = type(cause) if isinstance(cause, WiiiiideError) else GroupFailed
         return kind(f"{op}: {cause}" if op.name not in str(cause) else str(cause))
 
     def _error_from(self, fault: Fault, op: Operation | None) -> WiiiiideError:
-        kinds: dict[str, Callable[[str], WiiiiideError]] = {
-            "died": PeerLost,
-            "left": PeerLost,
-            "late": PeerLate,
-            "mismatch": Mismatch,
-            "failed": GroupFailed,
-        }
         if fault.kind == "mismatch":
             return Mismatch(fault.text)
-        return kinds[fault.kind](self._sentence(fault.text, op))
+        kinds = {"died": PeerLost, "left": PeerLost, "late": PeerLate, "failed": GroupFailed}
+        seen = f", first seen by rank {fault.seen_by}" if fault.seen_by != self.rank else ""
+        return kinds[fault.kind](self._sentence(fault.text + seen, op))
 
     def _sentence(self, text: str, op: Operation | None = None) -> str:
         m = self.membership
@@ -319,8 +311,9 @@ class Group:
     def stall_text(self, op: Operation, now_ns: int) -> str:
         """The warning of a stall: who is missing, and what the others wait in."""
         waited = (now_ns - op.begun_ns) / 1e9
+        what = f" ({op.wait.what})" if isinstance(op.wait, Until) else ""
         return (
-            f"{op} has waited {waited:.0f} s for {self._members(op.missing())}; "
+            f"{op} has waited {waited:.0f} s for {self._members(op.missing())}{what}; "
             f"giving up after {op.timeout_s:g} s"
         )
 

@@ -121,17 +121,20 @@ def join(
     """
     deadline = time.monotonic() + timeout_s
     register = _Register(store, rank, size, deadline)
-    with _telling(register):
-        process = processes.enter()
-        try:
+    process: Process | None = None
+    try:
+        with _telling(register):  # before we leave: who sees us go must find why
+            process = processes.enter()
             cards = register.introduce(process.card)
             membership = Membership(name, cards[0][1], rank, size, timeout_s, tuple(world))
             _check_hosts([card for card, _ in cards], rank)
             links = _link(process, register, [card for card, _ in cards], rank, deadline)
             group = _attach(process, register, membership, links, deadline)
-        except BaseException:
+    except BaseException:
+        if process is not None:
+            process.loop.call(process.drop_unclaimed)
             processes.leave(process)
-            raise
+        raise
     words = process.loop.page.words
     if words[stats.WORLD] < size:  # the largest group this process is in: its world
         words[stats.RANK], words[stats.WORLD] = rank, size
@@ -153,6 +156,9 @@ def _telling(register: _Register) -> Iterator[None]:
         register.raise_failure()
         register.tell_failure(refusal)
         raise refusal from problem
+    except BaseException as error:  # Ctrl-C: the others need not wait for the timeout
+        register.tell_failure(HostError(f"stopped by {type(error).__name__}"))
+        raise
 
 
 def _check_hosts(cards: list[Card], rank: int) -> None:
@@ -299,8 +305,7 @@ def _base_segment(
                 raise PeerLost(f"rank {r} (pid {link.pid}) {link.gone} while the group was made")
 
     _wait(process, register, lambda: key in process.segments, look, deadline, "shared memory")
-    fd, _ = process.segments.pop(key)
-    return Segment.attach(fd, nbytes)
+    return Segment.attach(process.segments.pop(key), nbytes)
 
 
 def _wait(

@@ -24,6 +24,7 @@ from wiiiiided.wire.frame import Frame, Kind
 
 if TYPE_CHECKING:
     from wiiiiided.engine.link import Link
+    from wiiiiided.engine.operation import Operation
 
 CHUNK_BYTES: Final = 128 * 1024
 CHUNKS: Final = 4
@@ -38,6 +39,7 @@ class Transfer:
     number: int
     data: Array  # bytes
     when_sent: Callable[[], None]
+    op: Operation | None = None
     at: int = 0
 
 
@@ -66,6 +68,12 @@ class Lanes:
     def withdraw(self, group: int) -> None:
         """A group is closed: what is left of its messages is not sent."""
         self._waiting = deque(t for t in self._waiting if t.group != group)
+
+    def detach(self, op: Operation) -> None:
+        """A send gave up in the middle: what is left of it is sent from a copy."""
+        for transfer in self._waiting:
+            if transfer.op is op:
+                transfer.data = transfer.data.copy()
 
     def on_frame(self, link: Link, frame: Frame) -> None:
         """LANE: the peer's chunks arrive. TAKEN: one of ours is free again."""

@@ -116,12 +116,12 @@ class Link:
             self.flush()
 
     def ring(self) -> None:
-        """Wake the peer if it sleeps. A full socket means that it has something to read anyway."""
-        if not self._out and not self.gone:
+        """Wake the peer if it sleeps; anything that arrives does."""
+        if self._out:
+            self.flush()  # either some of it goes, or the socket is full: both wake the peer
+        elif not self.gone:
             try:
-                sent = self.sock.send(_BELL)
-                if sent < len(_BELL):
-                    self._out.append(_Outgoing(memoryview(_BELL)[sent:]))
+                self.sock.send(_BELL)  # all of it or nothing: it is one small buffer
             except OSError:
                 pass  # full, or the peer is gone: the loop will read that from the socket
 
@@ -138,9 +138,11 @@ class Link:
                 sent = self.sock.sendmsg([first.data], rights)
             except BlockingIOError:
                 return
-            except OSError:
+            except (BrokenPipeError, ConnectionError):
                 self._drop_unsent()  # the peer is gone: reading will say so
                 return
+            except OSError:
+                return  # the kernel is short of something: again when the socket is writable
             first.drop_descriptor()
             first.data = first.data[sent:]
             if not first.data:

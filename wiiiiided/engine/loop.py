@@ -3,7 +3,7 @@
 Whoever holds `_driving` is the *driver*: it alone touches operations, boards, links and mailboxes.
 
     a blocking call      drives the loop itself, in the caller's thread: no hand-over
-    an async call        is submitted; the background thread drives while anything is under way
+    an async call        is submitted; a background thread drives while anything is under way
     waiting for a Work   takes the wheel if it is free, else sleeps until the driver is done
 
 When nothing is under way nobody polls anything: an idle group costs no CPU. A death is then noticed
@@ -15,10 +15,12 @@ driver that steps down looks for such things after it has released the wheel. On
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -33,31 +35,34 @@ if TYPE_CHECKING:
     from wiiiiided.engine.group import Group
 
 
+# How a lock is taken without waiting so that Ctrl-C cannot come between taking it and knowing it:
+# list.extend(map(lock.acquire, NOT_BLOCKING)) is one call for the interpreter, and it looks for
+# interrupts only between calls. The release stands in the finally itself for the same reason.
+NOT_BLOCKING: Final = (False,)
+
+SPARE_THREADS: Final = 1  # parked threads that are kept although one would do
+CLOSE_S: Final = 2.0
+
+
 class Loop(Driver):
     """The driver's seat, the background thread, and what other threads may call."""
 
     def __init__(self, config: Config, page: stats.StatsPage) -> None:
         super().__init__(config, page)
         self._driving = threading.Lock()
-        self._park = threading.Lock()
+        self._park = threading.Lock()  # held: background threads sleep on it
         self._park.acquire()
-        self._thread = threading.Thread(target=self._background, name="wiiiiide", daemon=True)
-        self._thread.start()
+        self._pool = threading.Lock()
+        self._parked = 0
+        self._threads: set[threading.Thread] = set()
+        self._have_a_follower()
 
     # -- operations ----
 
     def run(self, op: Operation) -> None:
         """A blocking call: done (or failed) when this returns."""
-        if not self._begun() and self._driving.acquire(blocking=False):
-            try:
-                self._admit(op)
-                self._drive(op)
-            finally:
-                self._step_down()
-        else:
-            self.submit(op)
-        if not op.done:
-            self.wait(op)
+        self.submit(op)
+        self.wait(op)
 
     def sprint(
         self, group: Group, plan: Plan, nbytes: int, make: Callable[[], Operation]
@@ -68,25 +73,37 @@ class Loop(Driver):
         Operation, a queue or a look at the links: it is worth 5 µs of a small all_reduce's 20
         (bench/one_host.py). Otherwise `make` gives the Operation, and it goes on as any other.
         """
-        busy = self.active or self.messages or self._submitted or self._tasks
-        if busy or not self._driving.acquire(blocking=False):
-            late = make()
-            self.submit(late)
-            self.wait(late)
-            return late
+        taken: list[bool] = []
         try:
-            op = self._sprint(group, plan, nbytes, make)
-            if op is None or op.done:
-                return op
-            begun_ns = op.begun_ns
-            self._admit(op)
-            op.begun_ns = begun_ns
-            self._drive(op, asleep=True)
+            taken.extend(map(self._driving.acquire, NOT_BLOCKING))
+            if taken[0] and not (self.active or self.messages or self._submitted or self._tasks):
+                op = self._sprint(group, plan, nbytes, make)
+                if op is not None and not op.done:
+                    begun_ns = op.begun_ns
+                    self._admit(op)
+                    op.begun_ns = begun_ns
+                    self._drive(op, asleep=True)
+            else:
+                op = make()
+                self._submitted.append(op)
+        except BaseException as error:
+            self._rescue(group, plan, error)
+            raise
         finally:
-            self._step_down()
-        if not op.done:
+            if taken and taken[0]:
+                self._driving.release()
+                self._step_down()
+            else:
+                self._wake_driver()
+        if op is not None and not op.done:
             self.wait(op)
         return op
+
+    def _rescue(self, group: Group, plan: Plan, error: BaseException) -> None:
+        """Ctrl-C between starting a plan and queueing it: nobody would go on with it. Say so."""
+        started = inspect.getgeneratorstate(plan) == inspect.GEN_SUSPENDED
+        if started and not any(op.plan is plan for op in group.queue):
+            group.fail(None, error)
 
     def _sprint(
         self, group: Group, plan: Plan, nbytes: int, make: Callable[[], Operation]
@@ -143,12 +160,16 @@ class Loop(Driver):
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            if self._driving.acquire(blocking=False):
-                try:
+            taken: list[bool] = []
+            try:
+                taken.extend(map(self._driving.acquire, NOT_BLOCKING))
+                if taken[0]:
                     self._drive(op, until)
-                finally:
+            finally:
+                if taken and taken[0]:
+                    self._driving.release()
                     self._step_down()
-            else:
+            if not taken[0]:
                 op.sleep_until_done(left)
         return True
 
@@ -157,23 +178,32 @@ class Loop(Driver):
     def call(self, action: Callable[[], None]) -> None:
         """Have a short action run by the driver: set-up and tear-down of groups and links."""
         ran = threading.Event()
+        problems: list[BaseException] = []
 
         def task() -> None:
             try:
                 action()
+            except BaseException as problem:
+                problems.append(problem)  # the caller's, not the driver's
             finally:
                 ran.set()
 
         self._tasks.append(task)
         while not ran.is_set():
-            if self._driving.acquire(blocking=False):
-                try:
+            taken: list[bool] = []
+            try:
+                taken.extend(map(self._driving.acquire, NOT_BLOCKING))
+                if taken[0]:
                     self._run_tasks()
-                finally:
+            finally:
+                if taken and taken[0]:
+                    self._driving.release()
                     self._step_down()
-            else:
+            if not taken[0]:
                 self._wake_driver()
                 ran.wait(0.1)
+        if problems:
+            raise problems[0]
 
     def attend(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Let the links do their work until `ready`; False when time is up. For set-up only."""
@@ -182,39 +212,66 @@ class Loop(Driver):
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            if self._begun() or not self._driving.acquire(blocking=False):
-                self._wake_driver()  # someone drives: it looks at the links too
-                time.sleep(min(left, 0.0005))
-                continue
+            taken: list[bool] = []
             try:
-                self._asleep = True
-                if not self._begun():
-                    self.watch.poll(left)
+                taken.extend(map(self._driving.acquire, NOT_BLOCKING))
+                if taken[0] and not self._begun() and not ready():
+                    self._asleep = True
+                    if not self._begun():
+                        self.watch.poll(left)
             finally:
-                self._asleep = False
-                self._step_down()
+                if taken and taken[0]:
+                    self._asleep = False
+                    self._driving.release()
+                    self._step_down()
+            if not taken[0] or self._begun():
+                self._wake_driver()  # someone drives, or is to: it looks at the links too
+                time.sleep(min(left, 0.0005))
         return True
 
+    @contextmanager
+    def wheel(self, timeout_s: float) -> Iterator[None]:
+        """At the very end: the wheel if it can be had in time; what follows is done anyway."""
+        taken = self._driving.acquire(timeout=timeout_s)
+        try:
+            yield
+        finally:
+            if taken:
+                self._driving.release()
+
     def close(self) -> None:
-        """End the background thread and give every descriptor back."""
+        """End the background threads and give every descriptor back."""
         self._closing = True
         self._wake_driver()
         self._unpark()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        for thread in list(self._threads):
+            if thread is not threading.current_thread():
+                thread.join(CLOSE_S)  # one may be in a callback of the program's
         self.watch.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the descriptors; the loop lives on in the parent."""
-        for op in [*self.active, *self.messages, *self._submitted]:
-            op.finish(op.group.problem())
+        waiting = [*self.active, *self.messages, *self._submitted]
+        queued = [op for group in {op.group for op in waiting} for op in group.queue]
+        for op in [*waiting, *queued]:
+            if not op.done:
+                op.finish(op.group.problem())
         self.watch.close()
 
     # -- the wheel ----
 
     def _step_down(self) -> None:
-        """Release the wheel; tell who is to be told; leave the rest to the background thread."""
-        self._driving.release()
+        """The wheel is free: leave what is under way to the background, and tell who is to be told.
+
+        Callbacks may take their time, wait for other operations or make calls of their own, so
+        somebody else must be able to drive meanwhile.
+        """
+        if self._begun():
+            self._unpark()
+        if not self._completed:
+            return
+        if threading.current_thread() in self._threads:
+            self._have_a_follower()
         while self._completed:
             try:
                 op = self._completed.popleft()
@@ -222,8 +279,6 @@ class Loop(Driver):
                 break
             assert op.on_done is not None
             op.on_done(op)
-        if self.active or self._submitted or self.messages or self._tasks:
-            self._unpark()
 
     def _wake_driver(self) -> None:
         if self._asleep:
@@ -237,19 +292,40 @@ class Loop(Driver):
         except RuntimeError:
             pass  # awake already
 
+    def _have_a_follower(self) -> None:
+        """A background thread is about to run callbacks: another one must be parked."""
+        with self._pool:
+            if self._parked or self._closing:
+                return
+            self._parked += 1
+            thread = threading.Thread(target=self._background, name="wiiiiide", daemon=True)
+            self._threads.add(thread)
+        thread.start()
+
     def _background(self) -> None:
         torch.set_grad_enabled(False)
         while True:
             self._park.acquire()
-            if self._closing:
-                return
-            while not self._closing and self._begun() and self._driving.acquire(blocking=False):
-                try:
-                    self._drive(None)
-                except Exception as problem:
-                    self._collapse(problem)
-                finally:
-                    self._step_down()
+            with self._pool:
+                self._parked -= 1
+            if not self._closing:
+                self._drive_in_background()
+            with self._pool:
+                if self._closing or self._parked > SPARE_THREADS:
+                    self._threads.discard(threading.current_thread())
+                    break
+                self._parked += 1
+        self._unpark()  # at the end the next one, to end too; else harmless
+
+    def _drive_in_background(self) -> None:
+        while not self._closing and self._begun() and self._driving.acquire(blocking=False):
+            try:
+                self._drive(None)
+            except Exception as problem:
+                self._collapse(problem)
+            finally:
+                self._driving.release()
+                self._step_down()
 
     def _collapse(self, problem: Exception) -> None:
         """A mistake of ours in the background: fail what is under way rather than hang."""

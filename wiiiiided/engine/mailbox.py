@@ -36,7 +36,6 @@ EAGER_WINDOW: Final = 1024 * 1024
 @dataclass(slots=True, eq=False)
 class _Send:
     op: Operation
-    to: int
     data: Array
 
 
@@ -81,28 +80,20 @@ class Mailbox:
         """Send bytes; the operation is done when `data` may be changed again."""
         group, number = self._group, next(self._numbers)
         op.peers = [to]
-        nbytes = data.size
-        eager = nbytes <= EAGER_BYTES and nbytes <= (
-            EAGER_WINDOW if to == group.rank else self._window[to]
-        )
-        if to == group.rank:
-            self._deliver(
-                _Arrived(to, number, dtype, nbytes, data.tobytes(), next(self._orders)), tag
-            )
+        nonce, me, nbytes = group.membership.nonce, group.rank, data.size
+        if to == me:
+            order = next(self._orders)
+            self._deliver(_Arrived(to, number, dtype, nbytes, data.tobytes(), order), tag)
             self._sent(op)
-            return
-        if to in group.gone:
+        elif to in group.gone:
             group.lose(op, to)
-            return
-        kind = Kind.EAGER if eager else Kind.OFFER
-        payload = data.tobytes() if eager else b""
-        frame = Frame(kind, group.membership.nonce, group.rank, number, nbytes, tag, payload, dtype)
-        if not eager:
-            self._offered[number] = _Send(op, to, data)
-            self._frame(to, frame)
-        else:
+        elif nbytes <= min(EAGER_BYTES, self._window[to]):
             self._window[to] -= nbytes
+            frame = Frame(Kind.EAGER, nonce, me, number, nbytes, tag, data.tobytes(), dtype)
             self._frame(to, frame, lambda: self._sent(op))
+        else:
+            self._offered[number] = _Send(op, data)
+            self._frame(to, Frame(Kind.OFFER, nonce, me, number, nbytes, tag, b"", dtype))
 
     def receive(self, op: Operation, source: int, tag: int, dtype: int, data: Array) -> None:
         """Receive into `data`; the operation is done when it is all there."""
@@ -114,6 +105,8 @@ class Mailbox:
             self._match(post, arrived, tag)
         elif source in group.gone:
             group.lose(op, source)
+        elif source == ANY and self._hopeless():
+            group.lose(op, next(iter(group.gone)))
         else:
             self._posted[source, tag].append(post)
 
@@ -126,20 +119,25 @@ class Mailbox:
             del self._offered[number]
         for key in [k for k, post in self._coming.items() if post.op is op]:
             del self._coming[key]  # what is still on its way is thrown away
+        for link in self._group.links.values():
+            link.lanes.detach(op)
 
     def lose(self, rank: int) -> None:
         """A member is gone: what needs it cannot be done."""
         group = self._group
-        alive = any(r not in group.gone for r in range(group.size) if r != group.rank)
         mine = [op for op in group.loop.messages if op.group is group]
         needing = [op for op in mine if op.name == "send" and op.peers == [rank]]
         needing += [post.op for post in self._coming.values() if post.op.source == rank]
         for (source, _), posts in self._posted.items():
-            hopeless = source == ANY and (group.gone[rank] == "died" or not alive)
-            if source == rank or hopeless:
+            if source == rank or (source == ANY and self._hopeless()):
                 needing += [post.op for post in posts]
         if needing:
             group.lose(needing[0], rank)
+
+    def _hopeless(self) -> bool:
+        """Whether a receive from any rank can no longer be relied on: one died, or all left."""
+        gone = self._group.gone
+        return "died" in gone.values() or len(gone) == self._group.size - 1
 
     # -- frames ----
 
@@ -153,21 +151,38 @@ class Mailbox:
                 arrived = _Arrived(source, number, frame.dtype, frame.c, payload, order)
                 self._deliver(arrived, frame.tag)
             case Kind.WANT:
-                send = self._offered.pop(number, None)
-                if send is not None:
-                    nonce = self._group.membership.nonce
-                    rank = self._group.rank
-                    transfer = Transfer(nonce, rank, number, send.data, lambda: self._sent(send.op))
-                    try:
-                        link.lanes.carry(transfer)
-                    except HostError as error:  # no memory for a lane
-                        self._group.fail(send.op, error)
+                self._on_wanted(link, number)
             case Kind.CHUNK:
                 self._chunk(link, frame)
+            case Kind.WITHDRAWN:
+                post = self._coming.pop((source, number), None)
+                if post is not None:
+                    self._post_again(post)
             case Kind.CREDIT:
                 self._window[source] += frame.c
             case _:
                 pass  # not a message: no other kind comes here
+
+    def _on_wanted(self, link: Link, number: int) -> None:
+        """The receiver is ready for a message we offered."""
+        nonce, me = self._group.membership.nonce, self._group.rank
+        send = self._offered.pop(number, None)
+        if send is None:  # it gave up waiting
+            self._group.process.send(link, Frame(Kind.WITHDRAWN, nonce, me, number))
+            return
+        op = send.op
+        try:
+            link.lanes.carry(Transfer(nonce, me, number, send.data, lambda: self._sent(op), op))
+        except (HostError, OSError) as error:  # no memory for a lane
+            self._group.fail(op, error)
+
+    def _post_again(self, post: _Receive) -> None:
+        """What it was matched with does not come: the next message, or the first place in line."""
+        arrived = self._earliest(post.source, post.tag)
+        if arrived is not None:
+            self._match(post, arrived, post.tag)
+        else:
+            self._posted[post.source, post.tag].appendleft(post)
 
     def _deliver(self, arrived: _Arrived, tag: int) -> None:
         candidates = [

@@ -19,7 +19,7 @@ import secrets
 import select
 import socket
 import threading
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from wiiiiided import log
 from wiiiiided.config import Config
@@ -42,6 +42,7 @@ _current: Process | None = None
 _users = 0
 _guard = threading.Lock()
 _page: stats.StatsPage | None = None
+_finalizer: Any = None
 
 
 def stats_page() -> stats.StatsPage:
@@ -54,7 +55,7 @@ def stats_page() -> stats.StatsPage:
 
 def enter() -> Process:
     """The process, for one more group; `leave` when that group ends."""
-    global _current, _users
+    global _current, _users, _finalizer
     with _guard:
         if _current is None:
             config = Config.read()
@@ -62,14 +63,14 @@ def enter() -> Process:
             _current = Process(config)
             atexit.register(_at_exit)
             # Children of multiprocessing leave by os._exit, without atexit; these do run there.
-            multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
+            _finalizer = multiprocessing.util.Finalize(None, _at_exit, exitpriority=0)
         _users += 1
         return _current
 
 
 def leave(process: Process) -> None:
     """One group less; the last one ends loop, thread and sockets."""
-    global _current, _users
+    global _current, _users, _finalizer
     with _guard:
         if process is not _current:
             return
@@ -78,6 +79,9 @@ def leave(process: Process) -> None:
             return
         _current, _users = None, 0
         atexit.unregister(_at_exit)
+        if _finalizer is not None:
+            _finalizer.cancel()
+            _finalizer = None
     process.close()
 
 
@@ -99,7 +103,7 @@ class Process:
         self.dtype_names = DTYPE_NAMES
         self.links: dict[str, Link] = {}
         self.groups: dict[int, Group] = {}  # by nonce
-        self.segments: dict[tuple[int, int], tuple[int, int]] = {}  # arrived: (fd, bytes)
+        self.segments: dict[tuple[int, int], int] = {}  # descriptors, by nonce and id
         self._strangers: dict[int, _Stranger] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.card.address)
@@ -138,7 +142,11 @@ class Process:
         busy = link.wants_to_write
         link.send(frame, descriptor, then)
         if link.wants_to_write != busy:
-            self.loop.watch.writes(link.fd, link.wants_to_write)
+            self._note_unsent(link)
+
+    def _note_unsent(self, link: Link) -> None:
+        self.loop.watch.writes(link.fd, link.wants_to_write)
+        (self.loop.unsent.add if link.wants_to_write else self.loop.unsent.discard)(link.fd)
 
     def _adopt(self, sock: socket.socket, peer: Card) -> Link:
         link = Link(sock, peer)
@@ -153,20 +161,23 @@ class Process:
         if events & select.EPOLLOUT:
             link.flush()
             if not link.wants_to_write:
-                self.loop.watch.writes(link.fd, False)
+                self._note_unsent(link)
         if not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         try:
             frames, ended = link.receive()  # what it said before it ended still counts
             for frame in frames:
                 self._on_frame(link, frame)
-        except HostError as error:
+        except (HostError, OSError) as error:
             self._fail_groups(link, error)
             ended = True
+        except BaseException as error:  # Ctrl-C among frames that are read and not handled
+            self._fail_groups(link, error)
+            raise
         if ended or events & select.EPOLLHUP:
             self._lose(link, "left" if link.said_bye else "died")
 
-    def _fail_groups(self, link: Link, error: HostError) -> None:
+    def _fail_groups(self, link: Link, error: BaseException) -> None:
         """A frame could not be understood or served: nothing on that link can be relied on."""
         for group in list(self.groups.values()):
             if link in group.links.values():
@@ -176,15 +187,17 @@ class Process:
         if frame.kind is Kind.BELL:
             return
         if frame.kind is Kind.SEGMENT:
-            self.segments[frame.group, frame.a] = (link.take_descriptor(), frame.b)
+            self.segments[frame.group, frame.a] = link.take_descriptor()
         elif frame.kind is Kind.BYE:
             link.said_bye = True
         elif frame.kind in (Kind.LANE, Kind.TAKEN):
             link.lanes.on_frame(link, frame)
         else:
             group = self.groups.get(frame.group)
-            if group is None:
-                return  # of a group that is closed here
+            if group is None:  # it is closed here
+                if frame.kind is Kind.CHUNK:
+                    link.lanes.take(frame, None)  # the lane is for all groups
+                return
             if frame.kind is Kind.LEAVE:
                 group.member_gone(_rank_of(group, link), "left")
             elif frame.kind is Kind.FAULT:
@@ -205,6 +218,7 @@ class Process:
             del self.links[link.peer.uid]
 
     def _drop(self, link: Link) -> None:
+        self.loop.unsent.discard(link.fd)
         self.loop.watch.remove(link.fd)
         if link.pidfd >= 0:
             self.loop.watch.remove(link.pidfd)
@@ -258,8 +272,17 @@ class Process:
         self.groups.pop(nonce, None)
         for link in group.links.values():
             link.lanes.withdraw(nonce)
-        for key in [key for key in self.segments if key[0] == nonce]:
-            os.close(self.segments.pop(key)[0])
+        self.drop_segments(nonce)
+
+    def drop_unclaimed(self) -> None:
+        """A group was not made: what came for it is of no use."""
+        for nonce in {key[0] for key in self.segments} - set(self.groups):
+            self.drop_segments(nonce)
+
+    def drop_segments(self, nonce: int | None = None) -> None:
+        """Close descriptors that came and were not used, of one group or of all."""
+        for key in [key for key in self.segments if nonce in (None, key[0])]:
+            os.close(self.segments.pop(key))
 
     def close(self) -> None:
         """No group is left: say good-bye and end."""
@@ -272,6 +295,7 @@ class Process:
                 link.drain(BYE_S)
                 self._drop(link)
             self.links.clear()
+            self.drop_segments()
             self.loop.watch.remove(self._listener.fileno())
             self._listener.close()
 
@@ -280,15 +304,17 @@ class Process:
 
     def say_bye(self) -> None:
         """The interpreter ends with groups still open: we leave, we do not die."""
-        for link in list(self.links.values()):
-            link.send(Frame(Kind.BYE))
-            link.drain(BYE_S)
+        with self.loop.wheel(BYE_S):
+            for link in list(self.links.values()):
+                link.send(Frame(Kind.BYE))
+                link.drain(BYE_S)
 
     def abandon(self) -> None:
         """In a forked child."""
         for group in list(self.groups.values()):
             group.abandon()
         self.loop.abandon()
+        self.drop_segments()
         self._listener.close()
         for link in self.links.values():
             link.close()

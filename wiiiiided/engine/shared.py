@@ -54,7 +54,7 @@ class SharedTensors:
         if not self._areas:
             return PRIVATE
         # A copy of the items: a tensor may be collected, and its area dropped, at any time.
-        for segment_id, area in list(self._areas.items()):
+        for segment_id, area in self._areas.copy().items():
             if area.start <= address and address + nbytes <= area.end:
                 return segment_id, address - area.start
         return PRIVATE

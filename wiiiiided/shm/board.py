@@ -1,6 +1,6 @@
 """The board: where the ranks of a group tell each other how far they are, and what went wrong.
 
-Every word has one writer, lies on its own cache line and only grows, so there are no locks:
+Every word has one writer, and ranks' blocks share no cache line, so there are no locks:
 
     byte 0        group block    magic, version, nonce, size          (written once, by rank 0)
     4096 + r·1024 block of rank r
@@ -11,7 +11,7 @@ Every word has one writer, lies on its own cache line and only grows, so there a
                        says that the rank's tensor lies in shared memory
       +208  place[2]   segment id and offset of that tensor, if it does (even, odd)
       +256  text[2]    the call in words, 128 bytes each: what a mismatch shows
-      +512  fault      time (0: none), kind, culprit+1, length, text (≤ 472 bytes)
+      +512  fault      time (0: none), kind, culprit+1, length, text (≤ 440 bytes)
 
 Steps. All ranks run the same sequence of steps. A rank does its part of step s (writes its slot),
 then `arrive(s)`; whoever sees `arrived[r] ≥ s` may read what r wrote for s. Two ranks are never
@@ -65,9 +65,13 @@ def fence(_release=_fence_lock.release, _acquire=_fence_lock.acquire) -> None:  
     """A full memory barrier (the module's docstring says why it is one).
 
     Only one thread at a time may run it (the driver of the progress loop): two would race for the
-    same lock and one might sleep.
+    same lock and one might sleep. An interrupt (Ctrl-C) may have come between the two halves.
     """
-    _release()
+    try:
+        _release()
+    except RuntimeError:
+        _acquire()
+        _release()
     _acquire()
 
 

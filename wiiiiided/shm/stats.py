@@ -7,8 +7,8 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 0  magic          4  rank, -1 before the first group    8   nanoseconds with an operation
     word 1  version        5  world size                             in progress (exchange)
     word 2  pid            6  operations finished                9   nanoseconds waiting for peers
-    word 3  start, ns      7  bytes through shared memory        10  operations that failed
-                              (read from or written to it here)  11  messages sent   12  received
+    word 3  start, ns      7  bytes of tensors exchanged         10  operations that failed
+                                                                 11  messages sent   12  received
 
 The layout only grows; its version changes when a word changes its meaning.
 """

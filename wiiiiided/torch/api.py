@@ -30,6 +30,8 @@ def shared_empty(
     a tensor of its own. When all of them pass it (or the same kind of contiguous part of it) to
     all_reduce, reduce_scatter_tensor, all_gather_into_tensor or broadcast, nothing is copied into
     or out of staging. The memory is freed when the last tensor that uses it is.
+    After an operation on such tensors has failed, a peer that was only stopped may still write to
+    them when it goes on: make new ones.
     """
     face = _ours(group, "shared_empty")
     dtype = torch.get_default_dtype() if dtype is None else dtype

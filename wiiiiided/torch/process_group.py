@@ -427,6 +427,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         if group.problem() is not None and group.process.card.pid != os.getpid():
             return  # a forked child has nothing to give back
         if not group.closed:
+            self._ready.clear()  # they hold views of the group's memory
             group.loop.call(group.close)
             processes.leave(group.process)
 

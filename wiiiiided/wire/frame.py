@@ -5,7 +5,7 @@
             u8     u8     u16     i32     u64      i64    i64    i64       length bytes
 
     kind       a              b                c          tag      payload / descriptor
-    HELLO      version        0                0          -        the sender's card (JSON)
+    HELLO      0              0                0          -        the sender's card (JSON)
     BELL       0              0                0          -        -
     SEGMENT    segment id     bytes            0          -        - / the memory
     LEAVE      0              0                0          -        -
@@ -18,6 +18,7 @@
     TAKEN      0              0                0          chunk    -
     CREDIT     source rank    0                bytes      -        -
     BYE        0              0                0          -        -
+    WITHDRAWN  source rank    message number   0          -        -
 
 `dtype` is the code of a message's dtype in EAGER and OFFER, else 0.
 A frame is at most 40 + 65,535 bytes, so a reader's buffer is bounded by construction. `group` is
@@ -33,7 +34,6 @@ from typing import Final
 
 from wiiiiided.errors import HostError
 
-VERSION: Final = 1
 HEADER: Final = struct.Struct("<BBHiQqqq")
 HEADER_BYTES: Final = HEADER.size
 MAX_PAYLOAD: Final = 0xFFFF
@@ -55,6 +55,7 @@ class Kind(enum.IntEnum):
     TAKEN = 11
     CREDIT = 12
     BYE = 13
+    WITHDRAWN = 14
 
 
 _KINDS: Final = {int(kind): kind for kind in Kind}
