@@ -41,6 +41,7 @@ format: install
 bench: install $(VENV)/.bench
 	@$(BIN)/python bench/one_host.py
 	@$(BIN)/python bench/ddp_step.py
+	@$(BIN)/python bench/ddp_step.py --bucket-views
 	@$(BIN)/python bench/idle.py
 
 # Open MPI is one of the contenders where it is there: apt-get install openmpi-bin libopenmpi-dev

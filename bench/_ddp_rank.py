@@ -64,7 +64,9 @@ class DdpRank:
         parameters = sum(parameter.numel() for parameter in model.parameters())
         if message["backend"] is not None:
             group = _groups.open_group(message["backend"])
-            model = DistributedDataParallel(model, process_group=group)
+            model = DistributedDataParallel(
+                model, process_group=group, gradient_as_bucket_view=message["views"]
+            )
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
             model,

@@ -23,7 +23,7 @@ RANKS = 2
 TARGET = 0.5
 METHOD = (
     "A step (forward, backward, SGD) of a multilayer perceptron with {parameters:.1f} million"
-    " parameters, batch 16, on 2 ranks of one thread each, DDP with its defaults. Contenders take"
+    " parameters, batch 16, on 2 ranks of one thread each, DDP with {ddp}. Contenders take"
     " turns in {rounds} rounds of {steps} steps; a step's time is that of the slower rank; shown is"
     " the median over rounds of each round's median, in brackets the least and the most of them."
     " The exchange is a round's step minus the same round's step without DDP. After the first"
@@ -33,14 +33,16 @@ METHOD = (
 Rounds = dict[str, list[float]]
 
 
-def _open_all(fleet: Fleet, backend: str) -> int:
+def _open_all(fleet: Fleet, backend: str, views: bool) -> int:
     """Makes the three trainers and checks that both backends train alike; raises if not."""
     backends = {ALONE: None, GLOO: "gloo", OURS: backend}
     digests: dict[str, set[str]] = {}
     parameters = 0
     for contender, name in backends.items():
         try:
-            answers = fleet.ask({"do": "open", "contender": contender, "backend": name})
+            answers = fleet.ask(
+                {"do": "open", "contender": contender, "backend": name, "views": views}
+            )
         except FleetError as problem:
             label = "no DDP" if name is None else name
             raise FleetError(f"training with {label} failed: {problem}") from None
@@ -110,14 +112,21 @@ def _publish(taken: Rounds, part: float | None, result: Result, given: Any, scre
 
 
 def main() -> int:
-    given = _program.parser(__doc__ or "", rounds=9).parse_args()
+    parser = _program.parser(__doc__ or "", rounds=9)
+    parser.add_argument(
+        "--bucket-views",
+        action="store_true",
+        help="DDP with gradient_as_bucket_view: without its own copies of the gradients, which"
+        " its defaults add to every backend's exchange",
+    )
+    given = parser.parse_args()
     _program.name_stand_in(given.backend)
     rounds = given.rounds or (3 if given.quick else 9)
     steps = 6 if given.quick else 15
     about = _machine.about()
     screen = console()
     with screen.status("starting 2 ranks") as status, Fleet("_ddp_rank.py", RANKS) as fleet:
-        parameters = _open_all(fleet, given.backend)
+        parameters = _open_all(fleet, given.backend, given.bucket_views)
         taken = _measure(fleet, rounds, steps, status.update)
     values = {contender: _summary(times) for contender, times in taken.items()}
     exchanges = {contender: _exchange(taken, contender) for contender in (GLOO, OURS)}
@@ -129,8 +138,10 @@ def main() -> int:
         "target_at_most": TARGET,
         "met": None if part is None else part <= TARGET,
     }
-    name = _program.file_name("ddp_step", given.quick)
-    method = METHOD.format(parameters=parameters / 1e6, rounds=rounds, steps=steps)
+    views = given.bucket_views
+    name = _program.file_name("ddp_step_views" if views else "ddp_step", given.quick)
+    ddp = "gradient_as_bucket_view=True" if views else "its defaults"
+    method = METHOD.format(parameters=parameters / 1e6, rounds=rounds, steps=steps, ddp=ddp)
     sheets = [_sheet(values, exchanges, part)]
     result = Result(name, about, method, sheets, _machine.busy_notes(about), data)
     _publish(taken, part, result, given, screen)
