@@ -63,7 +63,7 @@ class Driver:
         self._closing = False
         self._patrol_at = 0.0
         # Plans run with numpy's floating-point warnings off: infinities are the user's business.
-        # Entering a context costs 0.1 µs, np.errstate 1.1.
+        # Entering a context costs 0.02 µs, np.errstate 1.1.
         context = contextvars.Context()
         context.run(np.seterr, all="ignore")
         self._in_context = context.run

@@ -70,8 +70,8 @@ class Loop(Driver):
         """A blocking collective, the short way: None when it is done.
 
         If nothing else is under way and no peer is later than one spin, there is no need for an
-        Operation, a queue or a look at the links: it is worth 5 µs of a small all_reduce's 20
-        (bench/one_host.py). Otherwise `make` gives the Operation, and it goes on as any other.
+        Operation, a queue or a look at the links: that was 11 of a small all_reduce's 29 µs
+        (docs/lab-log.md). Otherwise `make` gives the Operation, and it goes on as any other.
         """
         taken: list[bool] = []
         try:

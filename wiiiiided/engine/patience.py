@@ -1,7 +1,7 @@
 """How long to spin before sleeping: as long as spinning has paid lately.
 
 On a machine with a free core for every rank a peer is microseconds away, and falling asleep costs
-more than it saves (waking an idle virtual CPU can take 100 µs). When something else wants the
+more than it saves (a 4-byte all_reduce: 18 µs spinning, 48 sleeping). When something else wants the
 cores, spinning burns the time slice that the peer needs, and the sleeper is the one the scheduler
 prefers at wake-up. Which of the two is true changes under our feet, so it is learned:
 
