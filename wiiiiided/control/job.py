@@ -1,0 +1,130 @@
+"""A job as the control plane holds it. Each phase carries only what is true in it.
+
+    Job ── spec, owner, archive              never change
+        ── phase     Held | Queued | Starting | Running | Hung | Stopping | Backoff | Ended
+        ── attempt   the latest: who sits where, which shares are up, which have ended
+        ── restarts  that the policy has spent, spent_s of running time
+
+Everything is frozen and goes to the store as JSON, as it is.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from wiiiiided.domain.layout import Layout
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.domain.states import State
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """Whose job it is: a user of a node."""
+
+    node: str
+    uid: int
+    user: str
+
+
+class Result(msgspec.Struct, frozen=True):
+    """How a node's share ended. Nothing of it runs any more."""
+
+    code: int
+    reason: str
+    lost: bool = False  # its machine or its shim died: nobody saw the ranks end
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    number: int  # 1, 2, …
+    layout: Layout
+    placed_at: float
+    up: tuple[str, ...] = ()  # nodes whose workers have started
+    results: dict[str, Result] = {}  # nodes whose share has ended
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        return tuple(share.node for share in self.layout.shares)
+
+    @property
+    def live(self) -> tuple[str, ...]:
+        """Nodes on which something may still run."""
+        return tuple(node for node in self.nodes if node not in self.results)
+
+
+class _Phase(msgspec.Struct, frozen=True, tag_field="state", tag=str.lower):
+    since: float
+
+    @property
+    def state(self) -> State:
+        return type(self).__name__.lower()  # type: ignore[return-value]
+
+
+class Held(_Phase, frozen=True):
+    by: str
+
+
+class Queued(_Phase, frozen=True):
+    pass
+
+
+class Starting(_Phase, frozen=True):
+    pass
+
+
+class Running(_Phase, frozen=True):
+    warned: bool = False  # that max_time is near
+
+
+class Hung(_Phase, frozen=True):
+    reason: str
+    dumped: tuple[str, ...] = ()  # nodes that have written their stacks
+
+
+StopCause = Literal["cancel", "requeue", "max-time", "hang", "share-failed"]
+
+
+class Stopping(_Phase, frozen=True):
+    cause: StopCause
+    reason: str
+
+
+class Backoff(_Phase, frozen=True):
+    until: float
+    reason: str
+
+
+class Ended(_Phase, frozen=True):
+    outcome: Literal["done", "failed", "cancelled"]
+    code: int | None  # None: it never ran
+    reason: str
+
+    @property
+    def state(self) -> State:
+        return self.outcome
+
+
+Phase = Held | Queued | Starting | Running | Hung | Stopping | Backoff | Ended
+
+
+class Job(msgspec.Struct, frozen=True):
+    id: int
+    spec: JobSpec
+    owner: Owner
+    archive: str
+    submitted_at: float
+    phase: Phase
+    waits_for: tuple[int, ...] = ()  # jobs of policy.after that are not done yet
+    attempt: Attempt | None = None
+    restarts: int = 0
+    spent_s: float = 0.0  # running time of earlier attempts
+
+    @property
+    def state(self) -> State:
+        return self.phase.state
+
+    @property
+    def queue_key(self) -> tuple[int, int]:
+        """Smaller goes first: priority, then first come first served. A job that starts again
+        keeps its place."""
+        return (-self.spec.policy.priority, self.id)

@@ -1,0 +1,101 @@
+"""Which nodes a job may use, and who sits where: pure arithmetic over detected resources.
+
+A job has its nodes for itself unless it says cores_per_worker; then it claims that many cores per
+worker, and jobs share a node as long as its cores last. More workers than cores are allowed where
+the job has the node for itself: that is the user's choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from wiiiiided.domain.layout import Layout, Share
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.errors import WiiiiideError
+
+
+class NeverRuns(WiiiiideError):
+    """The nodes there are can never run this job, busy or not. The message says why."""
+
+
+def workers_on(spec: JobSpec, node: Node) -> int:
+    """How many ranks the job has on this node."""
+    wanted = spec.resources.workers_per_node
+    if wanted == "cores":
+        per_worker = spec.resources.cores_per_worker or 1
+        return max(1, node.cores // per_worker)
+    return node.gpus if wanted == "gpus" else wanted
+
+
+def cores_on(spec: JobSpec, node: Node) -> int:
+    """How many cores the job claims on this node: all, unless it says how many a worker needs."""
+    per_worker = spec.resources.cores_per_worker
+    return node.cores if per_worker is None else per_worker * workers_on(spec, node)
+
+
+def unfit(spec: JobSpec, node: Node) -> str | None:
+    """Why this node can never take a share of the job; None when it can."""
+    wanted = spec.resources
+    if wanted.use and node.name not in wanted.use:
+        return f"{node.name} is not in resources.use"
+    if node.name in wanted.avoid:
+        return f"{node.name} is in resources.avoid"
+    if wanted.workers_per_node == "gpus" and not node.gpus:
+        return f"{node.name} has no GPU"
+    for have, need, what in (
+        (node.gpus, wanted.min_gpus, "GPUs"),
+        (node.cores, max(wanted.min_cores, cores_on(spec, node)), "cores"),
+    ):
+        if have < need:
+            return f"{node.name} has {have} {what}, the job needs {need}"
+    if node.memory < wanted.min_memory:
+        have_gib, need_gib = node.memory / 2**30, wanted.min_memory / 2**30
+        return f"{node.name} has {have_gib:.1f} GiB of memory, the job needs {need_gib:.1f}"
+    return None
+
+
+def fitting(spec: JobSpec, nodes: Iterable[Node]) -> list[Node]:
+    """Nodes that could take a share when they are free."""
+    return [node for node in nodes if unfit(spec, node) is None]
+
+
+def wanted_nodes(spec: JobSpec, fit: Sequence[Node]) -> tuple[int, int]:
+    """At least and at most how many nodes; "all" is every node that fits."""
+    least, most = spec.resources.nodes
+    return (max(1, len(fit)), max(1, len(fit))) if most is None else (least, most)
+
+
+def plan(spec: JobSpec, nodes: Sequence[Node]) -> Layout:
+    """Who would sit where if every node were free; NeverRuns says why it cannot be."""
+    fit = fitting(spec, nodes)
+    least, most = wanted_nodes(spec, fit)
+    if len(fit) < least:
+        refusals = "; ".join(filter(None, (unfit(spec, node) for node in nodes)))
+        have = f"{len(fit)} of {len(nodes)} fits" if refusals else f"there is {len(nodes)}"
+        raise NeverRuns(
+            f"the job needs {count(least, 'node')}, {have}" + (f" ({refusals})" if refusals else "")
+        )
+    return _layout(spec, fit[:most])
+
+
+def place(spec: JobSpec, fit: Sequence[Node], free: Mapping[str, int]) -> Layout | None:
+    """A layout on nodes whose free cores suffice now, or None: all shares or none."""
+    least, most = wanted_nodes(spec, fit)
+    ready = [node for node in fit if free[node.name] >= cores_on(spec, node)]
+    return _layout(spec, ready[:most]) if len(ready) >= least else None
+
+
+def count(number: int, noun: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _layout(spec: JobSpec, nodes: Sequence[Node]) -> Layout:
+    shares: list[Share] = []
+    first = 0
+    for index, node in enumerate(nodes):
+        workers = workers_on(spec, node)
+        shares.append(Share(node.name, index, first, workers, cores_on(spec, node)))
+        first += workers
+    return Layout(tuple(shares))

@@ -1,0 +1,44 @@
+"""The bounds of a spec that its types do not say, for specs that did not come from `jobfile`.
+
+A job file's own checker says the same with line and suggestion; this is the daemon's door.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from wiiiiided.domain.spec import JobSpec
+
+MAX_WORKERS: Final = 4096
+MAX_NODES: Final = 1024
+MAX_NAME: Final = 64
+MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
+MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
+MAX_SECONDS: Final = 10 * 365 * 86400.0
+
+
+def problems_of(spec: JobSpec) -> list[str]:
+    """Sentences about what cannot be; empty is good."""
+    resources, policy = spec.resources, spec.policy
+    least, most = resources.nodes
+    workers = resources.workers_per_node
+    seconds = (policy.max_time_s, policy.hang_timeout_s, policy.restart.backoff_s, policy.grace_s)
+    texts = (*spec.run.command, *spec.run.env, *spec.run.env.values(), *spec.run.pass_env)
+    checks = (
+        (1 <= len(spec.name) <= MAX_NAME and spec.name.isprintable(), "name is not a name"),
+        (bool(spec.run.command) and all(spec.run.command[:1]), "run.command is empty"),
+        (len(texts) <= MAX_WORDS, "run has too many words"),
+        (all(len(t) <= MAX_TEXT and "\0" not in t for t in texts), "run has an impossible text"),
+        (not any("=" in name or not name for name in spec.run.env), "run.env has a bad name"),
+        (0 <= policy.priority <= 100, "policy.priority is not from 0 to 100"),
+        (len(policy.after) <= MAX_WORDS, "policy.after is too long"),
+        (0 <= policy.restart.max <= 1000, "policy.restart.max is not from 0 to 1000"),
+        (all(s is None or 0 <= s <= MAX_SECONDS for s in seconds), "a duration is impossible"),
+        (0 <= policy.warn_before_s <= MAX_SECONDS, "policy.warn_before is impossible"),
+        (1 <= least <= (most or least) <= MAX_NODES, "resources.nodes is impossible"),
+        (isinstance(workers, str) or 1 <= workers <= MAX_WORKERS, "workers_per_node is impossible"),
+        (1 <= (resources.cores_per_worker or 1) <= MAX_WORKERS, "cores_per_worker is impossible"),
+        (len(spec.notify.command) <= MAX_WORDS, "notify.command is too long"),
+        (len(spec.output.collect) <= MAX_WORDS, "output.collect is too long"),
+    )
+    return [sentence for good, sentence in checks if not good]

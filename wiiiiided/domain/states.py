@@ -1,0 +1,91 @@
+"""The states of a job and its legal moves: the table is the machine.
+
+`control/step` makes no move that is not in MOVES; docs/job-states.md is drawn from it; a test
+follows every line of it. An event that is not listed for a state is ignored there: it is late.
+"""
+
+from __future__ import annotations
+
+from typing import Final, Literal
+
+State = Literal[
+    "held",
+    "queued",
+    "starting",
+    "running",
+    "hung",
+    "stopping",
+    "backoff",
+    "done",
+    "failed",
+    "cancelled",
+]
+
+# What each state means, for docs and `wiiiiide ps --help`.
+STATES: Final[dict[State, str]] = {
+    "held": "waits until somebody releases it",
+    "queued": "waits for its turn, its nodes or the jobs it comes after",
+    "starting": "has its nodes; its workers are being started",
+    "running": "all its workers run",
+    "hung": "made no progress for hang_timeout; stacks are being written",
+    "stopping": "its workers are being ended",
+    "backoff": "ended badly and will start again by itself",
+    "done": "ended well",
+    "failed": "ended badly, for good",
+    "cancelled": "was ended by a person, or could no longer run",
+}
+ENDED: Final[frozenset[State]] = frozenset({"done", "failed", "cancelled"})
+ON_NODES: Final[frozenset[State]] = frozenset({"starting", "running", "hung", "stopping"})
+
+_OVER: Final[tuple[State, ...]] = ("done", "failed", "backoff")
+
+# state → event → the states it may lead to. "Placed" and "DependencyEnded" are consequences that
+# the machine draws by itself; the others are events of control/events.
+MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
+    "new": {"JobSubmitted": ("queued", "held")},
+    "held": {
+        "ReleaseRequested": ("queued",),
+        "CancelRequested": ("cancelled",),
+        "DependencyEnded": ("held", "cancelled"),
+    },
+    "queued": {
+        "Placed": ("starting",),
+        "HoldRequested": ("held",),
+        "CancelRequested": ("cancelled",),
+        "DependencyEnded": ("queued", "cancelled"),
+    },
+    "starting": {
+        "WorkersStarted": ("starting", "running"),
+        "WorkersEnded": ("starting", "stopping", *_OVER),
+        "CancelRequested": ("stopping",),
+        "RequeueRequested": ("stopping",),
+    },
+    "running": {
+        "WorkersEnded": ("running", "stopping", *_OVER),
+        "ProgressSampled": ("hung",),
+        "Ticked": ("running", "stopping"),
+        "CancelRequested": ("stopping",),
+        "RequeueRequested": ("stopping",),
+    },
+    "hung": {
+        "StacksDumped": ("hung", "stopping"),
+        "Ticked": ("stopping",),
+        "WorkersEnded": ("hung", "stopping", *_OVER),
+        "CancelRequested": ("stopping",),
+        "RequeueRequested": ("stopping",),
+    },
+    "stopping": {
+        "WorkersStarted": ("stopping",),
+        "WorkersEnded": ("stopping", "cancelled", "queued", "failed", "backoff"),
+        "CancelRequested": ("stopping",),
+    },
+    "backoff": {
+        "Ticked": ("queued",),
+        "HoldRequested": ("held",),
+        "CancelRequested": ("cancelled",),
+        "RequeueRequested": ("queued",),
+    },
+    "done": {"RequeueRequested": ("queued",)},
+    "failed": {"RequeueRequested": ("queued",)},
+    "cancelled": {"RequeueRequested": ("queued",)},
+}
