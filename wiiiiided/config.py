@@ -1,4 +1,4 @@
-"""The environment variables of a worker, read once into one frozen value.
+"""The environment of a process, read once into frozen values: a worker's, a daemon's, a client's.
 
 This is the only module of the package that reads os.environ, so that everything a user can turn
 stands on this page. Bad values are refused by name: a mistyped number must not be a silent default.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from wiiiiided.errors import UsageError
 
@@ -32,6 +33,125 @@ class Config:
             stats_file=env.get("WIIIIIDE_STATS") or None,
             log=_choice(env, "WIIIIIDE_LOG", ("normal", "silent", "verbose")),
         )
+
+
+SOCKET_PATH_BYTES = 107  # of sockaddr_un.sun_path, less its closing zero
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Where a daemon keeps what it has, and where its clients find it.
+
+    system   the service: one per machine, jobs run as a user of their own
+    user     a person's own daemon: XDG directories, jobs run as that person
+    private  everything under WIIIIIDE_HOME, for a demo, a test or a second daemon
+    """
+
+    mode: str
+    socket: Path
+    state: Path  # the daemon's alone, 0700: the store, archives, secrets
+    jobs: Path  # what jobs write: logs, working directories
+    config: Path  # wiiiiided.toml; need not exist
+
+    @classmethod
+    def system(cls) -> Paths:
+        return cls(
+            mode="system",
+            socket=Path("/run/wiiiiide/wiiiiided.sock"),
+            state=Path("/var/lib/wiiiiide"),
+            jobs=Path("/var/lib/wiiiiide-jobs"),
+            config=Path("/etc/wiiiiide/wiiiiided.toml"),
+        )
+
+    @classmethod
+    def private(cls, home: str) -> Paths:
+        if not home.startswith("/"):
+            raise UsageError(f"WIIIIIDE_HOME={home!r} must be an absolute path")
+        root = Path(home)
+        socket = root / "wiiiiided.sock"
+        if len(os.fsencode(socket)) > SOCKET_PATH_BYTES:
+            raise UsageError(
+                f"WIIIIIDE_HOME={home!r} is too long: a socket's path has at most "
+                f"{SOCKET_PATH_BYTES} bytes, {socket} has {len(os.fsencode(socket))}. "
+                "Choose a shorter directory"
+            )
+        return cls("private", socket, root / "state", root / "jobs", root / "wiiiiided.toml")
+
+    @classmethod
+    def user(cls, environ: Mapping[str, str] | None = None) -> Paths:
+        """WIIIIIDE_HOME where it is set, else the XDG directories of this person."""
+        env = os.environ if environ is None else environ
+        if home := env.get("WIIIIIDE_HOME"):
+            return cls.private(home)
+        base = Path(env.get("HOME") or "/")
+        run = Path(env.get("XDG_RUNTIME_DIR") or f"/run/user/{os.getuid()}")
+        state = Path(env.get("XDG_STATE_HOME") or base / ".local/state") / "wiiiiide"
+        config = Path(env.get("XDG_CONFIG_HOME") or base / ".config") / "wiiiiide"
+        if not run.is_dir():  # no login session, as under sudo or cron
+            run = state
+        return cls(
+            mode="user",
+            socket=run / "wiiiiide" / "wiiiiided.sock",
+            state=state / "daemon",
+            jobs=state / "jobs",
+            config=config / "wiiiiided.toml",
+        )
+
+    @classmethod
+    def for_client(cls, environ: Mapping[str, str] | None = None) -> Paths:
+        """The daemon a command talks to: this person's own where it has a socket, else the
+        machine's."""
+        own = cls.user(environ)
+        # Not Path.exists: that raises where a directory on the way may not be entered.
+        return own if own.mode == "private" or os.path.exists(own.socket) else cls.system()
+
+
+def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether terminals may get colours: NO_COLOR is not set, and TERM is not a dumb one."""
+    env = os.environ if environ is None else environ
+    return not env.get("NO_COLOR") and env.get("TERM", "") not in ("", "dumb")
+
+
+def under_journal(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether stderr goes to systemd's journal, which adds the time by itself."""
+    return "JOURNAL_STREAM" in (os.environ if environ is None else environ)
+
+
+def passed(names: tuple[str, ...], environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The values of run.pass_env; what is not set is left out."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in names if name in env}
+
+
+# What a job may know of the daemon's environment: who and where it is, and how to print.
+INHERITED = (
+    *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
+    *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES"),
+)
+
+
+def inherited(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The part of the daemon's environment that its jobs get."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in env if name in INHERITED or name.startswith("LC_")}
+
+
+@dataclass(frozen=True)
+class Notification:
+    """How systemd wants to hear from its service; empty where it does not."""
+
+    socket: str = ""  # NOTIFY_SOCKET
+    watchdog_s: float = 0.0  # WATCHDOG_USEC, when it is meant for this process
+
+    @classmethod
+    def take(cls) -> Notification:
+        """Read the variables and remove them: no child may speak in the service's name."""
+        socket = os.environ.pop("NOTIFY_SOCKET", "")
+        usec = os.environ.pop("WATCHDOG_USEC", "")
+        pid = os.environ.pop("WATCHDOG_PID", "")
+        mine = not pid or pid == str(os.getpid())
+        watchdog_s = int(usec) / 1e6 if usec.isdigit() and mine else 0.0
+        return cls(socket, watchdog_s)
 
 
 def _seconds(env: Mapping[str, str], name: str, default: float) -> float:

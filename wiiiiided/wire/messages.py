@@ -1,0 +1,267 @@
+"""What a client and the daemon on its machine say to each other, over the daemon's unix socket.
+
+    client                                   daemon
+    ──────                                   ──────
+    Hello, then one request        ──►
+                                   ◄──       Hello, then one of
+                                               · Refused                      (always possible)
+                                               · the one answer of the request
+                                               · several answers, then End    (Wait, Logs, Pull)
+    Submit                         ──►
+                                   ◄──       SendArchive when it does not have it yet
+    the archive's bytes            ──►
+                                   ◄──       Submitted
+
+One request per connection; a client that goes away ends its request and nothing else. Frames are
+made by `wire/stream`. A message is one JSON object with its type in "type". Fields may be added
+within a protocol number; a change of meaning raises PROTOCOL, and both sides say so in a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import JobSpec
+
+PROTOCOL = 1
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True):
+    """A tagged JSON object; fields a newer peer added are ignored."""
+
+
+class Hello(Message, frozen=True):
+    protocol: int
+    version: str
+
+
+# ---- requests
+
+
+class Submit(Message, frozen=True):
+    spec: JobSpec
+    archive: str  # sha256 of the packed working directory, hexadecimal
+    archive_bytes: int
+    secrets: dict[str, str] = {}  # the values of run.pass_env
+    hold: bool = False
+
+
+class List(Message, frozen=True):
+    """Jobs that are not over, in queue order; with `ended`, the latest ended ones first too."""
+
+    ended: int = 0
+
+
+class Show(Message, frozen=True):
+    id: int
+
+
+class Why(Message, frozen=True):
+    id: int
+
+
+class Wait(Message, frozen=True):
+    """A JobView now and at every change, until the job is over."""
+
+    id: int
+
+
+class Logs(Message, frozen=True):
+    """LogLines, oldest first. With `follow`, until the job is over."""
+
+    id: int
+    ranks: tuple[int, ...] = ()  # empty: all
+    follow: bool = False
+    tail: int | None = None  # only so many of the last lines of each rank
+    attempt: int | None = None  # None: the latest; with follow, also those to come
+
+
+class Cancel(Message, frozen=True):
+    """Answered with a JobView when the job has really ended."""
+
+    id: int
+    now: bool = False  # SIGKILL at once
+
+
+class Requeue(Message, frozen=True):
+    id: int
+
+
+class Hold(Message, frozen=True):
+    id: int
+
+
+class Release(Message, frozen=True):
+    id: int
+
+
+class History(Message, frozen=True):
+    limit: int = 50
+
+
+class Stacks(Message, frozen=True):
+    id: int
+
+
+class Pull(Message, frozen=True):
+    """Files of the job's working directory: a tar in blob frames, then End."""
+
+    id: int
+    globs: tuple[str, ...] = ()  # empty: the job's output.collect
+
+
+class Status(Message, frozen=True):
+    """What the daemon is and does."""
+
+
+Request = (
+    Submit
+    | List
+    | Show
+    | Why
+    | Wait
+    | Logs
+    | Cancel
+    | Requeue
+    | Hold
+    | Release
+    | History
+    | Stacks
+    | Pull
+    | Status
+)
+
+
+# ---- answers
+
+
+class Refused(Message, frozen=True):
+    """Nothing was changed. `code` is the exit code of the command (operations: docs/cli.md)."""
+
+    code: int
+    message: str
+    hint: str = ""
+
+
+class SendArchive(Message, frozen=True):
+    pass
+
+
+class Submitted(Message, frozen=True):
+    id: int
+    why: str  # the sentence `why` would give now
+
+
+class RankView(msgspec.Struct, frozen=True):
+    rank: int
+    node: str
+    pid: int | None
+    state: Literal["starting", "running", "ended"]
+    code: int | None = None  # 128 + signal for a signal
+
+
+class JobView(Message, frozen=True):
+    """One job as ps, wait and top show it."""
+
+    id: int
+    name: str
+    state: str  # of domain.states.STATES
+    owner: str
+    priority: int
+    submitted_at: float  # seconds since 1970
+    started_at: float | None  # of the latest attempt
+    ended_at: float | None
+    attempt: int  # 0 before the first
+    attempts: int  # that the policy allows: 1 + restart.max
+    nodes: tuple[str, ...]  # where it runs or ran last
+    workers: int  # ranks of the latest attempt, or those it asks for
+    code: int | None  # the job's exit code once it is over
+    why: str  # one sentence: why it waits, what it does, how it ended
+
+
+class Jobs(Message, frozen=True):
+    jobs: tuple[JobView, ...]
+
+
+class StoryLine(msgspec.Struct, frozen=True):
+    at: float
+    text: str
+
+
+class JobDetail(Message, frozen=True):
+    """Everything `show` has. `spec` is without any secret: those are never in a spec."""
+
+    job: JobView
+    spec: dict[str, Any]
+    ranks: tuple[RankView, ...]
+    story: tuple[StoryLine, ...]
+    directory: str  # of the job's files on its node
+    error: str = ""  # what the failing rank wrote to its error file, or its last words
+
+
+class Reason(Message, frozen=True):
+    id: int
+    state: str
+    why: str
+
+
+class LogLine(msgspec.Struct, frozen=True):
+    at: float
+    rank: int
+    stream: Literal["out", "err", "note"]  # note: the shim's own words
+    text: str  # without its newline; untrusted
+    attempt: int = 1
+
+
+class LogLines(Message, frozen=True):
+    lines: tuple[LogLine, ...]
+
+
+class StackDump(msgspec.Struct, frozen=True):
+    rank: int
+    pid: int | None
+    text: str  # or a sentence saying why there is none
+
+
+class StackDumps(Message, frozen=True):
+    dumps: tuple[StackDump, ...]
+
+
+class DaemonStatus(Message, frozen=True):
+    version: str
+    pid: int
+    mode: Literal["system", "user", "private"]
+    node: Node
+    started_at: float
+    state_directory: str
+    jobs_directory: str
+    job_user: str
+    counts: dict[str, int]  # jobs per state, those not over
+    problem: str = ""  # a sentence when something is wrong: "cannot write its state: disk full"
+
+
+class End(Message, frozen=True):
+    """No more answers to this request."""
+
+
+Answer = (
+    Refused
+    | SendArchive
+    | Submitted
+    | JobView
+    | Jobs
+    | JobDetail
+    | Reason
+    | LogLines
+    | StackDumps
+    | DaemonStatus
+    | End
+)
+
+encode = msgspec.json.Encoder().encode
+decode_hello = msgspec.json.Decoder(Hello).decode
+decode_request = msgspec.json.Decoder(Request).decode
+decode_answer = msgspec.json.Decoder(Answer).decode
