@@ -1,0 +1,220 @@
+"""The state on disk: what is committed is there, what cannot be is refused and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.control.world import World, spec
+from wiiiiided.control.actions import Tell
+from wiiiiided.control.events import Ticked
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.store import MIGRATIONS, Store, StoreError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    made = Store(tmp_path / "state")
+    yield made
+    made.close()
+
+
+def some_job(number: int = 1, *, ended: bool = False) -> Job:
+    world = World()
+    world._next = number
+    job = world.submit(spec(f"job-{number}"))
+    if ended:
+        world.ended_on(job)
+    return world.job(job)
+
+
+def put(store: Store, *jobs: Job, secrets: dict[int, dict[str, str]] | None = None) -> None:
+    lines = [Tell(job.id, 1.0, f"told of {job.id}") for job in jobs]
+    store.commit(jobs, lines, Ticked(1.0), secrets)
+
+
+def test_what_is_committed_comes_back_the_same(store: Store, tmp_path: Path) -> None:
+    live, over = some_job(1), some_job(2, ended=True)
+    put(store, live, over, secrets={1: {"KEY": "s3cret"}})
+    store.close()
+    again = Store(tmp_path / "state")
+    try:
+        assert again.live() == [live]
+        assert again.ended(10) == [over]
+        assert again.job(2) == over
+        assert again.job(3) is None
+        assert again.story(1) == [(1.0, "told of 1")]
+        assert again.secrets(1) == {"KEY": "s3cret"}
+        assert again.next_id() == 3
+    finally:
+        again.close()
+        store._lock = os.open("/dev/null", os.O_RDONLY)  # the fixture closes it
+
+
+def test_everything_is_private_from_its_first_moment(store: Store, tmp_path: Path) -> None:
+    put(store, some_job())
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o700
+    for path in (tmp_path / "state").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
+
+
+def test_numbers_are_never_used_again(store: Store) -> None:
+    put(store, some_job(7, ended=True))
+    store.forget([7])
+    assert store.job(7) is None
+    assert store.story(7) == []
+    assert store.next_id() == 8
+
+
+def test_the_latest_ended_are_kept_and_the_rest_is_named(store: Store) -> None:
+    put(store, *(some_job(n, ended=True) for n in range(1, 6)), some_job(9))
+    assert store.ended_before_latest(2) == [3, 2, 1]
+    assert [job.id for job in store.ended(2)] == [5, 4]
+
+
+def test_a_second_daemon_is_refused_by_name(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=rf"another wiiiiided \(pid {os.getpid()}\)"):
+        Store(tmp_path / "state")
+
+
+def test_a_foreign_file_is_left_as_it_is(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    foreign = sqlite3.connect(state / "state.sqlite")
+    foreign.execute("CREATE TABLE theirs (x)")
+    foreign.commit()
+    foreign.close()
+    before = (state / "state.sqlite").read_bytes()
+    with pytest.raises(StoreError, match="another program"):
+        Store(state)
+    assert (state / "state.sqlite").read_bytes() == before
+
+
+def test_garbage_is_left_as_it_is(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "state.sqlite").write_bytes(b"not a database" * 1000)
+    with pytest.raises(StoreError, match="cannot use"):
+        Store(state)
+    assert (state / "state.sqlite").read_bytes() == b"not a database" * 1000
+
+
+def test_a_newer_schema_is_refused_and_an_older_one_brought_forward(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    store = Store(state)
+    put(store, some_job())
+    store.close()
+    later = (*MIGRATIONS, "ALTER TABLE jobs ADD COLUMN colour TEXT")
+    newer = Store(state, later)
+    assert newer.job(1) is not None
+    put(newer, some_job(2))
+    newer.close()
+    with pytest.raises(StoreError, match="schema version 2, this wiiiiided knows up to 1"):
+        Store(state)
+    newer = Store(state, later)
+    assert [job.id for job in newer.live()] == [1, 2]
+    newer.close()
+
+
+def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    store = Store(state)
+    put(store, some_job())
+    store.close()
+    broken = (*MIGRATIONS, "ALTER TABLE jobs ADD COLUMN colour TEXT; DROP TABLE nonsense")
+    with pytest.raises(StoreError, match="left as it is"):
+        Store(state, broken)
+    again = Store(state)
+    assert [job.id for job in again.live()] == [1]
+    again.close()
+
+
+def fill(path: Path) -> None:
+    """Write until the disk is full."""
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+
+
+def fill_store(store: Store) -> int:
+    """Commit until it is refused (the log has room for a few more); the number refused."""
+    for number in range(2, 10_000):
+        try:
+            put(store, some_job(number))
+        except StoreError as problem:
+            if "the disk is full" in str(problem):
+                return number
+            raise
+    raise AssertionError("a full disk was never noticed")
+
+
+@pytest.mark.needs("root", "mount")
+def test_a_full_disk_refuses_the_change_and_keeps_what_was(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", state], check=True)
+    try:
+        store = Store(state)
+        put(store, some_job(1))
+        filler = state / "filler"
+        fill(filler)
+        number = fill_store(store)
+        stored = [job.id for job in store.live()]
+        assert stored == list(range(1, number))
+        filler.unlink()
+        put(store, some_job(number))
+        assert len(store.live()) == number
+        store.close()
+    finally:
+        subprocess.run(["umount", state], check=True)
+
+
+def test_an_unwritable_directory_is_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot make the state directory"):
+        Store(tmp_path / "file" / "state")
+
+
+def test_a_sigkill_in_the_middle_of_a_commit_loses_nothing_acknowledged(tmp_path: Path) -> None:
+    """A child commits as fast as it can and says each number when it is stored; then it dies."""
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from tests.daemon.test_store import put, some_job\n"
+        "from wiiiiided.daemon.store import Store\n"
+        "store = Store(Path(sys.argv[1]))\n"
+        "for number in range(1, 10**6):\n"
+        "    put(store, some_job(number))\n"
+        "    print(number, flush=True)\n"
+    )
+    root = Path(__file__).parents[2]
+    for stop_at in (1, 7, 23):
+        state = tmp_path / f"state-{stop_at}"
+        child = subprocess.Popen(
+            [sys.executable, "-c", program, str(state)], stdout=subprocess.PIPE, text=True, cwd=root
+        )
+        assert child.stdout is not None
+        said = 0
+        for line in child.stdout:
+            said = int(line)
+            if said >= stop_at:
+                child.kill()
+                break
+        said = max([said, *(int(line) for line in child.stdout if line.endswith("\n"))])
+        child.stdout.close()
+        child.wait()
+        store = Store(state)
+        stored = [job.id for job in store.live()]
+        assert stored == list(range(1, len(stored) + 1))
+        assert len(stored) >= said
+        store.close()
+        shutil.rmtree(state)

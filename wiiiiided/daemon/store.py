@@ -1,0 +1,275 @@
+"""The state on disk: SQLite, write-ahead log, synchronous FULL, one writer.
+
+    jobs      id │ state │ name │ user │ ended_at │ body (the Job, JSON)
+    story     job │ at │ text │ event (JSON, on the first line an event caused)
+    secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
+    counters  name │ value     the next job's number: numbers are never used again
+
+`commit` takes everything one event changed in one transaction: when it returns, that has reached
+the disk, and only then is anything done or acknowledged. The jobs table holds the current state;
+the story is how it came to it. Rejected: replaying events at the start (a restart would take
+longer with every job ever run).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from wiiiiided.control.actions import Tell
+from wiiiiided.control.events import AnyEvent
+from wiiiiided.control.job import Ended, Job
+from wiiiiided.errors import WiiiiideError
+
+APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
+
+# Each entry brings the file one version further; entries are never changed, only added.
+MIGRATIONS: Final[tuple[str, ...]] = (
+    """
+    CREATE TABLE jobs (
+        id INTEGER PRIMARY KEY, state TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
+        ended_at REAL, archive TEXT NOT NULL, body BLOB NOT NULL
+    ) STRICT;
+    CREATE INDEX jobs_live ON jobs (id) WHERE ended_at IS NULL;
+    CREATE INDEX jobs_ended ON jobs (ended_at, id) WHERE ended_at IS NOT NULL;
+    CREATE TABLE story (
+        seq INTEGER PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, text TEXT NOT NULL,
+        event BLOB
+    ) STRICT;
+    CREATE INDEX story_job ON story (job, seq);
+    CREATE TABLE secrets (job INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;
+    CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
+    INSERT INTO counters VALUES ('next_job', 1);
+    """,
+)
+
+_encode = msgspec.json.Encoder().encode
+_job = msgspec.json.Decoder(Job).decode
+
+
+class StoreError(WiiiiideError):
+    """The state cannot be opened or written. The message says what to do; nothing was changed."""
+
+
+class Store:
+    """The daemon's only way to its state; used from one thread."""
+
+    def __init__(self, directory: Path, migrations: Sequence[str] = MIGRATIONS) -> None:
+        self.path = directory / "state.sqlite"
+        _make_private(directory)
+        self._lock = _lock(directory)
+        try:
+            self._db = self._open(migrations)
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    def close(self) -> None:
+        self._db.close()
+        os.close(self._lock)
+
+    # ---- writing
+
+    def commit(
+        self,
+        jobs: Iterable[Job],
+        lines: Iterable[Tell],
+        event: AnyEvent,
+        secrets: dict[int, dict[str, str]] | None = None,
+    ) -> None:
+        """All of it, on the disk when this returns; or StoreError, and none of it."""
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                for job in jobs:
+                    self._put(job)
+                body: bytes | None = _encode(event)
+                for line in lines:
+                    row = (line.id, line.at, line.text, body)
+                    self._db.execute(
+                        "INSERT INTO story (job, at, text, event) VALUES (?, ?, ?, ?)", row
+                    )
+                    body = None
+                for number, values in (secrets or {}).items():
+                    self._db.execute("INSERT INTO secrets VALUES (?, ?)", (number, _encode(values)))
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    def _put(self, job: Job) -> None:
+        ended_at = job.phase.since if isinstance(job.phase, Ended) else None
+        row = (job.id, job.state, job.spec.name, job.owner.user, ended_at, job.archive)
+        self._db.execute(
+            "INSERT OR REPLACE INTO jobs (id, state, name, user, ended_at, archive, body) "
+            "VALUES (?, ?, ?, ?, ?, ?, ?)",
+            (*row, _encode(job)),
+        )
+        self._db.execute(
+            "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'", (job.id + 1,)
+        )
+
+    def forget(self, numbers: Sequence[int]) -> None:
+        """Remove ended jobs and all that belongs to them."""
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                for number in numbers:
+                    for table, column in (("jobs", "id"), ("story", "job"), ("secrets", "job")):
+                        self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    # ---- reading
+
+    def next_id(self) -> int:
+        row = self._db.execute("SELECT value FROM counters WHERE name = 'next_job'").fetchone()
+        return int(row[0])
+
+    def live(self) -> list[Job]:
+        """All jobs that are not over."""
+        rows = self._db.execute("SELECT body FROM jobs WHERE ended_at IS NULL ORDER BY id")
+        return [_job(row[0]) for row in rows]
+
+    def ended(self, limit: int) -> list[Job]:
+        """The latest to end, latest first."""
+        rows = self._db.execute(
+            "SELECT body FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, id DESC "
+            "LIMIT ?",
+            (limit,),
+        )
+        return [_job(row[0]) for row in rows]
+
+    def ended_before_latest(self, keep: int) -> list[int]:
+        """Numbers of ended jobs but for the latest `keep`."""
+        rows = self._db.execute(
+            "SELECT id FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, id DESC "
+            "LIMIT -1 OFFSET ?",
+            (keep,),
+        )
+        return [row[0] for row in rows]
+
+    def job(self, number: int) -> Job | None:
+        """Any job there ever was, unless it was pruned."""
+        row = self._db.execute("SELECT body FROM jobs WHERE id = ?", (number,)).fetchone()
+        return None if row is None else _job(row[0])
+
+    def story(self, number: int) -> list[tuple[float, str]]:
+        rows = self._db.execute("SELECT at, text FROM story WHERE job = ? ORDER BY seq", (number,))
+        return [(row[0], row[1]) for row in rows]
+
+    def secrets(self, number: int) -> dict[str, str]:
+        row = self._db.execute("SELECT body FROM secrets WHERE job = ?", (number,)).fetchone()
+        return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
+
+    def archives(self) -> set[str]:
+        """Archives that some job still names."""
+        return {row[0] for row in self._db.execute("SELECT DISTINCT archive FROM jobs")}
+
+    # ---- opening
+
+    def _open(self, migrations: Sequence[str]) -> sqlite3.Connection:
+        old_umask = os.umask(0o077)  # the file and its log are made with their final mode
+        try:
+            db = sqlite3.connect(self.path, timeout=5.0, isolation_level=None)
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot open {self.path}: {_reason(problem)}") from problem
+        finally:
+            os.umask(old_umask)
+        try:
+            self._check_and_migrate(db, migrations)
+        except sqlite3.Error as problem:
+            db.close()
+            raise StoreError(
+                f"cannot use {self.path}: {_reason(problem)}. It was left as it is; mend it, or "
+                "move it away to begin with an empty queue"
+            ) from problem
+        except StoreError:
+            db.close()
+            raise
+        return db
+
+    def _check_and_migrate(self, db: sqlite3.Connection, migrations: Sequence[str]) -> None:
+        # Everything is looked at before anything is written: a foreign file stays untouched.
+        owner = db.execute("PRAGMA application_id").fetchone()[0]
+        version = db.execute("PRAGMA user_version").fetchone()[0]
+        empty = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+        if owner != APPLICATION_ID and not empty:
+            raise StoreError(
+                f"{self.path} is an SQLite file of another program; it was left as it is. "
+                "Move it away"
+            )
+        if version > len(migrations):
+            raise StoreError(
+                f"{self.path} has schema version {version}, this wiiiiided knows up to "
+                f"{len(migrations)}: it was written by a newer one. Install that version again; "
+                "the file was left as it is"
+            )
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = FULL")
+        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        for number in range(version, len(migrations)):
+            script = f"BEGIN;{migrations[number]};PRAGMA user_version = {number + 1};COMMIT;"
+            try:
+                db.executescript(script)
+            except sqlite3.Error:
+                if db.in_transaction:
+                    db.rollback()
+                raise
+        (check,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if check != "ok":
+            raise StoreError(
+                f"{self.path} is damaged ({check}); it was left as it is. Restore a copy, or move "
+                "it away to begin with an empty queue"
+            )
+
+
+def _make_private(directory: Path) -> None:
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as problem:
+        raise StoreError(
+            f"cannot make the state directory {directory}: {problem.strerror}. "
+            "Give this user a directory it can write"
+        ) from problem
+
+
+def _lock(directory: Path) -> int:
+    """Held as long as the process lives: two daemons must never share a state."""
+    path = directory / "lock"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as problem:
+        raise StoreError(
+            f"cannot write in the state directory {directory}: {problem.strerror}. "
+            "Is it this user's, and is the disk full or mounted read-only?"
+        ) from problem
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise StoreError(
+            f"another wiiiiided (pid {pid or 'unknown'}) works with {directory}. "
+            "Stop that one first"
+        ) from None
+    try:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except OSError:
+        pass  # a full disk: the lock is what counts, the number is a courtesy
+    return fd
+
+
+def _reason(problem: sqlite3.Error) -> str:
+    text = str(problem)
+    if "disk is full" in text:
+        return "the disk is full"
+    if "readonly" in text or "read-only" in text:
+        return "it is read-only for this user"
+    return text
