@@ -1,0 +1,69 @@
+"""Good files become specs, bad ones are answered word for word; and the schema agrees."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from typing import Any
+
+import jsonschema
+import msgspec
+import pytest
+
+from tests.jobfile.corpus import BAD, GOOD, Bad
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.jobfile.read import read
+from wiiiiided.jobfile.schema import schema
+
+VALIDATOR = jsonschema.Draft202012Validator(schema())
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
+def test_a_good_file_becomes_a_spec_that_survives_the_wire(text: str) -> None:
+    spec = read(text, "job.toml")
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_a_bad_file_is_answered_word_for_word(bad: Bad) -> None:
+    with pytest.raises(Invalid) as caught:
+        read(bad.text, "job.toml")
+    assert [str(problem) for problem in caught.value.problems] == list(bad.says)
+
+
+@pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
+def test_the_schema_accepts_what_the_checker_accepts(text: str) -> None:
+    VALIDATOR.validate(tomllib.loads(text))
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD.keys())
+def test_the_schema_refuses_what_a_schema_can_see(bad: Bad) -> None:
+    document: Any = tomllib.loads(bad.text)
+    assert VALIDATOR.is_valid(document) is not bad.schema_sees
+
+
+def test_the_schema_is_one() -> None:
+    jsonschema.Draft202012Validator.check_schema(schema())
+    jsonschema.Draft4Validator.check_schema(
+        {**schema(), "$schema": "http://json-schema.org/draft-04/schema#"}
+    )
+
+
+def test_every_pattern_of_the_schema_compiles_and_is_anchored() -> None:
+    patterns = list(_patterns(schema()))
+    assert len(patterns) > 10
+    for pattern in patterns:
+        re.compile(pattern)
+        assert pattern[0] == "^"
+        assert pattern[-1] == "$"
+
+
+def _patterns(node: Any) -> list[str]:
+    if isinstance(node, list):
+        return [pattern for one in node for pattern in _patterns(one)]
+    if not isinstance(node, dict):
+        return []
+    own = [node["pattern"]] if isinstance(node.get("pattern"), str) else []
+    own += list(node.get("patternProperties", {}))
+    return own + [pattern for one in node.values() for pattern in _patterns(one)]

@@ -1,0 +1,37 @@
+"""What is filled into notify.command, and what stays."""
+
+from __future__ import annotations
+
+import pytest
+
+from wiiiiided.jobfile.placeholders import NAMES, fill, unknown
+
+VALUES = {"id": "17", "name": "a {id}", "state": "failed", "code": "1", "reason": "rank 1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "filled"),
+    [
+        ("job {id} {state}", "job 17 failed"),
+        ('{"text": "{id}"}', '{"text": "17"}'),
+        ("${id} ${HOME}", "${id} ${HOME}"),
+        ("{}{ id }{0}", "{}{ id }{0}"),
+        ("{{id}}", "{17}"),
+        ("{name}", "a {id}"),
+        ("{other}", "{other}"),
+    ],
+)
+def test_known_words_in_braces_are_filled_in_once(text: str, filled: str) -> None:
+    assert fill(["x", text], VALUES) == ["x", filled]
+
+
+def test_every_name_has_its_value() -> None:
+    assert set(VALUES) == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "strangers"),
+    [("{id} {jobid} {x_1}", ["jobid", "x_1"]), ("${x} {} { y } {1}", []), ("{ID}", ["ID"])],
+)
+def test_unknown_words_in_braces_are_found(text: str, strangers: list[str]) -> None:
+    assert unknown(text) == strangers

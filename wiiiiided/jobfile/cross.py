@@ -1,0 +1,99 @@
+"""What only more than one key together can have wrong.
+
+Every rule sees the values that can be gone on with; where one of its keys is wrong or not there, it
+says nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from wiiiiided.jobfile.check import Values
+from wiiiiided.jobfile.findings import Findings
+from wiiiiided.jobfile.values import spoken_duration
+from wiiiiided.jobfile.words import show
+
+Rule = Callable[[Values, Findings], None]
+
+# Command and variables together. They travel in one file to the shim that has at most 1 MiB and in
+# which a character may take six; and no kernel starts a program with more than 2 MiB of them.
+START_BYTES = 128 << 10
+
+
+def passed_and_set(values: Values, findings: Findings) -> None:
+    env = values.get(("run", "env"), {})
+    for at, name in enumerate(values.get(("run", "pass_env"), ())):
+        if name in env:
+            message = f"{show(name)} is set in run.env, too"
+            findings.add(("run", "pass_env", at), message, "leave one of them out")
+
+
+def start_size(values: Values, findings: Findings) -> None:
+    texts = [*values.get(("run", "command"), ())]
+    for variable in values.get(("run", "env"), {}).items():
+        texts += variable
+    size = sum(len(text.encode(errors="replace")) + 1 for text in texts if text is not None)
+    if size > START_BYTES:
+        message = f"command and env together have {size} bytes; at most {START_BYTES} are possible"
+        findings.add(("run",), message, "put what is long into a file of the working directory")
+
+
+def used_and_avoided(values: Values, findings: Findings) -> None:
+    use = values.get(("resources", "use"), ())
+    for at, name in enumerate(values.get(("resources", "avoid"), ())):
+        if name in use:
+            message = f"{show(name)} is in resources.use, too"
+            findings.add(("resources", "avoid", at), message, "leave one of them out")
+
+
+def too_few_used(values: Values, findings: Findings) -> None:
+    use = values.get(("resources", "use"), ())
+    least, _ = values.get(("resources", "nodes"), (1, 1))
+    if use and len(use) < least:
+        message = f"at least {least} nodes are wanted, but resources.use names only {len(use)}"
+        findings.add(("resources", "nodes"), message, f"name {least} or more, or want fewer")
+
+
+def warned_too_early(values: Values, findings: Findings) -> None:
+    before = values.get(("policy", "warn_before"))
+    most = values.get(("policy", "max_time"))
+    if before is not None and most is not None and before >= most:
+        message = f"is not shorter than max_time, {spoken_duration(most)}"
+        findings.add(("policy", "warn_before"), message, "warn later, or allow more time")
+
+
+def restarts_without_number(values: Values, findings: Findings) -> None:
+    restart = ("policy", "restart")
+    given = [name for name in ("on", "backoff") if (*restart, name) in values]
+    if given and (*restart, "max") not in values and not _wrong((*restart, "max"), findings):
+        message = f"max is missing, so nothing is ever restarted and {given[0]} has no use"
+        findings.add(restart, message, "for example restart = { max = 3 }")
+
+
+def notices_without_command(values: Values, findings: Findings) -> None:
+    on, command = ("notify", "on"), ("notify", "command")
+    if on in values and command not in values and not _wrong(command, findings):
+        message = "nothing is run at these states: notify.command is missing"
+        findings.add(on, message, 'add command = ["notify-send", "job {id} {state}"]')
+
+
+def _wrong(path: tuple[str, ...], findings: Findings) -> bool:
+    """Whether the key is there, only not right."""
+    return path in findings.places
+
+
+RULES: tuple[Rule, ...] = (
+    passed_and_set,
+    start_size,
+    used_and_avoided,
+    too_few_used,
+    warned_too_early,
+    restarts_without_number,
+    notices_without_command,
+)
+
+
+def check_together(values: Values, findings: Findings) -> None:
+    """Apply every rule."""
+    for rule in RULES:
+        rule(values, findings)
