@@ -12,8 +12,9 @@ import torch.distributed as dist
 
 from tests.kit.data import assert_same, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.errors import UsageError
 from wiiiiided.shm import stats as counters
-from wiiiiided.torch import monitored_barrier, stats
+from wiiiiided.torch import monitored_barrier, progress, stats
 
 
 def _counts(me: Rank) -> None:
@@ -58,6 +59,21 @@ def test_a_stats_file_shows_the_counters_from_outside(tmp_path: Path) -> None:
     assert words[0] == counters.MAGIC
     assert (words[counters.RANK], words[counters.WORLD]) == (0, 1)
     assert words[counters.OPERATIONS] >= 5
+
+
+def _reports(me: Rank) -> None:
+    progress(0)
+    progress(step=41)
+    with pytest.raises(UsageError, match="below 0"):
+        progress(-1)
+
+
+def test_progress_is_seen_from_outside(tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    path.touch()
+    run_ranks(_reports, 1, env={"WIIIIIDE_STATS": str(path)})
+    words = memoryview(path.read_bytes()).cast("q")
+    assert words[counters.STEP] == 42
 
 
 def _mustered(me: Rank) -> None:

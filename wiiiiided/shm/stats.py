@@ -9,6 +9,7 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 2  pid            6  operations finished                9   nanoseconds waiting for peers
     word 3  start, ns      7  bytes of tensors exchanged         10  operations that failed
                                                                  11  messages sent   12  received
+    word 13 one more than the step the script reported last; 0: it never reported any
 
 The layout only grows; its version changes when a word changes its meaning.
 """
@@ -29,6 +30,7 @@ PAGE_BYTES: Final = 4096
 
 RANK, WORLD = 4, 5
 OPERATIONS, BYTES, EXCHANGE_NS, WAITING_NS, FAILED, SENT, RECEIVED = 6, 7, 8, 9, 10, 11, 12
+STEP = 13
 
 
 @dataclass(frozen=True)
