@@ -57,6 +57,10 @@ class StoreError(WiiiiideError):
     """The state cannot be opened or written. The message says what to do; nothing was changed."""
 
 
+class StoreUnusable(StoreError):
+    """The file there is not one this version can use: trying again will not help."""
+
+
 class Store:
     """The daemon's only way to its state; used from one thread."""
 
@@ -184,7 +188,8 @@ class Store:
             self._check_and_migrate(db, migrations)
         except sqlite3.Error as problem:
             db.close()
-            raise StoreError(
+            full = "full" in str(problem) or "locked" in str(problem)
+            raise (StoreError if full else StoreUnusable)(
                 f"cannot use {self.path}: {_reason(problem)}. It was left as it is; mend it, or "
                 "move it away to begin with an empty queue"
             ) from problem
@@ -199,12 +204,12 @@ class Store:
         version = db.execute("PRAGMA user_version").fetchone()[0]
         empty = db.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
         if owner != APPLICATION_ID and not empty:
-            raise StoreError(
+            raise StoreUnusable(
                 f"{self.path} is an SQLite file of another program; it was left as it is. "
                 "Move it away"
             )
         if version > len(migrations):
-            raise StoreError(
+            raise StoreUnusable(
                 f"{self.path} has schema version {version}, this wiiiiided knows up to "
                 f"{len(migrations)}: it was written by a newer one. Install that version again; "
                 "the file was left as it is"
@@ -222,7 +227,7 @@ class Store:
                 raise
         (check,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if check != "ok":
-            raise StoreError(
+            raise StoreUnusable(
                 f"{self.path} is damaged ({check}); it was left as it is. Restore a copy, or move "
                 "it away to begin with an empty queue"
             )

@@ -1,0 +1,70 @@
+"""Archives by their digest: whole and true, or not there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from wiiiiided.daemon.archives import Archives
+from wiiiiided.errors import UsageError
+
+DATA = b"bytes of an archive" * 1000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+@pytest.fixture
+def archives(tmp_path: Path) -> Archives:
+    return Archives(tmp_path / "archives")
+
+
+def receive(archives: Archives, data: bytes, digest: str = DIGEST, limit: int = 1 << 20) -> None:
+    with archives.receive(digest, limit) as upload:
+        for start in range(0, len(data), 1000):
+            upload.take(data[start : start + 1000])
+        upload.finish()
+
+
+def test_a_received_archive_can_be_opened(archives: Archives) -> None:
+    assert not archives.has(DIGEST)
+    receive(archives, DATA)
+    assert archives.has(DIGEST)
+    fd = archives.open(DIGEST)
+    assert os.read(fd, 1 << 20) == DATA
+    os.close(fd)
+
+
+def test_another_content_than_announced_leaves_nothing(archives: Archives) -> None:
+    with pytest.raises(UsageError, match="not the one that was announced"):
+        receive(archives, DATA + b"x")
+    assert list(archives.directory.iterdir()) == []
+
+
+def test_too_much_is_refused_while_it_arrives(archives: Archives) -> None:
+    with pytest.raises(UsageError, match="larger than the limit"):
+        receive(archives, DATA, limit=5000)
+    assert list(archives.directory.iterdir()) == []
+
+
+@pytest.mark.parametrize("digest", ["../../etc/passwd", "", "A" * 64, "0" * 63])
+def test_a_name_that_is_no_digest_is_refused(archives: Archives, digest: str) -> None:
+    with pytest.raises(UsageError, match="not the SHA-256"):
+        archives.has(digest)
+
+
+def test_what_a_crash_left_is_removed_at_the_next_start(archives: Archives) -> None:
+    receive(archives, DATA)
+    (archives.directory / ".half").write_bytes(b"half")
+    again = Archives(archives.directory)
+    assert [path.name for path in again.directory.iterdir()] == [DIGEST]
+
+
+def test_pruning_keeps_what_is_named(archives: Archives) -> None:
+    receive(archives, DATA)
+    other = hashlib.sha256(b"other").hexdigest()
+    receive(archives, b"other", other)
+    assert archives.prune({other}) == 1
+    assert archives.has(other)
+    assert not archives.has(DIGEST)

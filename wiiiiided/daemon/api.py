@@ -1,0 +1,211 @@
+"""The daemon's unix socket: who connects, what they ask, and the frames both ways.
+
+The kernel says who is at the other end (SO_PEERCRED). Who may connect at all is the socket's mode:
+0660 and group wiiiiide for the service, 0600 for a person's own daemon. Strangers' bytes are
+bounded: so many connections, so many bytes a message, so long for the first words.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from wiiiiided import __version__
+from wiiiiided.errors import HostError, WiiiiideError
+from wiiiiided.log import logger
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+CONNECTIONS = 256
+FIRST_WORDS_S = 10.0
+BACKLOG = 1024  # a full one refuses clients that do not block
+
+
+class Refuse(WiiiiideError):
+    """The answer is no; becomes a Refused."""
+
+    def __init__(self, code: int, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code, self.hint = code, hint
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, as the kernel knows it."""
+
+    uid: int
+    user: str
+    admin: bool  # root, or the daemon's own user
+
+    @classmethod
+    def at(cls, connection: socket.socket) -> Caller:
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", raw)
+        try:
+            user = pwd.getpwuid(uid).pw_name
+        except KeyError:
+            user = str(uid)
+        return cls(uid, user, uid in (0, os.getuid()))
+
+
+class Conversation:
+    """One connection: frames in, frames out."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.caller = Caller.at(writer.get_extra_info("socket"))
+        self._reader = reader
+        self._writer = writer
+        self._frames: list[tuple[bytes, bytes]] = []
+        self._parser = stream.Parser()
+
+    async def frame(self) -> tuple[bytes, bytes]:
+        """The next frame; EOFError when the other side has gone."""
+        while not self._frames:
+            data = await self._reader.read(1 << 18)
+            if not data:
+                raise EOFError
+            self._frames.extend(self._parser.feed(data))
+        return self._frames.pop(0)
+
+    async def blob(self) -> AsyncIterator[bytes]:
+        """The pieces of a blob that the client sends now."""
+        while True:
+            kind, payload = await self.frame()
+            if kind == stream.BLOB_END:
+                return
+            if kind != stream.BLOB:
+                raise stream.BadFrame("a piece of the archive was expected")
+            yield payload
+
+    async def message(self) -> bytes:
+        kind, payload = await self.frame()
+        if kind != stream.MESSAGE:
+            raise stream.BadFrame("a message was expected")
+        return payload
+
+    async def say(self, answer: m.Answer | m.Hello) -> None:
+        self._writer.write(stream.frame(stream.MESSAGE, m.encode(answer)))
+        await self._writer.drain()
+
+    async def send_blob(self, piece: bytes) -> None:
+        self._writer.write(stream.frame(stream.BLOB, piece))
+        await self._writer.drain()
+
+    async def end_blob(self) -> None:
+        self._writer.write(stream.frame(stream.BLOB_END))
+        await self._writer.drain()
+
+    async def gone(self) -> None:
+        """Until the client closes its side: it has nothing more to say."""
+        while await self._reader.read(1 << 16):
+            pass
+
+
+Handler = Callable[[Conversation, m.Request], Awaitable[None]]
+
+
+class Api:
+    """The listening socket."""
+
+    def __init__(self, path: Path, shared: bool, handle: Handler) -> None:
+        self.path = path
+        self.shared = shared
+        self.handle = handle
+        self._server: asyncio.Server | None = None
+        self._open: set[asyncio.Task[None]] = set()
+
+    async def listen(self) -> None:
+        """Take the place of whatever is there: the state's lock says that nobody else is alive."""
+        listener = _bind(self.path, self.shared)
+        self._server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=BACKLOG)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self.path.unlink(missing_ok=True)
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            if len(self._open) <= CONNECTIONS:
+                await self._converse(Conversation(reader, writer))
+        except (EOFError, OSError, stream.BadFrame, asyncio.CancelledError):
+            pass  # it went away, or does not speak this protocol: its own affair
+        except Exception:
+            logger.exception("a defect while answering a client")
+        finally:
+            self._open.discard(task)
+            writer.close()
+
+    async def _converse(self, talk: Conversation) -> None:
+        try:
+            async with asyncio.timeout(FIRST_WORDS_S):
+                hello = m.decode_hello(await talk.message())
+                await talk.say(m.Hello(m.PROTOCOL, __version__))
+                if hello.protocol != m.PROTOCOL:
+                    return  # it has heard our number, and says the rest to its user
+                request = m.decode_request(await talk.message())
+        except (TimeoutError, msgspec.DecodeError) as problem:
+            if isinstance(problem, msgspec.DecodeError):
+                text = f"this daemon ({__version__}) does not understand the request: {problem}"
+                await talk.say(m.Refused(2, text, "are both of the same version?"))
+            return
+        # A request ends when its client goes away: nobody is left to answer.
+        work = asyncio.ensure_future(self._answer(talk, request))
+        if isinstance(request, m.Submit):
+            await work  # it reads the archive itself
+            return
+        gone = asyncio.ensure_future(talk.gone())
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (work, gone):
+                task.cancel()
+            results = await asyncio.gather(work, gone, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+
+    async def _answer(self, talk: Conversation, request: m.Request) -> None:
+        try:
+            await self.handle(talk, request)
+        except Refuse as no:
+            await talk.say(m.Refused(no.code, str(no), no.hint))
+        except (EOFError, OSError, stream.BadFrame):
+            raise
+        except WiiiiideError as problem:
+            await talk.say(m.Refused(1, str(problem)))
+        except Exception as problem:
+            logger.exception("a defect while answering %s", type(request).__name__)
+            await talk.say(m.Refused(1, f"a defect of the daemon: {problem!r}; its log has more"))
+
+
+def _bind(path: Path, shared: bool) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        path.parent.mkdir(mode=0o755 if shared else 0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        old_umask = os.umask(0o117 if shared else 0o177)  # the socket is made with its final mode
+        try:
+            listener.bind(str(path))
+        finally:
+            os.umask(old_umask)
+        listener.listen(BACKLOG)
+    except OSError as problem:
+        listener.close()
+        raise HostError(f"cannot listen on {path}: {problem.strerror or problem}") from problem
+    return listener

@@ -1,0 +1,152 @@
+"""Keeps the state: takes events one at a time through `control/step`, to the disk, to the world.
+
+    event ─► step ─► store (fsync) ─► log, watchers, actions
+                       └─ cannot write: the step is undone, nothing happened
+
+What a person asked for is refused with the reason when it cannot be stored. What a shim reported
+has happened all the same: it waits in order and is tried again every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+
+from wiiiiided.control import events as e
+from wiiiiided.control.actions import AnyAction, Tell
+from wiiiiided.control.job import Job
+from wiiiiided.control.state import State
+from wiiiiided.control.step import IllegalMove, step
+from wiiiiided.daemon.store import Store, StoreError
+from wiiiiided.domain.node import Node
+from wiiiiided.log import logger
+
+RETRY_S = 1.0
+Perform = Callable[[AnyAction, Job], None]
+
+
+class Keeper:
+    """The one who changes the state of this daemon."""
+
+    def __init__(self, store: Store, nodes: list[Node], perform: Perform) -> None:
+        self.store = store
+        self.perform = perform
+        self.state = State(nodes, store.live())
+        self.problem = ""  # a sentence while the state cannot be written
+        self.clock: Callable[[], float] = time.time
+        self.on_change: Callable[[], None] = lambda: None
+        self._watchers: dict[int, set[asyncio.Event]] = {}
+        self._reports: deque[e.AnyEvent] = deque()
+        self._alarm: asyncio.TimerHandle | None = None
+
+    # ---- events in
+
+    def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
+        """What a person wants. StoreError: it did not happen."""
+        self._apply(event, secrets)
+        self._set_alarm()
+
+    def report(self, event: e.AnyEvent) -> None:
+        """What has happened already: it is kept until it can be stored."""
+        self._reports.append(event)
+        self._drain()
+
+    def tick(self) -> None:
+        """Time has come for something, or a write is to be tried again."""
+        self._alarm = None
+        if not self._reports:
+            self._reports.append(e.Ticked(self.clock()))
+        self._drain()
+
+    def _drain(self) -> None:
+        while self._reports:
+            try:
+                self._apply(self._reports[0])
+            except StoreError as problem:
+                if str(problem) != self.problem:
+                    logger.error("%s; trying again every second", problem)
+                self.problem = str(problem)
+                break
+            self._reports.popleft()
+        self._set_alarm()
+
+    def _apply(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
+        try:
+            actions = step(self.state, event)
+        except IllegalMove:
+            self.state.rollback()
+            logger.exception("a defect: %r was ignored. %s", event, self._story(event))
+            return
+        try:
+            changed = self._store(event, actions, secrets)
+        except BaseException:
+            self.state.rollback()
+            raise
+        self.state.settled()
+        self._done(changed, actions)
+
+    def _store(
+        self, event: e.AnyEvent, actions: list[AnyAction], secrets: dict[str, str] | None
+    ) -> dict[int, Job]:
+        changed = dict(self.state.touched)
+        if changed:
+            lines = [action for action in actions if isinstance(action, Tell)]
+            kept = {event.id: secrets} if secrets and isinstance(event, e.JobSubmitted) else None
+            self.store.commit(changed.values(), lines, event, kept)
+            self.problem = ""
+        return changed
+
+    def _done(self, changed: dict[int, Job], actions: list[AnyAction]) -> None:
+        for action in actions:
+            if isinstance(action, Tell):
+                logger.info("job %d (%s): %s", action.id, changed[action.id].spec.name, action.text)
+            else:
+                self.perform(action, changed[action.id])
+        for number in changed:
+            for watcher in self._watchers.get(number, ()):
+                watcher.set()
+        if changed:
+            self.on_change()
+
+    def _story(self, event: e.AnyEvent) -> str:
+        number = getattr(event, "id", None)
+        return "" if number is None else f"job {number}: {self.store.story(number)}"
+
+    # ---- time
+
+    def _set_alarm(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        due = self.state.next_deadline()
+        if self._reports:
+            wait_s = RETRY_S
+        elif due is not None:
+            wait_s = max(0.0, due - self.clock()) + 0.001
+        else:
+            return
+        self._alarm = asyncio.get_running_loop().call_later(min(wait_s, 3600.0), self.tick)
+
+    def close(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    # ---- looking
+
+    def job(self, number: int) -> Job | None:
+        """A job, over or not."""
+        return self.state.jobs.get(number) or self.store.job(number)
+
+    def watch(self, number: int) -> asyncio.Event:
+        """Set at every change of that job; give it back with `unwatch`."""
+        watcher = asyncio.Event()
+        self._watchers.setdefault(number, set()).add(watcher)
+        return watcher
+
+    def unwatch(self, number: int, watcher: asyncio.Event) -> None:
+        watchers = self._watchers.get(number, set())
+        watchers.discard(watcher)
+        if not watchers:
+            self._watchers.pop(number, None)

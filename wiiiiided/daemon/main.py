@@ -1,0 +1,231 @@
+"""`wiiiiided`: puts the parts together, says when it is ready, and leaves the jobs alone when it
+goes.
+
+    settings ─ store ─ keeper ─ workers ─ api
+                         │
+                      systemd: READY, STATUS, WATCHDOG, STOPPING
+
+Exit codes: 0 stopped · 1 cannot work here now (disk full, socket taken) · 2 usage · 78 a person must
+mend something first: wiiiiided.toml, or a state of another version (the unit does not restart it).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import time
+
+from wiiiiided import __version__
+from wiiiiided.config import Notification, Paths, inherited, under_journal
+from wiiiiided.control.events import NodeSeen
+from wiiiiided.daemon import views
+from wiiiiided.daemon.api import Api
+from wiiiiided.daemon.archives import Archives
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.notify import Notifier
+from wiiiiided.daemon.order import Surroundings
+from wiiiiided.daemon.probe import this_node
+from wiiiiided.daemon.progress import EVERY_S, Progress
+from wiiiiided.daemon.requests import Identity, Requests
+from wiiiiided.daemon.runs import Runs
+from wiiiiided.daemon.settings import BadSettings, Settings, read_settings
+from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
+from wiiiiided.daemon.workers import Workers
+from wiiiiided.domain.states import ON_NODES
+from wiiiiided.errors import UsageError, WiiiiideError
+from wiiiiided.log import logger
+
+EX_CONFIG = 78
+STATUS_EVERY_S = 1.0
+DAEMON_TIERS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
+
+
+class Daemon:
+    """One daemon, from its start to its end."""
+
+    def __init__(self, paths: Paths, settings: Settings, notifier: Notifier) -> None:
+        self.paths = paths
+        self.settings = settings
+        self.notifier = notifier
+        self.stopping = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        system = paths.mode == "system"
+        user = JobUser.service() if system else JobUser.this()
+        self.node = this_node()
+        self.store = Store(paths.state)
+        self.runs = Runs(paths.jobs, user)
+        self.archives = Archives(paths.state / "archives")
+        here = Surroundings(
+            self.node.name, user, sys.executable, {} if system else inherited(), os.getuid()
+        )
+        self.workers = Workers(
+            self.runs, self.archives, here, lambda: self.settings, self.store.secrets
+        )
+        self.keeper = Keeper(self.store, [self.node], self.workers.perform)
+        self.keeper.on_change = self._changed
+        self.workers.report, self.workers.clock = self.keeper.report, self.keeper.clock
+        self.progress = Progress(self.runs, time.monotonic)
+        identity = Identity(paths.mode, self.node, time.time(), str(paths.state))
+        requests = Requests(
+            self.keeper, self.workers, self.runs, self.archives, identity, lambda: self.settings
+        )
+        self.api = Api(paths.socket, system, requests.handle)
+        self._status: asyncio.TimerHandle | None = None
+        self._sampler: asyncio.TimerHandle | None = None
+        self._pruning: asyncio.Task[None] | None = None
+        self._pruned = False  # since the start
+
+    async def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.loop.add_signal_handler(number, self.stopping.set)
+        self.loop.add_signal_handler(signal.SIGHUP, self.reload)
+        adopted = self.adopt()
+        await self.api.listen()
+        text = f"wiiiiided {__version__} on {self.node.name}: {views.summary(self.keeper.state)}"
+        logger.info("%s%s; socket %s", text, adopted, self.paths.socket)
+        self.notifier.ready(views.summary(self.keeper.state))
+        self._feed_watchdog()
+        self._changed()
+        gc.collect()
+        gc.freeze()  # what is here stays: later collections need not look at it
+        await self.stopping.wait()
+        await self.close()
+
+    def adopt(self) -> str:
+        """Find every job that was on this node; then let the queue move."""
+        found = [job for job in self.keeper.state.jobs.values() if job.state in ON_NODES]
+        for job in found:
+            self.workers.adopt(job)
+        self.keeper.report(NodeSeen(self.keeper.clock(), self.node))
+        self.keeper.tick()
+        return f"; looking after {len(found)} that it had started" if found else ""
+
+    async def close(self) -> None:
+        left = views.goes_on(self.keeper.state)
+        text = f"stopping; {left}" if left else "stopping; no job is running"
+        logger.info("%s", text)
+        self.notifier.stopping(text)
+        for timer in (self._status, self._sampler):
+            if timer is not None:
+                timer.cancel()
+        if self._pruning is not None:
+            self._pruning.cancel()
+        self.keeper.close()
+        await self.api.close()
+        await self.workers.close()
+        self.store.close()
+        self.notifier.close()
+
+    def reload(self) -> None:
+        """SIGHUP: the settings again; a file with a mistake changes nothing."""
+        try:
+            self.settings = read_settings(self.paths.config)
+        except BadSettings as problem:
+            logger.error("the settings stay as they were: %s", problem)
+            return
+        logger.setLevel(DAEMON_TIERS[self.settings.log])
+        logger.info("settings read again from %s", self.paths.config)
+
+    # ---- what follows a change
+
+    def _changed(self) -> None:
+        if self._status is None:
+            self._status = self.loop.call_later(STATUS_EVERY_S, self._after_changes)
+        if self._sampler is None:
+            self._sampler = self.loop.call_later(EVERY_S, self._sample)
+
+    def _after_changes(self) -> None:
+        self._status = None
+        problem = self.keeper.problem
+        self.notifier.status(problem or views.summary(self.keeper.state))
+        if self._pruning is None or self._pruning.done():
+            self._pruning = self.loop.create_task(self._prune())
+
+    async def _prune(self) -> None:
+        """Old jobs' files, then their rows, then archives that no job names."""
+        try:
+            old = self.store.ended_before_latest(self.settings.keep)
+            for number in old:
+                await self.workers.remove(number)
+                self.store.forget([number])
+            if old or not self._pruned:
+                self.archives.prune(self.store.archives())
+                self._pruned = True
+        except (OSError, StoreError) as problem:
+            logger.warning("old jobs cannot be removed: %s", problem)
+
+    def _sample(self) -> None:
+        self._sampler = None
+        jobs = [job for job in self.keeper.state.jobs.values() if self.progress.wanted(job)]
+        self.progress.forget_all_but({job.id for job in jobs})
+        for job in jobs:
+            event = self.progress.sample(job, self.keeper.clock())
+            if event is not None:
+                self.keeper.report(event)
+        if jobs:
+            self._sampler = self.loop.call_later(EVERY_S, self._sample)
+
+    def _feed_watchdog(self) -> None:
+        if self.notifier.watchdog_s:
+            self.notifier.watchdog()
+            self.loop.call_later(self.notifier.watchdog_s / 2, self._feed_watchdog)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The program."""
+    parser = argparse.ArgumentParser(
+        prog="wiiiiided",
+        description="The daemon: queues and runs jobs on this machine. It stays in the foreground.",
+        epilog="WIIIIIDE_HOME=DIR keeps everything under DIR. Jobs go on when it stops.",
+    )
+    parser.add_argument("--system", action="store_true", help="as the service (see the unit)")
+    parser.add_argument("--version", action="version", version=f"wiiiiided {__version__}")
+    options = parser.parse_args(argv)
+    notifier = Notifier(Notification.take())
+    try:
+        paths = Paths.system() if options.system else Paths.user()
+        settings = read_settings(paths.config)
+        set_up_log(settings.log)
+        if options.system and os.getuid() == 0:
+            raise UsageError("the service runs as user wiiiiide: systemctl start wiiiiided")
+        asyncio.run(_run(paths, settings, notifier))
+    except (BadSettings, StoreUnusable) as problem:
+        return _refuse(notifier, problem, EX_CONFIG)
+    except UsageError as problem:
+        return _refuse(notifier, problem, 2)
+    except WiiiiideError as problem:
+        return _refuse(notifier, problem, 1)
+    except KeyboardInterrupt:
+        return 130  # before the loop had its own handler
+    return 0
+
+
+async def _run(paths: Paths, settings: Settings, notifier: Notifier) -> None:
+    await Daemon(paths, settings, notifier).run()
+
+
+def _refuse(notifier: Notifier, problem: Exception, code: int) -> int:
+    notifier.status(str(problem))
+    print(f"wiiiiided: {problem}", file=sys.stderr)
+    return code
+
+
+def set_up_log(tier: str) -> None:
+    """Lines on stderr; with their time, unless a journal adds it."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(
+        logging.Formatter("%(message)s" if under_journal() else "%(asctime)s %(message)s")
+    )
+    logger.addHandler(handler)
+    logger.propagate = False
+    logger.setLevel(DAEMON_TIERS[tier])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""Telling systemd how the service is: sd_notify's datagrams, in a few lines of our own.
+
+    READY=1       state open, jobs adopted, socket listening
+    STATUS=…      one line for `systemctl status`
+    WATCHDOG=1    the loop turns
+    STOPPING=1    on the way out
+
+Without NOTIFY_SOCKET every call does nothing. The variable is removed from the environment when it
+is read: no worker may speak in the service's name.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from wiiiiided.config import Notification
+
+
+class Notifier:
+    """Sends to the service manager, if there is one that listens."""
+
+    def __init__(self, how: Notification) -> None:
+        self.watchdog_s = how.watchdog_s if how.socket else 0.0
+        self._address = "\0" + how.socket[1:] if how.socket.startswith("@") else how.socket
+        self._status = ""
+        self._socket: socket.socket | None = None
+        if self._address:
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+
+    def ready(self, status: str) -> None:
+        self._send(f"READY=1\nSTATUS={_line(status)}")
+        self._status = status
+
+    def status(self, text: str) -> None:
+        """One line; sent only when it differs from the last."""
+        if text != self._status:
+            self._send(f"STATUS={_line(text)}")
+            self._status = text
+
+    def watchdog(self) -> None:
+        self._send("WATCHDOG=1")
+
+    def stopping(self, text: str) -> None:
+        self._send(f"STOPPING=1\nSTATUS={_line(text)}")
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+
+    def _send(self, text: str) -> None:
+        if self._socket is None:
+            return
+        try:
+            self._socket.sendto(text.encode(), self._address)
+        except OSError:
+            pass  # the manager is restarting or its queue is full: the next one will arrive
+
+
+def _line(text: str) -> str:
+    return text.replace("\n", " ")

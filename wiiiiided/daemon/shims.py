@@ -1,0 +1,310 @@
+"""One attempt on this node, from its order to its end: start a shim, or find the one that runs.
+
+    no claim        start one. If another of ours has just claimed, ours leaves and we follow it
+    claim, alive    connect to its socket; it tells what happens       (a restarted daemon adopts)
+    claim, ended    read exit.json                                     (it ended meanwhile)
+    claim, dead     sweep: kill what is left, verify, write exit.json  (the shim was killed)
+    other boot      nothing of it can run                              (the machine restarted)
+
+A claim is pid + start time + boot id: a reused pid is never taken for the shim. An end is reported
+only when nothing of the attempt runs any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from wiiiiided.daemon.runs import Runs
+from wiiiiided.daemon.spawn import ended, readable, spawn
+from wiiiiided.errors import HostError
+from wiiiiided.log import logger
+from wiiiiided.shim import files
+
+RUN = str(Path(files.__file__).with_name("run.py"))
+CLAIM_WITHIN_S = 60.0  # a loaded machine may take long to start a process; this long is a defect
+LAUNCH_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+STACKS_WITHIN_S = 10.0
+FORFEITED = "it was stopped before it began"
+UNREADABLE = "unreadable"  # the boot id of a claim that a job has spoiled: only a sweep can tell
+
+
+def shim_command(*arguments: str) -> list[str]:
+    """The shim's program: isolated from the user's Python, without site-packages."""
+    return [sys.executable, "-I", "-S", RUN, *arguments]
+
+
+class Shim:
+    """Follows one attempt. Reports through two callbacks, each called once at most."""
+
+    def __init__(
+        self,
+        runs: Runs,
+        job: int,
+        attempt: int,
+        on_started: Callable[[], None],
+        on_ended: Callable[[files.End], None],
+    ) -> None:
+        self.runs = runs
+        self.job = job
+        self.attempt = attempt
+        self.on_started = on_started
+        self.on_ended = on_ended
+        self.ranks: list[dict[str, Any]] = []  # of the last status: rank, pid, ticks, code
+        self._started = False
+        self._writer: asyncio.StreamWriter | None = None
+        self._waiting: list[dict[str, Any]] = []  # commands from before the connection
+        self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
+
+    def __str__(self) -> str:
+        return f"job {self.job} attempt {self.attempt}"
+
+    # ---- following
+
+    async def follow(self, order: files.Order | None, fds: dict[str, int]) -> None:
+        """Until it is over. Without an order nothing is started: what never began never will."""
+        try:
+            end = await self._follow(order, fds)
+        finally:
+            for fd in fds.values():
+                os.close(fd)
+        self._fail_stacks()
+        self.on_ended(end)
+
+    async def _follow(self, order: files.Order | None, fds: dict[str, int]) -> files.End:
+        if (end := self.end()) is not None:
+            return end
+        claim: files.Claim | files.End | None = self.claim()
+        if claim is None:
+            claim = await self._start(order, fds) if order is not None else self._forfeit()
+        if isinstance(claim, files.End):
+            return claim
+        if not claim.boot_id:
+            return _never(FORFEITED)
+        if claim.boot_id not in (files.boot_id(), UNREADABLE):
+            return self.end() or _lost("the machine restarted while it ran")
+        await self._listen(claim)
+        while (end := self.end()) is None:
+            await self._sweep()
+        return end
+
+    async def _start(self, order: files.Order, fds: dict[str, int]) -> files.Claim | files.End:
+        try:
+            self.runs.make(self.job, self.attempt)
+            self.runs.write(self.job, self.attempt, files.ORDER, files.to_bytes(order))
+            process = self._launch(fds)
+        except OSError as problem:
+            return _never(f"its files cannot be made: {problem.strerror} ({problem.filename})")
+        reaped = asyncio.ensure_future(ended(process))
+        for _ in range(int(CLAIM_WITHIN_S / 0.005)):
+            if (claim := self.claim()) is not None:
+                _keep(reaped)
+                return claim
+            if reaped.done():
+                return (
+                    self.claim()
+                    or self.end()
+                    or _never(f"its shim ended with code {reaped.result()} before it began")
+                )
+            await asyncio.sleep(0.005)
+        process.kill()
+        await reaped
+        return self.claim() or _never(f"its shim did not begin within {CLAIM_WITHIN_S:g} s")
+
+    def _launch(self, fds: dict[str, int]) -> subprocess.Popen[bytes]:
+        options = [text for name, fd in fds.items() for text in (f"--{name}", str(fd))]
+        directory = str(self.runs.attempt(self.job, self.attempt))
+        return spawn(
+            shim_command(directory, *options),
+            self.runs.user,
+            env=LAUNCH_ENV,
+            fds=list(fds.values()),
+        )
+
+    def _forfeit(self) -> files.Claim | files.End:
+        """Take the claim ourselves, so that no late shim can begin what is to be stopped."""
+        try:
+            self.runs.make(self.job, self.attempt)
+            directory = self.runs.open_attempt(self.job, self.attempt)
+        except OSError:
+            return _never(FORFEITED)
+        try:
+            name = f".forfeit.{os.getpid()}"
+            claim = files.Claim(0, 0, "", "")
+            mode = self.runs.user.file_mode
+            files.write_durably(directory, name, files.to_bytes(claim), mode)
+            os.link(name, files.CLAIM, src_dir_fd=directory, dst_dir_fd=directory)
+        except FileExistsError:
+            return self.claim() or _never(FORFEITED)
+        finally:
+            os.close(directory)
+        return _never(FORFEITED)
+
+    async def _listen(self, claim: files.Claim) -> None:
+        """Hear what the shim says until its process has ended."""
+        try:
+            pidfd = os.pidfd_open(claim.pid)
+        except OSError:
+            return
+        try:
+            if files.start_ticks(claim.pid) != claim.ticks:
+                return  # another process has that number now
+            gone = asyncio.ensure_future(readable(pidfd))
+            try:
+                while not gone.done():
+                    talk = asyncio.ensure_future(self._talk(claim))
+                    await asyncio.wait({talk, gone}, return_when=asyncio.FIRST_COMPLETED)
+                    if not talk.done():
+                        await asyncio.wait({talk}, timeout=1.0)  # its last words
+                        talk.cancel()
+                    await asyncio.gather(talk, return_exceptions=True)
+                    if not gone.done():
+                        await asyncio.wait({gone}, timeout=0.2)
+            finally:
+                gone.cancel()
+        finally:
+            os.close(pidfd)
+
+    async def _talk(self, claim: files.Claim) -> None:
+        """One connection, until it ends."""
+        if claim.format != files.FORMAT:
+            if not self._started:
+                text = "%s: its shim is of format %d, this daemon knows %d; it goes on unheard"
+                logger.warning(text, self, claim.format, files.FORMAT)
+                self._started = True
+                self.on_started()
+            return
+        try:
+            reader, writer = await self._connect(os.path.basename(claim.socket))
+        except OSError:
+            return
+        self._writer = writer
+        try:
+            for command in self._waiting:
+                writer.write(_line(command))
+            self._waiting.clear()
+            while line := await reader.readline():
+                self._heard(json.loads(line))
+        except (OSError, ValueError) as problem:
+            logger.warning("%s: its shim said something odd: %s", self, problem)
+        finally:
+            self._writer = None
+            writer.close()
+
+    async def _connect(self, name: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        # Through the directory's descriptor: the path itself may be longer than a socket's may be.
+        directory = self.runs.open_attempt(self.job, self.attempt)
+        try:
+            path = f"/proc/self/fd/{directory}/{name}"
+            return await asyncio.open_unix_connection(path, limit=files.LINE_BYTES)
+        finally:
+            os.close(directory)
+
+    def _heard(self, said: dict[str, Any]) -> None:
+        if said.get("event") == "status":
+            self.ranks = [rank for rank in said.get("ranks", []) if isinstance(rank, dict)]
+            if said.get("phase") != "preparing" and not self._started and _any_pid(self.ranks):
+                self._started = True
+                self.on_started()
+        elif said.get("event") == "stacks":
+            for waiting in self._stacks:
+                if not waiting.done():
+                    waiting.set_result(list(said.get("dumps", [])))
+            self._stacks.clear()
+
+    async def _sweep(self) -> None:
+        """The shim is dead and left no end: its sweeper kills what is left and writes one."""
+        logger.warning("%s: its shim was killed; ending what it left", self)
+        directory = str(self.runs.attempt(self.job, self.attempt))
+        try:
+            process = spawn(shim_command("--sweep", directory), self.runs.user, env=LAUNCH_ENV)
+            code = await ended(process)
+        except OSError as problem:
+            code = -1
+            logger.warning("%s: the sweeper cannot be started: %s", self, problem)
+        if self.end() is None:
+            logger.warning("%s: the sweeper ended with code %d; again in 5 s", self, code)
+            await asyncio.sleep(5.0)
+
+    # ---- commands
+
+    def tell(self, command: dict[str, Any]) -> None:
+        """Now, or as soon as the shim is connected."""
+        if self._writer is not None:
+            self._writer.write(_line(command))
+        else:
+            self._waiting.append(command)
+
+    def stop(self, grace_s: float, reason: str) -> None:
+        self.tell({"do": "stop", "grace_s": grace_s, "reason": reason})
+
+    async def stacks(self) -> list[dict[str, Any]]:
+        """The stacks of all ranks; an empty list when the shim does not answer."""
+        waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+        self._stacks.append(waiting)
+        self.tell({"do": "stacks"})
+        try:
+            return await asyncio.wait_for(waiting, STACKS_WITHIN_S)
+        except TimeoutError:
+            return []
+
+    def _fail_stacks(self) -> None:
+        for waiting in self._stacks:
+            if not waiting.done():
+                waiting.set_result([])
+        self._stacks.clear()
+
+    # ---- files
+
+    def claim(self) -> files.Claim | None:
+        found: files.Claim | None = self._read(files.CLAIM, files.Claim)
+        return found
+
+    def end(self) -> files.End | None:
+        found: files.End | None = self._read(files.EXIT, files.End)
+        return found
+
+    def _read(self, name: str, kind: type[Any]) -> Any:
+        try:
+            data = self.runs.read(self.job, self.attempt, name)
+            return None if data is None else files.from_bytes(kind, data)
+        except (files.Unreadable, HostError) as problem:
+            return _unusable(name, problem)
+
+
+def _unusable(name: str, problem: Exception) -> files.End | files.Claim:
+    """A file that is there and cannot be read is an end of its own kind, never a second start."""
+    if name == files.CLAIM:
+        return files.Claim(0, 0, UNREADABLE, "")
+    return files.End(0.0, {}, 1, reason=f"its record cannot be read: {problem}", lost=True)
+
+
+def _never(reason: str) -> files.End:
+    return files.End(0.0, {}, 1, reason=reason)
+
+
+def _lost(reason: str) -> files.End:
+    return files.End(0.0, {}, 1, reason=reason, lost=True)
+
+
+def _any_pid(ranks: list[dict[str, Any]]) -> bool:
+    return any(rank.get("pid") for rank in ranks)
+
+
+def _line(command: dict[str, Any]) -> bytes:
+    return json.dumps(command).encode() + b"\n"
+
+
+_reapers: set[asyncio.Future[int]] = set()
+
+
+def _keep(future: asyncio.Future[int]) -> None:
+    """The loop holds tasks weakly: keep the one that reaps a shim until it has."""
+    _reapers.add(future)
+    future.add_done_callback(_reapers.discard)
