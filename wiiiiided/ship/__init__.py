@@ -1,0 +1,1 @@
+"""How a working directory travels: packed by the client, unpacked as the jobs' user."""

@@ -1,0 +1,120 @@
+"""What of a working directory stays at home.
+
+Three voices, the first that says something about a path is heard:
+
+    ALWAYS               names that are never shipped: repositories, caches, virtual environments
+    .wiiiiideignore      the deepest one first; `!data/` in it ships what git ignores
+    .gitignore           the deepest one first, up to the root of the repository
+
+As in git, nothing below an ignored directory can come back.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+from pathspec import GitIgnoreSpec
+
+OURS = ".wiiiiideignore"
+GITS = ".gitignore"
+
+ALWAYS = frozenset(
+    (
+        *(".git", ".hg", ".venv", "node_modules"),
+        *("__pycache__", ".mypy_cache", ".pytest_cache", ".ruff_cache"),
+    )
+)
+
+RULES_BYTES = 1 << 20  # of one ignore file; longer ones are not made by people
+
+
+class BadRules(Exception):
+    """One sentence about an ignore file that cannot be used."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The ignore files of one directory and of those above it."""
+
+    directory: str
+    ours: Any = None  # GitIgnoreSpec | None: pathspec's own types vary with its version
+    gits: Any = None
+    above: Rules | None = None
+
+    @classmethod
+    def of(cls, directory: str) -> Rules:
+        """Those of a working directory, and of the repository it is part of."""
+        directory = os.path.abspath(directory)
+        above = cls._of_repository(directory)
+        if above is not None and above.ignores(directory, True):
+            above = None  # an ignored folder that is submitted is wanted nevertheless
+        return cls._read(directory, above)
+
+    @classmethod
+    def _of_repository(cls, directory: str) -> Rules | None:
+        """Those of the directories above, if one of them is a git repository's root."""
+        chain: list[str] = []
+        while not os.path.exists(os.path.join(directory, ".git")):
+            parent = os.path.dirname(directory)
+            if parent == directory:
+                return None
+            chain.append(directory := parent)
+        rules: Rules | None = None
+        for folder in reversed(chain):
+            rules = cls._read(folder, rules)
+        return rules
+
+    @classmethod
+    def _read(cls, directory: str, above: Rules | None) -> Rules:
+        ours, gits = (_spec(os.path.join(directory, name)) for name in (OURS, GITS))
+        return cls(directory, ours, gits, above)
+
+    def below(self, directory: str) -> Rules:
+        """Those of a directory inside; itself where that has none."""
+        inner = self._read(directory, self)
+        return self if inner.ours is None and inner.gits is None else inner
+
+    def ignores(self, path: str, is_directory: bool) -> bool:
+        """Whether this path, inside of the directory, stays at home."""
+        name = os.path.basename(path)
+        if name in ALWAYS or (is_directory and _is_venv(path)):
+            return True
+        for kind in ("ours", "gits"):
+            verdict = self._verdict(kind, path + "/" * is_directory)
+            if verdict is not None:
+                return verdict
+        return False
+
+    def _verdict(self, kind: str, path: str) -> bool | None:
+        rules: Rules | None = self
+        while rules is not None:
+            spec = getattr(rules, kind)
+            if spec is not None:
+                relative = path[len(rules.directory.rstrip("/")) + 1 :]
+                verdict: bool | None = spec.check_file(relative).include
+                if verdict is not None:
+                    return verdict
+            rules = rules.above
+        return None
+
+
+def _is_venv(path: str) -> bool:
+    return os.path.exists(os.path.join(path, "pyvenv.cfg"))
+
+
+def _spec(path: str) -> GitIgnoreSpec | None:
+    try:
+        with open(path, encoding="utf-8", errors="surrogateescape") as file:
+            text = file.read(RULES_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    except OSError as problem:
+        raise BadRules(f"cannot read {path}: {problem.strerror}") from problem
+    if len(text) > RULES_BYTES:
+        raise BadRules(f"{path} has more than {RULES_BYTES} characters: it is no list of patterns")
+    try:
+        return GitIgnoreSpec.from_lines(text.split("\n"))
+    except ValueError as problem:
+        raise BadRules(f"{path} has a pattern that git would not know: {problem}") from problem
