@@ -1,0 +1,232 @@
+"""What can be asked of the daemon.
+
+Nothing is kept between calls: each opens the socket, says Hello, asks, reads the answer and closes.
+`wait`, `follow` and `cancel` outlive a restart of the daemon: jobs do not notice one, so neither
+does whoever watches them. They come back within 30 s, and no line is shown twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from wiiiiided.client.connection import ANSWER_S, Blob, Connection, Progress, connect, expect
+from wiiiiided.client.errors import ClientError, DaemonLost, DaemonRefused, NoDaemon, TimedOut
+from wiiiiided.client.resume import Seen, both
+from wiiiiided.config import Paths
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.domain.states import ENDED
+from wiiiiided.wire import messages as m
+
+if TYPE_CHECKING:  # it brings tarfile and pathspec, which only `submit` needs
+    from wiiiiided.ship.pack import Packed
+
+Result = TypeVar("Result")
+
+SUBMIT_S = 300.0  # it writes the archive to the disk before it answers
+RETURN_S = 30.0  # how long a daemon may be away in a restart
+AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
+
+
+class Client:
+    """Talks to one daemon. `notice` hears sentences worth a person's eye."""
+
+    def __init__(self, paths: Paths, notice: Callable[[str], None] = lambda _: None) -> None:
+        self._paths = paths
+        self._notice = notice
+
+    # ---- one question, one answer
+
+    def list(self, ended: int = 0) -> tuple[m.JobView, ...]:
+        return self._ask(m.List(ended), m.Jobs).jobs
+
+    def history(self, limit: int = 50) -> tuple[m.JobView, ...]:
+        return self._ask(m.History(limit), m.Jobs).jobs
+
+    def show(self, job: int) -> m.JobDetail:
+        return self._ask(m.Show(job), m.JobDetail)
+
+    def why(self, job: int) -> m.Reason:
+        return self._ask(m.Why(job), m.Reason)
+
+    def requeue(self, job: int) -> m.JobView:
+        return self._ask(m.Requeue(job), m.JobView)
+
+    def hold(self, job: int) -> m.JobView:
+        return self._ask(m.Hold(job), m.JobView)
+
+    def release(self, job: int) -> m.JobView:
+        return self._ask(m.Release(job), m.JobView)
+
+    def stacks(self, job: int) -> tuple[m.StackDump, ...]:
+        return self._ask(m.Stacks(job), m.StackDumps, 2 * ANSWER_S).dumps
+
+    def status(self) -> m.DaemonStatus:
+        return self._ask(m.Status(), m.DaemonStatus)
+
+    def cancel(self, job: int, now: bool = False) -> m.JobView:
+        """Returns when the job is really over, however long its grace is."""
+        answer = next(self.cancel_all([job], now))
+        if isinstance(answer, DaemonRefused):
+            raise answer
+        return answer
+
+    def cancel_all(
+        self, jobs: Sequence[int], now: bool = False
+    ) -> Iterator[m.JobView | DaemonRefused]:
+        """Several at once: their grace periods pass together. In the order of `jobs`."""
+        for start in range(0, len(jobs), AT_ONCE):
+            batch = jobs[start : start + AT_ONCE]
+            with contextlib.ExitStack() as stack:
+                asked = [stack.enter_context(self._open(m.Cancel(job, now), None)) for job in batch]
+                for job, connection in zip(batch, asked, strict=True):
+                    try:
+                        yield expect(connection.answer(), m.JobView)
+                    except DaemonRefused as no:
+                        yield no
+                    except DaemonLost as lost:
+                        yield self._cancel_again(job, now, lost)
+
+    def _cancel_again(self, job: int, now: bool, lost: DaemonLost) -> m.JobView | DaemonRefused:
+        """After the daemon went away: it may have heard the first request, or not."""
+
+        def once() -> Iterator[m.JobView | DaemonRefused]:
+            found = self.show(job).job
+            if found.state in ENDED:
+                yield found
+                return
+            try:
+                yield self._ask(m.Cancel(job, now), m.JobView, None)
+            except DaemonRefused as no:
+                yield no
+
+        return next(self._through_restarts(once, lost=lost))
+
+    # ---- more than that
+
+    def submit(
+        self,
+        spec: JobSpec,
+        archive: Packed,
+        secrets: dict[str, str],
+        *,
+        hold: bool = False,
+        progress: Progress = lambda sent, total: None,
+    ) -> m.Submitted:
+        """Queue a job; its archive is sent when the daemon does not have it yet."""
+        request = m.Submit(spec, archive.sha256, archive.bytes, secrets, hold)
+        with self._open(request, SUBMIT_S) as connection:
+            try:
+                answer = connection.answer()
+                if isinstance(answer, m.SendArchive):
+                    connection.send_file(archive.path, archive.bytes, progress)
+                    answer = connection.answer()
+            except DaemonLost as lost:
+                hint = "whether the job was queued is not known: look with wiiiiide ps"
+                raise DaemonLost(str(lost), hint) from lost
+        return expect(answer, m.Submitted)
+
+    def wait(self, job: int, timeout_s: float | None = None) -> Iterator[m.JobView]:
+        """The job now and at every change until it is over."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def once() -> Iterator[m.JobView]:
+            with self._open(m.Wait(job), None) as connection:
+                while True:
+                    answer = connection.answer(deadline)
+                    if isinstance(answer, m.End):
+                        return
+                    yield expect(answer, m.JobView)
+
+        return self._through_restarts(once, deadline)
+
+    def logs(
+        self,
+        job: int,
+        ranks: Sequence[int] = (),
+        tail: int | None = None,
+        attempt: int | None = None,
+    ) -> Iterator[m.LogLine]:
+        """What the ranks have written so far."""
+        request = m.Logs(job, tuple(ranks), tail=tail, attempt=attempt)
+        with self._open(request) as connection:
+            while not isinstance(answer := connection.answer(), m.End):
+                yield from expect(answer, m.LogLines).lines
+
+    def follow(
+        self, job: int, ranks: Sequence[int] = (), tail: int | None = None
+    ) -> Iterator[m.JobView | m.LogLine]:
+        """Lines as they are written and the job at every change, until it is over."""
+        seen = Seen()
+
+        def once() -> Iterator[m.JobView | m.LogLine]:
+            if seen.attempt is not None:  # back after a restart: the rest of what we were reading
+                yield from seen.unseen(self.logs(job, ranks, attempt=seen.attempt))
+                seen.rewind()
+            follow = m.Logs(job, tuple(ranks), follow=True, tail=None if seen.attempt else tail)
+            with self._open(m.Wait(job), None) as states, self._open(follow, None) as lines:
+                for answer in both(states, lines):
+                    if isinstance(answer, m.JobView):
+                        yield answer
+                    else:
+                        yield from seen.unseen(iter(expect(answer, m.LogLines).lines))
+
+        return self._through_restarts(once, before_again=seen.rewind)
+
+    def pull(self, job: int, globs: Sequence[str] = ()) -> Blob:
+        """Files of the job's working directory, as a tar to be read and closed."""
+        return Blob(self._open(m.Pull(job, tuple(globs))))
+
+    # ---- how
+
+    def _ask(
+        self, request: m.Request, kind: type[Result], timeout_s: float | None = ANSWER_S
+    ) -> Result:
+        with self._open(request, timeout_s) as connection:
+            return expect(connection.answer(), kind)
+
+    def _open(self, request: m.Request, timeout_s: float | None = ANSWER_S) -> Connection:
+        connection = Connection(connect(self._paths), timeout_s)
+        try:
+            connection.begin(request)
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    def _through_restarts(
+        self,
+        once: Callable[[], Iterator[Result]],
+        deadline: float | None = None,
+        before_again: Callable[[], None] = lambda: None,
+        lost: ClientError | None = None,
+    ) -> Iterator[Result]:
+        """What `once` yields; begun again, for up to RETURN_S, when the daemon goes away."""
+        give_up = self._missed() if lost is not None else 0.0
+        while True:
+            try:
+                for result in once():
+                    if lost is not None:
+                        self._notice("the daemon is back")
+                        lost = None
+                    yield result
+                return
+            except (DaemonLost, NoDaemon) as problem:
+                if lost is None and isinstance(problem, NoDaemon):
+                    raise  # it was not there in the first place
+                if lost is None:
+                    lost, give_up = problem, self._missed()
+                now = time.monotonic()
+                if now > give_up:
+                    raise
+                if deadline is not None and now > deadline:
+                    raise TimedOut("the time is up") from problem
+                before_again()
+                time.sleep(0.1)
+
+    def _missed(self) -> float:
+        """Say that the daemon is away; until when to wait for it."""
+        self._notice(f"the daemon went away; jobs go on. Waiting up to {RETURN_S:.0f} s for it")
+        return time.monotonic() + RETURN_S
