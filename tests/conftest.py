@@ -7,17 +7,41 @@ to get it. In CI that list must be empty: a hole there fails the run.
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
+import subprocess
 from collections.abc import Callable
 
 import pytest
+
+
+@functools.cache
+def _can_boot() -> bool:
+    """Whether systemd-nspawn can work here: a container without privileges may not mount."""
+    programs = ("systemd-nspawn", "dbus-daemon", "unshare", "nsenter", "setpriv")
+    trial = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "tmpfs", "/mnt"]
+    return all(map(shutil.which, programs)) and subprocess.run(trial).returncode == 0
+
 
 # What a test may need: how to see whether it is there, and how to get it.
 NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "unshare": (lambda: shutil.which("unshare") is not None, "apt-get install util-linux"),
     "mount": (lambda: shutil.which("mount") is not None, "apt-get install mount"),
+    "git": (lambda: shutil.which("git") is not None, "apt-get install git"),
+    "systemd-analyze": (
+        lambda: shutil.which("systemd-analyze") is not None,
+        "apt-get install systemd",
+    ),
+    "machines": (
+        _can_boot,
+        "apt-get install systemd-container dbus libpam-systemd util-linux, and be allowed to mount",
+    ),
+    "disks": (
+        lambda: bool(shutil.which("mkfs.ext4")) and os.path.exists("/dev/loop-control"),
+        "apt-get install e2fsprogs mount, and a kernel with loop devices",
+    ),
 }
 
 _holes: list[str] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +20,18 @@ ALLOWED = {
     "log": set(),
     "config": {"errors"},
     "autoload": set(),
-    "wire": {"errors"},
+    "domain": {"errors"},
+    "jobfile": {"domain", "errors"},
+    "wire": {"domain", "errors"},
+    "control": {"domain", "errors"},
+    "ship": {"errors"},
+    "shim": {"ship"},
+    "client": {"domain", "ship", "wire", "config", "errors"},
+    "daemon": {"control", "domain", "jobfile", "shim", "wire", "shm", "config", "errors", "log"},
+    "cli": {
+        *("client", "control", "daemon", "domain", "jobfile", "ship", "wire"),
+        *("config", "errors"),
+    },
     "shm": {"errors"},
     "engine": {"shm", "wire", "errors", "config", "log"},
     "collectives": {"engine", "shm", "errors"},
@@ -28,6 +40,13 @@ ALLOWED = {
 
 # Imports inside a function, of what would be upwards: the entry point makes the first group.
 LATE = {("autoload", "torch")}
+
+# What never loads torch or numpy: the daemon is small, a command is instant.
+LIGHT = {"domain", "jobfile", "control", "ship", "shim", "client", "daemon", "cli"}
+# What an attempt's supervisor loads: a job must not break when a package is replaced under it.
+SHIM_USES = {"shim", "ship/unpack.py", "ship/entries.py", "ship/inside.py"}
+# It runs inside the job's own interpreter, of any version, before anything else does.
+BOOTSTRAP = "shim/bootstrap/sitecustomize.py"
 
 MAY_IMPORT_TORCH = {"shm/kernels.py", "engine/loop.py"}
 MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py"}
@@ -64,7 +83,8 @@ def _layer(module: str) -> str:
 
 
 def _layers_of(imports: set[str]) -> set[str]:
-    return {name.split(".")[1] for name in imports if name.startswith("wiiiiided.")}
+    found = {name.split(".")[1] for name in imports if name.startswith("wiiiiided.")}
+    return found - {"__version__"}
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
@@ -102,6 +122,36 @@ def test_torch_and_numpy_are_imported_where_they_are_needed_only(module: str) ->
         assert module in MAY_IMPORT_NUMPY, module
 
 
+@pytest.mark.parametrize("module", [m for m in MODULES if _layer(m) in LIGHT])
+def test_daemon_and_commands_load_neither_torch_nor_numpy(module: str) -> None:
+    roots = {name.split(".")[0] for name in _imports(_tree(module))}
+    assert not roots & {"torch", "numpy"}, module
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if _layer(m) == "shim"])
+def test_the_shim_uses_the_standard_library_alone(module: str) -> None:
+    for name in _imports(_tree(module)):
+        root, *rest = name.split(".")
+        if root == "wiiiiided":
+            assert rest[0] == "shim" or f"{rest[0]}/{rest[1]}.py" in SHIM_USES, (module, name)
+        else:
+            assert root in sys.stdlib_module_names, (module, name)
+
+
+def test_what_the_shim_borrows_is_of_the_standard_library_too() -> None:
+    for module in SHIM_USES - {"shim"}:
+        roots = {name.split(".")[0] for name in _imports(_tree(module))}
+        assert roots - {"wiiiiided"} <= sys.stdlib_module_names, module
+
+
+def test_the_control_plane_has_no_clock_no_chance_and_no_io() -> None:
+    for module in MODULES:
+        if _layer(module) == "control":
+            roots = {name.split(".")[0] for name in _imports(_tree(module))}
+            allowed = {"__future__", "bisect", "collections", "typing", "msgspec", "wiiiiided"}
+            assert roots <= allowed, f"{module} imports {roots - allowed}"
+
+
 @pytest.mark.parametrize("module", MODULES)
 def test_the_environment_is_read_in_one_place(module: str) -> None:
     reads = [
@@ -110,4 +160,6 @@ def test_the_environment_is_read_in_one_place(module: str) -> None:
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"))
         or (isinstance(node, ast.Name) and node.id in ("environ", "getenv"))
     ]
-    assert module == "config.py" or not reads, f"{module} reads the environment in {reads}"
+    assert module in ("config.py", BOOTSTRAP) or not reads, (
+        f"{module} reads the environment in {reads}"
+    )

@@ -1,0 +1,107 @@
+"""Running `wiiiiide` in tests: inside this process, as a process, or on a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pty
+import select
+import struct
+import subprocess
+import sys
+import termios
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from wiiiiided.cli.main import main
+
+PATIENCE_S = 30.0
+
+
+@dataclass(frozen=True)
+class Result:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """The one object on stdout; its schema is checked and left out."""
+        found = self.jsons
+        assert len(found) == 1
+        return found[0]
+
+    @property
+    def jsons(self) -> list[Any]:
+        found = [json.loads(text) for text in self.out.splitlines()]
+        for each in found:
+            assert each.pop("schema") == 1
+        return found
+
+
+class Cli:
+    """Call it with the words of a command line."""
+
+    def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
+        self._capture = capture
+
+    def __call__(self, *words: str) -> Result:
+        self._capture.readouterr()
+        code = main(list(words))
+        sys.stdout.flush()
+        said = self._capture.readouterr()
+        return Result(code, said.out, said.err)
+
+
+class Program:
+    """Starts `wiiiiide` as a process, and ends what it started."""
+
+    def __init__(self, home: str) -> None:
+        kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
+        self.env = {**kept, "WIIIIIDE_HOME": home, "TERM": "xterm"}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "wiiiiided.cli.main", *words]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        process = subprocess.Popen(command, **{"env": self.env, **pipes, **options})
+        self._started.append(process)
+        return process
+
+    def run(self, *words: str, **options: Any) -> Result:
+        process = self.start(*words, **options)
+        out, err = process.communicate(timeout=PATIENCE_S)
+        return Result(process.returncode, out or "", err or "")
+
+    def on_terminal(self, *words: str, width: int = 80, **env: str) -> Result:
+        """With stdout and stderr on one terminal; everything it got is in `out`."""
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
+        streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+        process = self.start(*words, env={**self.env, **env}, **streams)
+        os.close(theirs)
+        shown = b""
+        deadline = time.monotonic() + PATIENCE_S
+        with contextlib.closing(open(ours, "rb", buffering=0)) as terminal:
+            while time.monotonic() < deadline:
+                if not select.select([terminal], [], [], 0.1)[0]:
+                    continue
+                try:
+                    piece = terminal.read(1 << 16)
+                except OSError:  # EIO: nobody has the other end any more
+                    break
+                if not piece:
+                    break
+                shown += piece
+        return Result(process.wait(PATIENCE_S), shown.decode().replace("\r\n", "\n"), "")
+
+    def close(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()

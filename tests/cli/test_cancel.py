@@ -1,0 +1,60 @@
+"""`wiiiiide cancel`: over means over."""
+
+from __future__ import annotations
+
+import threading
+
+from tests.cli.kit import Cli, Program
+from tests.kit.fake_daemon import FakeDaemon, Talk, ended
+from wiiiiided.cli.cancel import QUIET_S
+from wiiiiided.wire import messages as m
+
+
+def test_it_says_what_happened(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Cancel, ended(17, "cancelled", None, why="cancelled by ada"))
+    result = cli("cancel", "17")
+    assert (result.code, result.out) == (0, "")
+    assert result.err == "job 17 (digits) cancelled by ada; it ran for 3m10s\n"
+    assert daemon.requests == [m.Cancel(17, False)]
+
+
+def test_a_job_that_never_started_has_no_duration(cli: Cli, daemon: FakeDaemon) -> None:
+    job = ended(17, "cancelled", None, why="left the queue", started_at=None)
+    daemon.answers(m.Cancel, job)
+    assert cli("cancel", "17").err == "job 17 (digits) cancelled: left the queue\n"
+
+
+def test_now_is_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Cancel, ended(17, "cancelled", 137))
+    assert cli("cancel", "--now", "17").code == 0
+    assert daemon.requests == [m.Cancel(17, True)]
+
+
+def test_several_are_cancelled_even_if_one_is_refused(cli: Cli, daemon: FakeDaemon) -> None:
+    def cancel(request: m.Cancel, talk: Talk) -> None:
+        if request.id == 9:
+            talk.say(m.Refused(5, "job 9 is grace's"))
+        else:
+            talk.say(ended(request.id, "cancelled", None))
+
+    daemon.does(m.Cancel, cancel)
+    result = cli("cancel", "17", "9", "18")
+    assert result.code == 5
+    assert [line.split()[:2] for line in result.err.splitlines()] == [
+        ["job", "17"],
+        ["wiiiiide:", "job"],
+        ["job", "18"],
+    ]
+
+
+def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeDaemon) -> None:
+    never = threading.Event()
+
+    def cancel(request: m.Cancel, talk: Talk) -> None:
+        never.wait(2 * QUIET_S)
+        talk.say(ended(17, "cancelled", None))
+
+    daemon.does(m.Cancel, cancel)
+    first, last = program.on_terminal("cancel", "17").out.splitlines()
+    assert first == "waiting for the workers to end by themselves; cancel --now kills them"
+    assert last.startswith("job 17 (digits) cancelled")

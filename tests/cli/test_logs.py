@@ -1,0 +1,224 @@
+"""`wiiiiide logs`: whose line it is, and what must not be overlooked."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from tests.cli.kit import PATIENCE_S, Cli, Program
+from tests.kit.conditions import wait_until
+from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
+from wiiiiided.wire import messages as m
+
+
+def writes(daemon: FakeDaemon, *lines: m.LogLine, workers: int = 2) -> None:
+    daemon.answers(m.Show, m.JobDetail(view(workers=workers), {}, (), (), ""))
+    daemon.answers(m.Logs, m.LogLines(lines), m.End())
+
+
+def test_every_line_has_its_rank_and_its_stream(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(
+        daemon,
+        line("epoch 1"),
+        line("a warning", 1, stream="err"),
+        line("log rotated", stream="note"),
+        line("", 1),
+    )
+    result = cli("logs", "17")
+    assert result.out == "0 │ epoch 1\n1 ! a warning\n0 · log rotated\n1 │\n"
+    assert (result.code, result.err) == (0, "")
+    assert daemon.asked(m.Logs) == [m.Logs(17)]
+
+
+def test_ranks_are_as_wide_as_the_largest(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("a", 7), line("b", 100), workers=128)
+    assert cli("logs", "17").out == "  7 │ a\n100 │ b\n"
+
+
+def test_a_traceback_stands_out_on_stdout_too(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(
+        daemon,
+        line("Traceback (most recent call last):"),
+        line("other rank", 1),
+        line('  File "x.py", line 1'),
+        line(""),
+        line("ValueError: no"),
+        line("after"),
+    )
+    assert cli("logs", "17").out.splitlines() == [
+        "0 ! Traceback (most recent call last):",
+        "1 │ other rank",
+        '0 !   File "x.py", line 1',
+        "0 !",
+        "0 ! ValueError: no",
+        "0 │ after",
+    ]
+
+
+def test_control_characters_are_escaped_and_tabs_stay(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("\x1b[2J[red]\tx\u202e\x00"))
+    assert cli("logs", "17").out == "0 │ \\x1b[2J[red]\tx\\u202e\\x00\n"
+
+
+def test_of_a_progress_bar_the_last_state_is_shown(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("\r 10%\r 55%\r100%\r", stream="err"))
+    assert cli("logs", "17").out == "0 ! 100%\n"
+
+
+def test_colours_are_for_terminals(program: Program, daemon: FakeDaemon) -> None:
+    error = line("Traceback (most recent call last):", stream="err")
+    writes(daemon, line("out"), line("err", stream="err"), error, line("note", 1, stream="note"))
+    shown = program.on_terminal("logs", "17").out.splitlines()
+    assert shown == [
+        "\x1b[2m0 │\x1b[0m out",
+        "\x1b[31m0 !\x1b[0m err",
+        "\x1b[31m0 ! Traceback (most recent call last):\x1b[0m",
+        "\x1b[2m1 · note\x1b[0m",
+    ]
+    plain = program.on_terminal("logs", "17", NO_COLOR="1").out
+    assert "\x1b" not in plain
+
+
+def test_ascii_terminals_get_ascii_marks(program: Program, daemon: FakeDaemon) -> None:
+    writes(daemon, line("café"), line("n", stream="note"))
+    env = {**program.env, "PYTHONIOENCODING": "ascii"}
+    assert program.run("logs", "17", env=env).out == "0 | caf\\xe9\n0 - n\n"
+
+
+def test_options_are_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, workers=8)
+    cli("logs", "17", "--rank", "1", "--rank", "3,4", "-n", "5", "--attempt", "2")
+    cli("logs", "17", "--all", "--tail", "0")
+    assert daemon.asked(m.Logs) == [m.Logs(17, (1, 3, 4), False, 5, 2), m.Logs(17, tail=0)]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--rank", "x"),
+        ("--rank", "-1"),
+        ("--rank", "1", "--all"),
+        ("-n", "many"),
+        ("-f", "--attempt", "1"),
+    ],
+)
+def test_options_that_make_no_sense_are_usage(
+    cli: Cli, daemon: FakeDaemon, words: tuple[str, ...]
+) -> None:
+    assert cli("logs", "17", *words).code == 2
+    assert daemon.requests == []
+
+
+def test_a_rank_that_the_job_does_not_have_is_told(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon)
+    daemon.answers(m.Wait, view(), ended(), m.End())
+    for words in (("--rank", "2"), ("-f", "--rank", "2")):
+        result = cli("logs", "17", *words)
+        assert (result.code, result.out) == (2, "")
+        assert result.err == "wiiiiide: job 17 has ranks 0 to 1\n"
+
+
+def test_without_lines_it_says_what_the_job_does(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon)
+    result = cli("logs", "17")
+    assert (result.code, result.out) == (0, "")
+    assert result.err == "nothing was written; job 17 (digits): runs on a\n"
+
+
+def test_json_is_a_line_per_line(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("a\x1b", 0, 1.5), line("b", 1, 2.5, stream="err", attempt=2))
+    assert cli("logs", "17", "--json").jsons == [
+        {"at": 1.5, "rank": 0, "stream": "out", "text": "a\x1b", "attempt": 1},
+        {"at": 2.5, "rank": 1, "stream": "err", "text": "b", "attempt": 2},
+    ]
+
+
+def test_following_ends_with_the_job_and_its_code(cli: Cli, daemon: FakeDaemon) -> None:
+    queued = view(state="queued", why="waits for a", started_at=None)
+    over = ended(17, "failed", 3, why="rank 1 ended with code 3")
+    daemon.answers(m.Wait, queued, view(), view(), over, m.End())
+    daemon.answers(m.Logs, m.LogLines((line("a"), line("b", 1))), m.End())
+    result = cli("logs", "-f", "17", "--rank", "0", "-n", "9")
+    assert result.code == 3
+    assert result.out.splitlines() == ["0 │ a", "1 │ b"]
+    assert result.err.splitlines() == [
+        "job 17 (digits): waits for a",
+        "job 17 (digits): runs on a",
+        "job 17 (digits) failed: rank 1 ended with code 3; it ran for 3m10s",
+    ]
+    assert daemon.asked(m.Logs) == [m.Logs(17, (0,), True, 9)]
+
+
+def test_following_as_json_ends_with_the_job(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Wait, view(), ended(), m.End())
+    daemon.answers(m.Logs, m.LogLines((line("a"),)), m.End())
+    result = cli("logs", "-f", "--json", "17")
+    first, last = result.jsons
+    assert (first["text"], last["job"]["state"]) == ("a", "done")
+    assert result.err == ""
+
+
+def test_lines_come_at_once_while_following(program: Program, daemon: FakeDaemon) -> None:
+    def lines(_: m.Logs, talk: Talk) -> None:
+        talk.say(m.LogLines((line("first"),)))
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    def states(_: m.Wait, talk: Talk) -> None:
+        talk.say(view())
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    daemon.does(m.Logs, lines)
+    daemon.does(m.Wait, states)
+    process = program.start("logs", "-f", "17")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0 │ first\n"
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_S) == 130
+
+
+def test_a_restart_of_the_daemon_does_not_end_it(program: Program, daemon: FakeDaemon) -> None:
+    away: list[int] = []
+
+    def lines(request: m.Logs, talk: Talk) -> None:
+        seen = (line("a", at=1.0), line("b", at=2.0))
+        if away:
+            talk.say(m.LogLines((*seen, line("c", at=3.0))), m.End())
+            return
+        talk.say(m.LogLines(seen))
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    def states(_: m.Wait, talk: Talk) -> None:
+        if away:
+            talk.say(ended(), m.End())
+            return
+        talk.say(view())
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    daemon.does(m.Logs, lines)
+    daemon.does(m.Wait, states)
+    process = program.start("logs", "-f", "17")
+    assert process.stdout is not None
+    assert [process.stdout.readline() for _ in range(2)] == ["0 │ a\n", "0 │ b\n"]
+    away.append(1)
+    daemon.restart()
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out) == (0, "0 │ c\n")
+    assert "wiiiiide: the daemon went away; jobs go on" in err
+    assert "wiiiiide: the daemon is back" in err
+
+
+def test_a_pipe_that_is_closed_is_no_error(program: Program, daemon: FakeDaemon) -> None:
+    writes(daemon, *(line("x" * 100) for _ in range(5000)))
+    process = program.start("logs", "17")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, err) == (141, "")
+    wait_until(lambda: process.poll() is not None, PATIENCE_S, "it ended")

@@ -1,0 +1,133 @@
+"""`wiiiiide ps`: every width, no surprise in any cell."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.cli.kit import Cli, Program
+from tests.kit.fake_daemon import FakeDaemon, ended, view
+from wiiiiided.cli.text import columns
+from wiiiiided.wire import messages as m
+
+NASTY = "[red]x\x1b[2J\n\u202e漢字e\u0301"
+
+
+def jobs() -> m.Jobs:
+    now = time.time()
+    return m.Jobs(
+        (
+            view(17, started_at=now - 130, submitted_at=now - 200),
+            view(
+                18,
+                state="queued",
+                name="language-model",
+                started_at=None,
+                attempt=0,
+                submitted_at=now - 7300,
+                why="waits for a, which runs job 17; 2 jobs ahead of it",
+            ),
+            view(19, state="held", name=NASTY, owner=NASTY, why=NASTY, submitted_at=now - 5),
+        )
+    )
+
+
+def test_jobs_are_listed_with_all_that_matters(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, jobs())
+    result = cli("ps")
+    heading, first, second, _ = result.out.splitlines()
+    assert heading.split() == ["ID", "NAME", "STATE", "OWNER", "WORKERS", "TRY", "TIME", "WHY"]
+    assert first.split()[:7] == ["17", "digits", "running", "ada", "2", "1/4", "2m10s"]
+    assert first.endswith("runs on a")
+    assert second.split()[:7] == ["18", "language-model", "queued", "ada", "2", "-", "2h01m"]
+    assert second.endswith("2 jobs ahead of it")
+    assert (result.code, result.err) == (0, "")
+    assert daemon.requests == [m.List(0)]
+
+
+def test_untrusted_text_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, jobs())
+    row = cli("ps").out.splitlines()[3]
+    assert "[red]x\\x1b[2J\\x0a\\u202e漢字" in row
+    assert "\x1b" not in row
+
+
+@pytest.mark.parametrize("width", [40, 41, 50, 60, 79, 80, 100, 132, 250])
+def test_no_row_is_wider_than_the_screen(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    daemon.answers(m.List, jobs())
+    monkeypatch.setenv("COLUMNS", str(width))
+    lines = cli("ps").out.splitlines()
+    assert len(lines) == 4
+    assert all(columns(line) <= width for line in lines)
+    assert [line.split()[0] for line in lines] == ["ID", "17", "18", "19"]
+    assert "running" in lines[1]
+
+
+def test_a_narrow_screen_keeps_what_matters_most(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon.answers(m.List, m.Jobs(jobs().jobs[:2]))
+    headings = {}
+    for width in (40, 60, 80, 120):
+        monkeypatch.setenv("COLUMNS", str(width))
+        headings[width] = cli("ps").out.splitlines()[0].split()
+    assert headings[40] == ["ID", "NAME", "STATE", "TIME"]
+    assert headings[60] == ["ID", "NAME", "STATE", "TIME", "WHY"]
+    assert headings[80] == ["ID", "NAME", "STATE", "OWNER", "WORKERS", "TIME", "WHY"]
+    assert len(headings[120]) == 8
+
+
+def test_no_jobs_are_said_on_stderr(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs(()))
+    result = cli("ps")
+    assert (result.code, result.out) == (0, "")
+    assert result.err == "no jobs; wiiiiide ps -a shows ended ones\n"
+    assert "wiiiiide submit" in cli("ps", "-a").err
+
+
+def test_all_asks_for_ended_ones_too(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs((ended(16, started_at=1_000_100.0), view())))
+    lines = cli("ps", "--all").out.splitlines()
+    assert lines[1].split()[:7] == ["16", "digits", "done", "ada", "2", "1/4", "1m40s"]
+    assert daemon.asked(m.List)[0].ended > 0
+
+
+def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs((view(17, name=NASTY),)))
+    (job,) = cli("ps", "--json").json["jobs"]
+    assert job["name"] == NASTY
+    assert set(job) == {
+        *("id", "name", "state", "owner", "priority", "submitted_at", "started_at", "ended_at"),
+        *("attempt", "attempts", "nodes", "workers", "code", "why"),
+    }
+
+
+def test_json_without_jobs_is_an_empty_list(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs(()))
+    result = cli("ps", "--json")
+    assert (result.json, result.err) == ({"jobs": []}, "")
+
+
+def test_a_terminal_gets_colours_unless_it_wants_none(program: Program, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs((view(),)))
+    coloured = program.on_terminal("ps", width=100).out
+    assert "\x1b[32mrunning" in coloured
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        plain = program.on_terminal("ps", width=100, **env).out
+        assert "\x1b" not in plain
+        assert "running" in plain
+
+
+def test_rows_fit_a_narrow_terminal(program: Program, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, jobs())
+    shown = program.on_terminal("ps", width=44, NO_COLOR="1").out
+    assert len(shown.splitlines()) == 4
+    assert max(map(columns, shown.splitlines())) <= 44
+
+
+def test_a_pipe_gets_whole_rows(program: Program, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs((view(why="y" * 500),)))
+    assert "y" * 500 in program.run("ps").out

@@ -1,0 +1,73 @@
+"""`wiiiiide show`: one page about a job."""
+
+from __future__ import annotations
+
+from tests.cli.kit import Cli
+from tests.kit.fake_daemon import FakeDaemon, ended, view
+from wiiiiided.wire import messages as m
+
+SPEC = {
+    "name": "digits",
+    "run": {"command": ["python", "train.py", "--name", "a b"], "env": {"LR": "0.1"}},
+    "policy": {"priority": 80, "restart": {}},
+}
+
+
+def detail(job: m.JobView, error: str = "", *, story: str = "was submitted by ada") -> m.JobDetail:
+    ranks = (
+        m.RankView(0, "a", 4711, "running"),
+        m.RankView(1, "a", None, "ended", 137),
+    )
+    return m.JobDetail(job, SPEC, ranks, (m.StoryLine(1_000_000.0, story),), "/jobs/17", error)
+
+
+def test_facts_ranks_and_story(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, detail(view()))
+    result = cli("show", "17")
+    lines = result.out.splitlines()
+    assert lines[0] == "job 17: digits"
+    assert "  state      running: runs on a" in lines
+    assert "  owner      ada, priority 50" in lines
+    assert "  command    python train.py --name 'a b'" in lines
+    assert "  directory  /jobs/17" in lines
+    assert "  workers    2 on a" in lines
+    assert '  run.env.LR = "0.1"' in lines
+    assert "  policy.priority = 80" in lines
+    assert "    0  a  running  pid 4711" in lines
+    assert "    1  a  ended  exit code 137 (SIGKILL)" in lines
+    assert lines[-1].endswith("  was submitted by ada")
+    assert "error" not in lines
+    assert (result.code, result.err) == (0, "")
+
+
+def test_a_failed_job_shows_its_end_and_error(cli: Cli, daemon: FakeDaemon) -> None:
+    job = ended(17, "failed", 1, why="rank 1 ended with code 1")
+    daemon.answers(m.Show, detail(job, "Traceback …\n  File\n\nValueError: \x1b[31mno\n"))
+    out = cli("show", "17").out
+    assert "after 3m10s, exit code 1\n" in out
+    assert out.endswith("error\n  Traceback …\n    File\n  \n  ValueError: \\x1b[31mno\n")
+
+
+def test_untrusted_text_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:
+    nasty = "[red]x\x1b[2J\nforged: line"
+    job = view(name=nasty, owner=nasty, why=nasty)
+    daemon.answers(m.Show, detail(job, story=nasty))
+    out = cli("show", "17").out
+    assert "\x1b" not in out
+    assert not any(line.startswith("forged") for line in out.splitlines())
+
+
+def test_json_has_everything(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, detail(view(), "boom"))
+    found = cli("show", "17", "--json").json
+    assert found["job"]["id"] == 17
+    assert "type" not in found["job"]
+    assert found["spec"] == SPEC
+    assert found["ranks"][1] == {"rank": 1, "node": "a", "pid": None, "state": "ended", "code": 137}
+    assert found["story"] == [{"at": 1_000_000.0, "text": "was submitted by ada"}]
+    assert (found["directory"], found["error"]) == ("/jobs/17", "boom")
+
+
+def test_no_such_job(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, m.Refused(6, "there is no job 9", "wiiiiide ps -a lists them"))
+    assert cli("show", "9").code == 6

@@ -1,0 +1,40 @@
+"""`wiiiiide stacks`: where each worker is."""
+
+from __future__ import annotations
+
+from tests.cli.kit import Cli
+from tests.kit.fake_daemon import FakeDaemon
+from wiiiiided.wire import messages as m
+
+DUMPS = m.StackDumps(
+    (
+        m.StackDump(0, 4711, 'Thread 0x1 (most recent call first):\n  File "x.py", line 3\x1b\n'),
+        m.StackDump(1, None, "rank 1 has no fault handler"),
+    )
+)
+
+
+def test_each_rank_has_its_own_part(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Stacks, DUMPS)
+    result = cli("stacks", "17")
+    assert (result.code, result.err) == (0, "")
+    assert result.out == (
+        "rank 0, pid 4711\n"
+        "  Thread 0x1 (most recent call first):\n"
+        '    File "x.py", line 3\\x1b\n'
+        "\n"
+        "rank 1\n"
+        "  rank 1 has no fault handler\n"
+    )
+
+
+def test_json(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Stacks, DUMPS)
+    found = cli("stacks", "17", "--json").json
+    assert found["id"] == 17
+    assert [(dump["rank"], dump["pid"]) for dump in found["dumps"]] == [(0, 4711), (1, None)]
+
+
+def test_a_job_that_does_not_run_is_refused(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Stacks, m.Refused(1, "job 17 is queued: it has no ranks"))
+    assert cli("stacks", "17").code == 1

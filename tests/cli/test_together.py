@@ -1,0 +1,151 @@
+"""The command and the real daemon together, as a person uses them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cli.kit import PATIENCE_S, Program
+from tests.kit.daemons import PrivateDaemon, private_daemon
+
+SCRIPT = """
+import os, sys, time
+rank = os.environ["RANK"]
+os.makedirs("runs", exist_ok=True)
+open(f"runs/{rank}.txt", "w").write(rank)
+print("hello from", rank, flush=True)
+while "wait" in sys.argv and not os.path.exists("go"):
+    time.sleep(0.01)
+print("bye from", rank, flush=True)
+sys.exit(3 if "fail" in sys.argv and rank == "1" else 0)
+"""
+
+JOB = """
+name = "digits"
+[run]
+command = ["python", "train.py"]
+[resources]
+workers_per_node = 2
+[output]
+collect = ["runs/**"]
+"""
+
+
+@pytest.fixture
+def real() -> Iterator[PrivateDaemon]:
+    with private_daemon() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def wiiiiide(real: PrivateDaemon) -> Iterator[Program]:
+    made = Program(str(real.home))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "job.toml").write_text(JOB)
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def words(*more: str) -> tuple[str, str]:
+    return "--set", "run.command=" + json.dumps(["python", "train.py", *more])
+
+
+def go(real: PrivateDaemon, job: int) -> None:
+    """Let the job's workers end."""
+    script = next(Path(real.client.show(job).directory).rglob("train.py"))
+    script.with_name("go").touch()
+
+
+def test_a_job_from_its_submission_to_its_files(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    submitted = wiiiiide.run("submit", str(folder), *words("wait"))
+    assert (submitted.code, submitted.out) == (0, "1\n")
+    real.wait_for(1, "running")
+    assert wiiiiide.run("why", "1").out.startswith("runs on ")
+    assert wiiiiide.run("ps").out.splitlines()[1].split()[:3] == ["1", "digits", "running"]
+    go(real, 1)
+    assert wiiiiide.run("wait", "1", "--timeout", "60s").code == 0
+    lines = wiiiiide.run("logs", "1").out.splitlines()
+    assert sorted(lines) == [
+        "0 │ bye from 0",
+        "0 │ hello from 0",
+        "1 │ bye from 1",
+        "1 │ hello from 1",
+    ]
+    pulled = wiiiiide.run("pull", "1", cwd=folder)
+    assert pulled.out == "job-1/runs/0.txt\njob-1/runs/1.txt\n"
+    assert (folder / "job-1/runs/1.txt").read_text() == "1"
+    assert "exit code 0" in wiiiiide.run("show", "1").out
+    assert wiiiiide.run("ps", "--json").json == {"jobs": []}
+    assert [job["id"] for job in wiiiiide.run("history", "--json").json["jobs"]] == [1]
+
+
+def test_following_ends_with_the_code_of_the_rank_that_failed(
+    wiiiiide: Program, folder: Path
+) -> None:
+    result = wiiiiide.run("submit", "-f", str(folder), *words("fail"))
+    assert result.code == 3
+    assert "1 │ bye from 1" in result.out.splitlines()
+    assert "failed: rank 1 ended with exit code 3" in result.err
+
+
+def test_a_killed_daemon_does_not_disturb_who_follows(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    process = wiiiiide.start("submit", "-f", str(folder), *words("wait"))
+    assert process.stdout is not None
+    first = [process.stdout.readline() for _ in range(2)]
+    assert sorted(first) == ["0 │ hello from 0\n", "1 │ hello from 1\n"]
+    real.kill()
+    real.start()
+    go(real, 1)
+    out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, sorted(out.splitlines())) == (
+        0,
+        ["0 │ bye from 0", "1 │ bye from 1"],
+    )
+    assert "the daemon is back" in err
+
+
+def test_an_interrupt_leaves_the_job_alone_until_it_is_cancelled(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    process: subprocess.Popen[str] = wiiiiide.start("submit", "-f", str(folder), *words("wait"))
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_S) == 130
+    assert real.state(1) == "running"
+    pids = real.pids(1)
+    assert wiiiiide.run("cancel", "1").code == 0
+    assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
+    assert wiiiiide.run("wait", "1").code != 0
+
+
+def test_the_queue_is_changed_by_its_commands(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    assert wiiiiide.run("submit", str(folder), "--hold").out == "1\n"
+    after = wiiiiide.run("submit", str(folder), "--after", "1", "--name", "later")
+    assert after.out == "2\n"
+    assert "waits for job 1" in after.err
+    assert wiiiiide.run("hold", "2").code == 0
+    assert wiiiiide.run("release", "1", "2").code == 0
+    assert wiiiiide.run("wait", "1", "2", "--timeout", "60s").code == 0
+    assert wiiiiide.run("requeue", "1").code == 0
+    real.end_of(1)
+    assert real.view(1).attempt == 2
+    assert wiiiiide.run("show", "3").code == 6
+    assert wiiiiide.run("submit", str(folder), "--set", "resources.nodes=3").code == 7

@@ -1,0 +1,59 @@
+"""Numbers as people read and write them."""
+
+from __future__ import annotations
+
+import pytest
+import typer
+
+from wiiiiided.cli.words import code_words, count, job_id, number, seconds, span
+
+
+@pytest.mark.parametrize(
+    ("length", "words"),
+    [
+        (-3, "0s"),
+        (0.9, "0s"),
+        (59, "59s"),
+        (61, "1m01s"),
+        (3599, "59m59s"),
+        (3600, "1h00m"),
+        (90_000, "1d01h"),
+        (40 * 86400, "40d00h"),
+    ],
+)
+def test_a_length_of_time_has_two_units(length: float, words: str) -> None:
+    assert span(length) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(None, "-"), (0, "0"), (1, "1"), (137, "137 (SIGKILL)"), (143, "143 (SIGTERM)"), (255, "255")],
+)
+def test_a_code_over_128_names_its_signal(code: int | None, words: str) -> None:
+    assert code_words(code) == words
+
+
+def test_one_and_many() -> None:
+    assert [count(n, "file") for n in (0, 1, 2, 12345)] == [
+        "0 files",
+        "1 file",
+        "2 files",
+        "12,345 files",
+    ]
+
+
+def test_a_job_is_named_by_its_number() -> None:
+    assert (job_id("17"), job_id("#17")) == (17, 17)
+
+
+@pytest.mark.parametrize("text", ["90", "90s", "1m30s", "1.5m"])
+def test_a_duration_may_be_written_in_several_ways(text: str) -> None:
+    assert seconds(text, "--timeout") == 90
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "10 min", "1e3", "nan", "²"])
+def test_what_is_no_number_or_duration_names_the_option(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="--timeout"):
+        seconds(text, "--timeout")
+    with pytest.raises(typer.BadParameter, match="--tail"):
+        number(text, "--tail")

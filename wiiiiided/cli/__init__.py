@@ -1,0 +1,1 @@
+"""The `wiiiiide` command: one command, one file."""

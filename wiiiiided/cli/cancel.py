@@ -1,0 +1,55 @@
+"""`wiiiiide cancel`: jobs are ended; it returns when nothing of them runs any more."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli.daemon import connect
+from wiiiiided.cli.jobs import ending
+from wiiiiided.cli.options import Ids
+from wiiiiided.cli.screen import say
+from wiiiiided.cli.several import ids_of, refused
+from wiiiiided.client import ClientError
+
+QUIET_S = 1.5
+
+
+def command(
+    jobs: Ids,
+    now: Annotated[
+        bool, typer.Option("--now", help="SIGKILL at once, without a grace period.")
+    ] = False,
+) -> int:
+    """End jobs, and return when they are really over.
+
+    Workers get SIGTERM, then policy.grace (10 s unless the job says otherwise), then SIGKILL.
+    A job that waits just leaves the queue.
+    """
+    codes = []
+    with _patience():
+        for ended in connect().cancel_all(ids_of(jobs), now):
+            if isinstance(ended, ClientError):
+                codes.append(refused(ended))
+            else:
+                say(ending(ended))
+    return codes[0] if codes else 0
+
+
+@contextmanager
+def _patience() -> Iterator[None]:
+    """After a moment of silence, a person is told what is waited for."""
+    text = "waiting for the workers to end by themselves; cancel --now kills them"
+    timer = threading.Timer(QUIET_S, say, (text,))
+    timer.daemon = True
+    if sys.stderr.isatty():
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

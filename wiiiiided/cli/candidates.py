@@ -1,0 +1,106 @@
+"""`wiiiiide __complete WORD...`: what could stand in place of the last word, for the shells.
+
+One candidate a line, a tab, and what it is. Nothing is printed where files are wanted: the shells
+complete those by themselves. Whatever goes wrong, nothing is printed either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.group import COMMANDS, load
+from wiiiiided.cli.text import cell, cut
+from wiiiiided.client import Client
+from wiiiiided.config import Paths
+from wiiiiided.domain.states import ENDED, STATES, State
+
+# Which jobs a command is about, by their states.
+ANY = frozenset(STATES)
+LIVE = ANY - ENDED
+JOBS: dict[str, frozenset[State]] = {
+    "show": ANY,
+    "why": ANY,
+    "logs": ANY,
+    "pull": ANY,
+    "stacks": ANY,
+    "requeue": ANY,
+    "cancel": LIVE,
+    "wait": LIVE,
+    "hold": frozenset({"queued", "backoff"}),
+    "release": frozenset({"held"}),
+}
+ONE = ("show", "why", "logs", "pull", "stacks")  # these take one job only
+ABOUT_COLUMNS = 50
+LATEST_ENDED = 20
+
+
+def command(words: Annotated[list[str] | None, typer.Argument()] = None) -> None:
+    """Print what could stand in place of the last word."""
+    try:
+        for value, about in candidates(words or [""]):
+            screen.put(f"{value}\t{cut(cell(about), ABOUT_COLUMNS)}")
+    except Exception:
+        return  # a person pressed Tab in the middle of a line: no place for words
+
+
+def candidates(words: list[str]) -> Iterator[tuple[str, str]]:
+    *before, last = words
+    if not before:
+        found: Any = ((name, about) for name, (_, about) in COMMANDS.items())
+        if last.startswith("-"):
+            found = (("--help", ""), ("--version", ""))
+    elif before[0] not in COMMANDS:
+        return
+    else:
+        found = _of_command(before[0], before[1:], last)
+    yield from ((value, about) for value, about in found if value.startswith(last))
+
+
+def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, str]]:
+    made = load(name, COMMANDS[name][0])
+    commands = getattr(made, "commands", None)
+    if commands is not None and not before and not last.startswith("-"):
+        yield from ((inner, each.get_short_help_str()) for inner, each in commands.items())
+        return
+    if commands is not None and before and before[0] in commands:
+        made, before = commands[before[0]], before[1:]
+    if before and before[-1] == "--after":
+        yield from _jobs(LIVE)
+    elif before and _takes_value(made, before[-1]):
+        return
+    elif last.startswith("-"):
+        yield from _options(made)
+    elif name == "completion":
+        yield from ((shell, "") for shell in ("bash", "zsh", "fish"))
+    elif name in JOBS:
+        given = [word for word in before if not word.startswith("-")]
+        if not (name in ONE and given):
+            found = _jobs(JOBS[name])
+            yield from ((number, about) for number, about in found if number not in given)
+
+
+def _options(made: Any) -> Iterator[tuple[str, str]]:
+    for param in made.params:
+        if param.param_type_name == "option":
+            yield from ((name, param.help or "") for name in param.opts if name.startswith("--"))
+    yield "--help", ""
+
+
+def _takes_value(made: Any, word: str) -> bool:
+    return any(
+        word in param.opts and not param.is_flag
+        for param in made.params
+        if param.param_type_name == "option"
+    )
+
+
+def _jobs(states: frozenset[State]) -> Iterator[tuple[str, str]]:
+    """Numbers and names of the jobs in these states; none without a daemon."""
+    ended = 0 if states.isdisjoint(ENDED) else LATEST_ENDED
+    for job in Client(Paths.for_client()).list(ended):
+        if job.state in states:
+            yield str(job.id), f"{job.name}, {job.state}"

@@ -1,0 +1,38 @@
+"""`wiiiiide check`: whether a job file is right, without a daemon and without running anything."""
+
+from __future__ import annotations
+
+from wiiiiided.cli import plan, screen
+from wiiiiided.cli.jobfile import INVALID, JobFile, NotReady, Sets, read, report
+from wiiiiided.cli.options import Json
+from wiiiiided.cli.text import clean
+from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.ship.survey import PackError, survey
+
+
+def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
+    """Say whether a job file is right, and what it asks for. Needs no daemon.
+
+    Every problem is listed with its line and a suggestion; the exit code is 3 then.
+    """
+    try:
+        job = read(file, sets)
+        ships = survey(job.directory)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        screen.say(f"{file}: {problem}")
+        return INVALID
+    if as_json:
+        screen.put_json(plan.as_json(job, ships, None))
+    else:
+        screen.put(f"{clean(job.file)}: ok")
+        for line in plan.lines(job, ships, None):
+            screen.put(line)
+    for note in ships.notes:
+        screen.say(f"note: {note}")
+    try:
+        job.secrets()
+    except NotReady as missing:
+        screen.say(f"note: {missing}")
+    return 0

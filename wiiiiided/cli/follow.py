@@ -1,0 +1,53 @@
+"""A job watched until it is over: its lines on stdout, what becomes of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import fields
+from wiiiiided.cli.jobs import ending, exit_code, is_over, line
+from wiiiiided.cli.lines import Lines, check_ranks
+from wiiiiided.client import Client, DaemonLost
+from wiiiiided.wire.messages import JobView, LogLine
+
+
+def follow(
+    client: Client,
+    job: int,
+    *,
+    ranks: Sequence[int] = (),
+    tail: int | None = None,
+    as_json: bool = False,
+    told: str = "",
+) -> int:
+    """Show everything until the job is over; its exit code. `told` is what was said already."""
+    view: JobView | None = None
+    lines = Lines(1)
+    for item in client.follow(job, ranks, tail):
+        if isinstance(item, LogLine):
+            _line(lines, item, as_json)
+            continue
+        check_ranks(item, ranks)
+        lines.workers = item.workers
+        changed = view is None or item.state != view.state
+        view = item
+        if changed and not is_over(item) and line(item) != told and not as_json:
+            screen.say(line(item))
+    if view is None or not is_over(view):
+        raise DaemonLost(f"the daemon said nothing more about job {job}", "wiiiiide ps may")
+    sys.stdout.flush()
+    if as_json:
+        screen.put_json({"job": fields(view)})
+    else:
+        screen.say(ending(view))
+    return exit_code(view)
+
+
+def _line(lines: Lines, item: LogLine, as_json: bool) -> None:
+    if as_json:
+        screen.put_json(fields(item))
+    else:
+        lines.put(item)
+    sys.stdout.flush()  # somebody looks, or a pipe's reader waits

@@ -1,0 +1,86 @@
+"""From the words of a command line to a job that can be sent, for check and submit."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import typer
+
+from wiiiiided.cli.screen import put_json, say
+from wiiiiided.client import ClientError
+from wiiiiided.config import passed
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.jobfile.read import read_file
+
+INVALID = 3
+
+JobFile = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the job file: --set run.env.LR=0.1"
+    ),
+]
+
+
+class NotReady(ClientError):
+    """The job file is right, but something it needs is not there."""
+
+    code = INVALID
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job file that was read."""
+
+    file: str
+    spec: JobSpec
+
+    @property
+    def directory(self) -> str:
+        """What is shipped."""
+        return os.path.normpath(os.path.join(os.path.dirname(self.file), self.spec.run.workdir))
+
+    def secrets(self) -> dict[str, str]:
+        """The values of run.pass_env, all of them."""
+        found = passed(self.spec.run.pass_env)
+        missing = [name for name in self.spec.run.pass_env if name not in found]
+        if missing:
+            raise NotReady(
+                f"{self.file}: run.pass_env names {', '.join(missing)}, which "
+                f"{'is' if len(missing) == 1 else 'are'} not set here",
+                "export it before you submit, or leave it out of run.pass_env",
+            )
+        return found
+
+
+def read(
+    path: str, sets: list[str] | None, name: str | None = None, after: tuple[int, ...] = ()
+) -> Job:
+    """The job in a file, changed by options. Raises Invalid with everything that is wrong."""
+    file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
+    options = [*(sets or ()), *(() if name is None else (f"name={json.dumps(name)}",))]
+    spec = read_file(file, options)
+    if after:
+        policy = spec.policy
+        both = tuple(dict.fromkeys((*policy.after, *after)))
+        policy = msgspec.structs.replace(policy, after=both)
+        spec = msgspec.structs.replace(spec, policy=policy)
+    return Job(file, spec)
+
+
+def report(invalid: Invalid, as_json: bool) -> int:
+    """All problems, one per line; the exit code for them."""
+    if as_json:
+        problems = [msgspec.to_builtins(problem) for problem in invalid.problems]
+        put_json({"ok": False, "problems": problems})
+    for problem in invalid.problems:
+        say(str(problem))
+    return INVALID

@@ -1,0 +1,76 @@
+"""Jobs as rows of a table, for ps and history, and in one line."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.table import Column, render
+from wiiiiided.cli.words import span
+from wiiiiided.domain.states import ENDED
+from wiiiiided.wire.messages import JobView
+
+
+def is_over(job: JobView) -> bool:
+    return job.state in ENDED
+
+
+def exit_code(job: JobView) -> int:
+    """The code with which `wait` ends for a job that is over."""
+    if job.code is not None:
+        return job.code
+    return 0 if job.state == "done" else 1
+
+
+def lasted(job: JobView, now: float | None = None) -> float:
+    """Seconds that matter: of running, or of waiting so far."""
+    end = job.ended_at if job.ended_at is not None else time.time() if now is None else now
+    begin = job.submitted_at if job.started_at is None else job.started_at
+    waits = job.state in ("queued", "held", "backoff")
+    return end - (job.submitted_at if waits else begin)
+
+
+def took(job: JobView, now: float | None = None) -> str:
+    """The same in words; nothing for a job that ended before it ran."""
+    return "-" if is_over(job) and job.started_at is None else span(lasted(job, now))
+
+
+def attempts(job: JobView) -> str:
+    """Which attempt, and of how many where its policy allows more; "-" before the first."""
+    if not job.attempt:
+        return "-"
+    # Somebody who requeues a job may go beyond what the policy allows by itself.
+    more = job.attempts > 1 and job.attempt <= job.attempts
+    return f"{job.attempt}/{job.attempts}" if more else str(job.attempt)
+
+
+def line(job: JobView) -> str:
+    """One job in one line: `job 17 (digits): runs on a`."""
+    return f"job {job.id} ({job.name}): {job.why}"
+
+
+def ending(job: JobView) -> str:
+    """How it ended, in one line."""
+    ran = "" if job.started_at is None else span(lasted(job))
+    if job.why == job.state:
+        return f"job {job.id} ({job.name}) {job.state}" + (f" after {ran}" if ran else "")
+    words = "" if job.why.startswith(job.state) else f"{job.state}: "
+    return f"job {job.id} ({job.name}) {words}{job.why}" + (f"; it ran for {ran}" if ran else "")
+
+
+def reason(job: JobView) -> str:
+    """The sentence, where it says more than the state."""
+    return "" if job.why == job.state else job.why
+
+
+def put_table(columns: Sequence[Column], jobs: Sequence[JobView], rows: list[list[str]]) -> None:
+    """The rows on stdout, as wide as the screen, with the states in their colours."""
+    lines = render(columns, rows, screen.width())
+    heading = "".join(text for text, _ in lines[0])
+    screen.put(screen.paint(heading, screen.BOLD, sys.stdout))
+    for job, pieces in zip(jobs, lines[1:], strict=True):
+        colour = screen.STATE_COLOURS.get(job.state)
+        painted = (screen.paint(t, colour, sys.stdout) if is_state else t for t, is_state in pieces)
+        screen.put("".join(painted).rstrip())

@@ -1,0 +1,11 @@
+"""Arguments and options that several commands share, so that they are the same everywhere."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Id = Annotated[str, typer.Argument(metavar="ID", help="The job's number, as ps shows it.")]
+Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The jobs' numbers.")]
+Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]

@@ -1,0 +1,85 @@
+"""What a job would do, in words and as JSON, for check and submit --dry-run. No daemon is asked."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from wiiiiided.cli.jobfile import Job
+from wiiiiided.cli.text import cell
+from wiiiiided.cli.words import count, span
+from wiiiiided.domain.layout import Layout
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.ship.survey import Survey, size_words
+
+
+def as_json(job: Job, ships: Survey, layout: Layout | None) -> dict[str, Any]:
+    """The same as `lines`, for programs. Values of passed variables are in neither."""
+    found: dict[str, Any] = {
+        "ok": True,
+        "file": job.file,
+        "job": msgspec.to_builtins(job.spec),
+        "ships": {"directory": job.directory, "files": ships.files, "bytes": ships.bytes},
+    }
+    if layout is not None:
+        found["shares"] = [msgspec.to_builtins(share) for share in layout.shares]
+    return found
+
+
+def lines(job: Job, ships: Survey, layout: Layout | None) -> Iterator[str]:
+    """The plan, a fact a line."""
+    for title, text in _facts(job, ships, layout):
+        yield f"  {title:<9} {cell(text)}"
+
+
+def _facts(job: Job, ships: Survey, layout: Layout | None) -> Iterator[tuple[str, str]]:
+    spec = job.spec
+    yield "name", spec.name
+    if layout is None:
+        yield "wants", wants(spec)
+        yield "command", shlex.join(spec.run.command)
+    else:
+        for share in layout.shares:
+            last = share.first_rank + share.workers - 1
+            ranks = f"rank {last}" if share.workers == 1 else f"ranks {share.first_rank}-{last}"
+            claimed = f"{count(share.cores, 'core')} claimed"
+            yield "runs", f"{ranks} on {share.node} ({claimed}): {shlex.join(spec.run.command)}"
+    yield "python", spec.run.python or "the daemon's own"
+    yield "ships", f"{count(ships.files, 'file')}, {size_words(ships.bytes)} from {job.directory}"
+    if spec.run.env:
+        yield "sets", ", ".join(spec.run.env)
+    if spec.run.pass_env:
+        yield "passes", ", ".join(spec.run.pass_env)
+    yield from _policy(spec)
+    if spec.output.collect:
+        yield "collects", ", ".join(spec.output.collect)
+
+
+def _policy(spec: JobSpec) -> Iterator[tuple[str, str]]:
+    policy = spec.policy
+    if policy.after:
+        yield "after", ", ".join(f"job {number}" for number in policy.after)
+    if policy.max_time_s is not None:
+        yield "limit", f"{span(policy.max_time_s)} of running"
+    if policy.restart.max:
+        times = count(policy.restart.max, "time")
+        yield "restarts", f"up to {times} on {', '.join(policy.restart.on)}"
+
+
+def wants(spec: JobSpec) -> str:
+    """Its resources: `2 workers on each of 3 nodes, 1 core each`."""
+    least, most = spec.resources.nodes
+    if most is None:
+        nodes = "every node"
+    elif least == most:
+        nodes = "1 node" if least == 1 else f"each of {least} nodes"
+    else:
+        nodes = f"each of {least} to {most} nodes"
+    per_node = spec.resources.workers_per_node
+    workers = {"cores": "a worker per core", "gpus": "a worker per GPU"}.get(str(per_node))
+    cores = spec.resources.cores_per_worker
+    claim = "which it has for itself" if cores is None else f"{count(cores, 'core')} a worker"
+    return f"{workers or count(int(per_node), 'worker')} on {nodes}, {claim}"

@@ -1,0 +1,57 @@
+"""`wiiiiide ps`: the jobs that are not over, in the order in which they will run."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.jobs import attempts, put_table, reason, took
+from wiiiiided.cli.options import Json
+from wiiiiided.cli.table import Column
+from wiiiiided.wire.messages import JobView
+
+ENDED = 1000  # the daemon keeps fewer
+
+COLUMNS = (
+    Column("ID", right=True),
+    Column("NAME", least=8, readable=16),
+    Column("STATE", painted=True),
+    Column("OWNER", leaves=4, least=6),
+    Column("WORKERS", right=True, leaves=3),
+    Column("TRY", leaves=5),
+    Column("TIME", right=True, leaves=1),
+    Column("WHY", leaves=2, least=20, readable=28),
+)
+
+
+def command(
+    everything: Annotated[
+        bool, typer.Option("-a", "--all", help="Also the jobs that are over.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """List the jobs: those that run, then the queue in its order.
+
+    TIME is how long a job has been running, or waiting, or ran. TRY is the attempt, and how many
+    its restart policy allows. A narrow screen shows fewer columns; --json has everything.
+    """
+    jobs = connect().list(ended=ENDED if everything else 0)
+    if as_json:
+        screen.put_json({"jobs": [fields(job) for job in jobs]})
+    elif jobs:
+        now = time.time()
+        put_table(COLUMNS, jobs, [_row(job, now) for job in jobs])
+    elif everything:
+        screen.say("no jobs yet; wiiiiide submit job.toml queues one")
+    else:
+        screen.say("no jobs; wiiiiide ps -a shows ended ones")
+
+
+def _row(job: JobView, now: float) -> list[str]:
+    workers = str(job.workers) if job.workers else "-"
+    head = [str(job.id), job.name, job.state, job.owner, workers]
+    return [*head, attempts(job), took(job, now), reason(job)]

@@ -1,0 +1,148 @@
+"""`wiiiiide pull`: files that a job made, brought here.
+
+    daemon ──tar──► a hidden folder beside the target ──► checked ──► moved into the target
+
+Nothing is in the target before everything has arrived, and nothing there is overwritten without
+--force. What a job made is untrusted: `ship.unpack` lets nothing out of the hidden folder, and no
+link in the target is followed when files are moved.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect
+from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.text import clean
+from wiiiiided.cli.words import count, job_id
+from wiiiiided.client import Blob
+from wiiiiided.errors import HostError
+from wiiiiided.ship.survey import size_words
+from wiiiiided.ship.unpack import UnpackError, unpack
+
+LIMIT_BYTES = 1 << 40  # results may be large; the disk is the true limit
+LIMIT_FILES = 1_000_000
+
+
+def command(
+    job: Id,
+    globs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="GLOB",
+            help="Which files: 'runs/**'. Without it, the job file's output.collect.",
+        ),
+    ] = None,
+    output: Annotated[
+        str | None, typer.Option("-o", "--output", metavar="DIR", help="Where to; else job-ID.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite files that are there already.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Fetch files of a job's working directory, while it runs or afterwards."""
+    number = job_id(job)
+    target = output or f"job-{number}"
+    with connect().pull(number, globs or ()) as blob:
+        files = fetch(blob, target, force)
+    if as_json:
+        listed = [{"name": name, "bytes": size} for name, size in files]
+        screen.put_json({"id": number, "directory": target, "files": listed})
+        return 0
+    for name, _ in files:
+        screen.put(clean(os.path.join(target, name)))
+    total = size_words(sum(size for _, size in files))
+    if files:
+        screen.say(f"{count(len(files), 'file')}, {total}, in {target}")
+    else:
+        screen.say(f"no file of job {number} matches")
+    return 0
+
+
+def fetch(blob: Blob, target: str, force: bool) -> list[tuple[str, int]]:
+    """Bring what is in the archive to `target`; the names and sizes of the files."""
+    parent = os.path.dirname(os.path.abspath(target))
+    try:
+        os.makedirs(parent, exist_ok=True)
+        staging = tempfile.mkdtemp(prefix=".wiiiiide-pull-", dir=parent)
+    except OSError as problem:
+        raise HostError(f"cannot write into {parent}: {problem.strerror}") from problem
+    try:
+        _unpack(blob, staging)
+        files = [(name, info.st_size) for name, info in _walk(staging) if not _is_dir(info)]
+        if files:
+            _check(staging, target, force)
+            _move(staging, target)
+        return files
+    except OSError as problem:
+        raise HostError(f"cannot write into {target}: {problem.strerror}") from problem
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _unpack(blob: Blob, staging: str) -> None:
+    try:
+        unpack(blob, staging, limit_bytes=LIMIT_BYTES, limit_files=LIMIT_FILES)
+        problem = None
+    except UnpackError as error:
+        problem = error
+    while blob.read(1 << 20):  # behind the archive, the daemon may say what is wrong with it
+        pass
+    if problem is not None:
+        raise HostError(f"what the daemon sent cannot be used: {problem}") from problem
+
+
+def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
+    """Everything below, by its relative name; a folder before what is in it."""
+    for name in sorted(os.listdir(os.path.join(directory, prefix))):
+        relative = os.path.join(prefix, name)
+        info = os.lstat(os.path.join(directory, relative))
+        yield relative, info
+        if _is_dir(info):
+            yield from _walk(directory, relative)
+
+
+def _is_dir(info: os.stat_result) -> bool:
+    return stat.S_ISDIR(info.st_mode)
+
+
+def _check(staging: str, target: str, force: bool) -> None:
+    """Nothing in the way: neither a file that would be overwritten, nor a link or a folder."""
+    there = []
+    for name, info in _walk(staging):
+        try:
+            old = os.lstat(os.path.join(target, name))
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        if _is_dir(info) != _is_dir(old):
+            raise HostError(
+                f"{os.path.join(target, name)} is in the way: a folder on one side, none on the "
+                "other. Move it, or choose another place with -o"
+            )
+        if not _is_dir(info):
+            there.append(name)
+    if there and not force:
+        more = f" and {count(len(there) - 1, 'more file')}" if len(there) > 1 else ""
+        raise HostError(
+            f"{os.path.join(target, there[0])}{more} would be overwritten. --force does it; "
+            "-o DIR chooses another place"
+        )
+
+
+def _move(staging: str, target: str) -> None:
+    os.makedirs(target, exist_ok=True)
+    for name, info in _walk(staging):
+        place = os.path.join(target, name)
+        if _is_dir(info):
+            os.makedirs(place, exist_ok=True)
+        else:
+            os.replace(os.path.join(staging, name), place)

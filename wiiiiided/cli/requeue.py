@@ -1,0 +1,15 @@
+"""`wiiiiide requeue`: jobs run again from the beginning, with the files they had."""
+
+from __future__ import annotations
+
+from wiiiiided.cli.daemon import connect
+from wiiiiided.cli.options import Ids
+from wiiiiided.cli.several import each
+
+
+def command(jobs: Ids) -> int:
+    """Run jobs again: those that are over, and those that run now, which are ended first.
+
+    A job keeps its number, its working directory and what it wrote there.
+    """
+    return each(jobs, connect().requeue)

@@ -1,0 +1,89 @@
+"""`wiiiiide show`: everything about one job: facts, ranks, story, what the failing rank said."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.jobs import attempts
+from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.text import cell, clean
+from wiiiiided.cli.words import clock, code_words, job_id, span
+from wiiiiided.wire.messages import JobDetail, JobView
+
+
+def command(job: Id, as_json: Json = False) -> None:
+    """Print everything about a job: what it is, its ranks, what happened to it, how it failed."""
+    detail = connect().show(job_id(job))
+    if as_json:
+        screen.put_json({**fields(detail), "job": fields(detail.job)})
+        return
+    for line in lines(detail, time.time()):
+        screen.put(line)
+
+
+def lines(detail: JobDetail, now: float) -> Iterator[str]:
+    """The whole page. Everything in it is clean."""
+    job = detail.job
+    yield _heading(f"job {job.id}: {cell(job.name)}")
+    for title, text in _facts(detail, now):
+        yield f"  {title:<10} {text}"
+    spec = [f"  {cell(key)} = {cell(value)}" for key, value in _flat(detail.spec)]
+    if spec:
+        yield from ("", _heading("settings"), *spec)
+    if detail.ranks:
+        yield from ("", _heading("ranks"))
+    for rank in detail.ranks:
+        pid = "" if rank.pid is None else f"  pid {rank.pid}"
+        code = "" if rank.code is None else f"  exit code {code_words(rank.code)}"
+        yield f"  {rank.rank:>3}  {cell(rank.node)}  {rank.state}{pid}{code}"
+    if detail.story:
+        yield from ("", _heading("story"))
+    for told in detail.story:
+        yield f"  {clock(told.at)}  {cell(told.text)}"
+    if detail.error:
+        yield from ("", _heading("error"))
+        yield from (f"  {clean(line)}" for line in detail.error.rstrip("\n").split("\n"))
+
+
+def _heading(text: str) -> str:
+    return screen.paint(text, screen.BOLD, sys.stdout)
+
+
+def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
+    job = detail.job
+    state = screen.paint(job.state, screen.STATE_COLOURS.get(job.state), sys.stdout)
+    yield "state", state if job.why == job.state else f"{state}: {cell(job.why)}"
+    yield "owner", f"{cell(job.owner)}, priority {job.priority}"
+    yield "submitted", f"{clock(job.submitted_at)} ({span(now - job.submitted_at)} ago)"
+    if job.started_at is not None:
+        yield "started", f"{clock(job.started_at)} (attempt {attempts(job)})"
+    if job.ended_at is not None:
+        yield "ended", f"{clock(job.ended_at)}{_ran(job)}, exit code {code_words(job.code)}"
+    where = " on " + cell(", ".join(job.nodes)) if job.nodes else ""
+    yield "workers", f"{job.workers}{where}"
+    argv = detail.spec.get("run", {}).get("command", ())
+    yield "command", cell(shlex.join(map(str, argv)))
+    yield "directory", cell(detail.directory)
+
+
+def _ran(job: JobView) -> str:
+    if job.started_at is None or job.ended_at is None:
+        return ""
+    return f" after {span(job.ended_at - job.started_at)}"
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """`policy.priority` and `80` of each value; the command has its own line, the name its own."""
+    for key, value in tree.items():
+        path = prefix + key
+        if isinstance(value, dict) and value:
+            yield from _flat(value, path + ".")
+        elif path not in ("name", "run.command") and value not in ({}, [], None):
+            yield path, json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,29 @@
+"""`wiiiiide stacks`: the Python stack of every worker, to see where a job hangs."""
+
+from __future__ import annotations
+
+import sys
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.text import clean
+from wiiiiided.cli.words import job_id
+
+
+def command(job: Id, as_json: Json = False) -> None:
+    """Print where each worker of a job is right now, or where it was when the job hung.
+
+    Workers go on undisturbed. One that was started without Python's fault handler has no stack.
+    """
+    number = job_id(job)
+    dumps = connect().stacks(number)
+    if as_json:
+        screen.put_json({"id": number, "dumps": [fields(dump) for dump in dumps]})
+        return
+    for place, dump in enumerate(dumps):
+        pid = "" if dump.pid is None else f", pid {dump.pid}"
+        heading = f"rank {dump.rank}{pid}"
+        screen.put(("\n" if place else "") + screen.paint(heading, screen.BOLD, sys.stdout))
+        for line in dump.text.rstrip("\n").split("\n"):
+            screen.put(f"  {clean(line)}".rstrip())

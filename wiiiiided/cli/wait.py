@@ -1,0 +1,63 @@
+"""`wiiiiide wait`: returns when jobs are over, with the code they ended with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.jobs import ending, exit_code
+from wiiiiided.cli.options import Ids, Json
+from wiiiiided.cli.several import ids_of
+from wiiiiided.cli.words import seconds
+from wiiiiided.client import Client, TimedOut
+from wiiiiided.wire.messages import JobView
+
+TIMED_OUT = 124
+
+
+def command(
+    jobs: Ids,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Give up after this long (90s, 10m, 1h30m): code 124."),
+    ] = None,
+    as_json: Json = False,
+) -> int:
+    """Wait until jobs are over, and end with their exit code.
+
+    With several jobs, the code is the first one that is not 0, in the order of their numbers.
+    """
+    ids = sorted(ids_of(jobs))
+    deadline = None if timeout is None else time.monotonic() + seconds(timeout, "--timeout")
+    over: list[JobView] = []
+    client = connect()
+    try:
+        for number in ids:
+            over.append(_until_over(client, number, deadline))
+            if not as_json:
+                screen.say(ending(over[-1]))
+    except TimedOut:
+        left = ", ".join(map(str, ids[len(over) :]))
+        screen.say(f"wiiiiide: the time is up; not over: {left}")
+        return _end(over, TIMED_OUT, as_json)
+    except KeyboardInterrupt:
+        screen.say("wiiiiide: stopped waiting; the jobs go on")
+        raise
+    return _end(over, next((code for code in map(exit_code, over) if code), 0), as_json)
+
+
+def _until_over(client: Client, number: int, deadline: float | None) -> JobView:
+    left = None if deadline is None else deadline - time.monotonic()
+    *_, last = client.wait(number, left)
+    return last
+
+
+def _end(over: Sequence[JobView], code: int, as_json: bool) -> int:
+    if as_json:
+        screen.put_json({"code": code, "jobs": [fields(job) for job in over]})
+    return code

@@ -1,0 +1,18 @@
+"""`wiiiiide why`: one sentence about a job, the same that ps and the daemon's log have."""
+
+from __future__ import annotations
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.text import clean
+from wiiiiided.cli.words import job_id
+
+
+def command(job: Id, as_json: Json = False) -> None:
+    """One sentence: why a job waits, what it does, or how it ended."""
+    reason = connect().why(job_id(job))
+    if as_json:
+        screen.put_json(fields(reason))
+    else:
+        screen.put(clean(reason.why))

@@ -1,0 +1,67 @@
+"""Numbers as people read them, and what people write as numbers."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import typer
+
+
+def span(seconds: float) -> str:
+    """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h."""
+    whole = max(0, int(seconds))
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour:02}h"
+    if hours:
+        return f"{hours}h{minute:02}m"
+    return f"{minutes}m{second:02}s" if minutes else f"{second}s"
+
+
+def clock(at: float | None) -> str:
+    """A moment in this machine's own time."""
+    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+
+
+def code_words(code: int | None) -> str:
+    """An exit code with what it stands for: "0", "1", "137 (SIGKILL)"."""
+    if code is None:
+        return "-"
+    try:
+        name = signal.Signals(code - 128).name if code > 128 else ""
+    except ValueError:
+        name = ""
+    return f"{code} ({name})" if name else str(code)
+
+
+def count(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
+
+
+def job_id(text: str) -> int:
+    """The number of a job, as ps shows it."""
+    digits = text.removeprefix("#")
+    if not digits.isascii() or not digits.isdigit() or not 0 < len(digits) < 19:
+        raise typer.BadParameter(f"{text!r} is not the number of a job; wiiiiide ps lists them")
+    return int(digits)
+
+
+def number(text: str, option: str) -> int:
+    """A whole number from 0 on, given to an option."""
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise typer.BadParameter(f"{option} {text!r} is not a whole number from 0 on")
+    return int(text)
+
+
+def seconds(text: str, option: str) -> float:
+    """A duration given to an option: 90, 90s, 10m, 1h30m."""
+    from wiiiiided.jobfile.values import duration
+
+    found = duration(text + "s" if text.isdigit() else text)
+    if found is None:
+        raise typer.BadParameter(f"{option} {text!r} is not a duration such as 90s, 10m or 1h30m")
+    return found
