@@ -6,6 +6,7 @@ impossible included (reports of jobs that do not exist, of attempts long over, t
 
 from __future__ import annotations
 
+from copy import deepcopy
 from typing import Any
 
 from hypothesis import HealthCheck, settings
@@ -143,7 +144,7 @@ class Cluster(RuleBasedStateMachine):
     def a_write_fails(self, n: int) -> None:
         """An event that cannot be stored leaves no trace."""
         state = self.world.state
-        before = (dict(state.jobs), list(state.ready), list(state.deadlines))
+        before = (dict(state.jobs), deepcopy(state.ready), list(state.deadlines))
         step(state, e.CancelRequested(self.world.now, self.some(n), "ada"))
         state.rollback()
         assert (state.jobs, state.ready, state.deadlines) == before

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+
 import pytest
 
 from tests.control.world import GIB, World, spec, stops, with_priority
@@ -362,7 +364,7 @@ def test_a_change_that_could_not_be_stored_is_undone() -> None:
 
     world = World()
     first, second = world.submit(), world.submit()
-    before = dict(world.state.jobs), list(world.state.ready), world.state.claims["a"].copy()
+    before = dict(world.state.jobs), deepcopy(world.state.ready), world.state.claims["a"].copy()
     step(world.state, e.WorkersEnded(world.now, first, 1, "a", 0, ""))
     assert first not in world.state.jobs
     world.state.rollback()

@@ -119,7 +119,10 @@ def check(state: State, now: float) -> None:
     jobs = state.jobs.values()
     assert all(job.state not in ENDED for job in jobs), "an ended job is kept"
     # The indexes say what the jobs say.
-    assert state.ready == sorted(job.queue_key for job in jobs if is_ready(job))
+    ready: dict[Resources, list[tuple[int, int]]] = {}
+    for job in sorted(filter(is_ready, jobs), key=lambda job: job.queue_key):
+        ready.setdefault(job.spec.resources, []).append(job.queue_key)
+    assert state.ready == ready
     expected = sorted((when, job.id) for job in jobs if (when := deadline(job)) is not None)
     assert state.deadlines == expected
     waiting: dict[int, set[int]] = {}
@@ -165,7 +168,7 @@ def _check_nobody_is_forgotten(state: State) -> None:
     """The first of the queue waits only while it truly cannot start."""
     if not state.ready:
         return
-    job = state.jobs[state.ready[0][1]]
+    job = state.jobs[min(keys[0] for keys in state.ready.values())[1]]
     least, most = job.spec.resources.nodes
     fit = fitting(job.spec, state.nodes.values())
     free = [n for n in fit if state.free(n.name) >= cores_on(job.spec, n)]

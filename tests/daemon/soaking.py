@@ -14,6 +14,7 @@ of the same attempt leaves a mark of its own and fails the job.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
@@ -24,6 +25,7 @@ from typing import TypeVar
 
 from wiiiiided.client import Client, DaemonLost, DaemonRefused, NoDaemon
 from wiiiiided.domain.spec import JobSpec, Policy, Resources, Restart, Run
+from wiiiiided.domain.states import ENDED
 from wiiiiided.ship.pack import Packed
 from wiiiiided.wire.messages import JobView
 
@@ -142,58 +144,70 @@ class Users:
         self.plans = plans
         self.marks = marks
         self.packed = packed
-        self.acknowledged: dict[int, Plan] = {}
-        self.unknown: list[Plan] = []  # whose submit was cut off: queued or not
+        self.acknowledged: set[int] = set()
+        self.cut_off = 0  # submits that the daemon did not live to answer
         self.done = threading.Event()
         self._sure: list[int] = []  # jobs that will be done
 
     def work(self) -> None:
-        """Submit everything; returns when all that was to be cancelled is cancelled."""
+        """Submit, release and cancel everything; returns when nearly all of it is over."""
         followups: list[Future[None]] = []
         try:
             with ThreadPoolExecutor(8) as pool:
                 for plan in self.plans:
-                    self._wait_for_room()
+                    self._wait_for_room(BACKLOG)
                     job = self._submit(plan)
-                    if job is not None and (plan.hold or plan.kind == "sleeps"):
+                    if plan.kind == "ends":
+                        self._sure.append(job)
+                    if plan.hold or plan.kind == "sleeps":
                         followups.append(pool.submit(self._follow_up, job, plan))
             for followup in followups:
                 followup.result()
+            self._wait_for_room(4)
         finally:
             self.done.set()
 
-    def _submit(self, plan: Plan) -> int | None:
-        """The job's number, or None when the daemon died before it could tell."""
+    def _submit(self, plan: Plan) -> int:
+        """The job's number. A submit that was cut off is looked for, and made again if need be."""
         after = tuple(self._sure[-1:]) if plan.follows else ()
         spec = plan.spec(self.marks, after)
-        try:
-            job = self._patiently(
-                lambda: self.client.submit(spec, self.packed, {}, hold=plan.hold).id
-            )
-        except DaemonLost:
-            self.unknown.append(plan)
-            return None
-        self.acknowledged[job] = plan
-        if plan.kind == "ends":
-            self._sure.append(job)
-        return job
+        while True:
+            try:
+                job = self._patiently(
+                    lambda: self.client.submit(spec, self.packed, {}, hold=plan.hold).id
+                )
+            except DaemonLost:
+                self.cut_off += 1
+                everything = self._again(lambda: self.client.list(ended=2 * len(self.plans)))
+                found = [view.id for view in everything if view.name == spec.name]
+                if found:
+                    return found[0]
+            else:
+                self.acknowledged.add(job)
+                return job
 
     def _follow_up(self, job: int, plan: Plan) -> None:
         time.sleep(plan.later_s)  # a moment by chance: it waits for nothing
         if plan.hold:
             self.release(job)
         if plan.kind == "sleeps":
-            self.client.cancel(job, plan.now)
+            self.cancel(job, plan.now)
 
     def release(self, job: int) -> None:
-        while self._again(lambda: self.client.show(job).job.state) == "held":
-            try:
+        while self._state(job) == "held":
+            with contextlib.suppress(DaemonLost, DaemonRefused):  # it may have been heard
                 self._patiently(lambda: self.client.release(job))
-            except (DaemonLost, DaemonRefused):
-                continue  # it may have been heard all the same
 
-    def _wait_for_room(self) -> None:
-        while len(self._again(self.client.list)) >= BACKLOG:
+    def cancel(self, job: int, now: bool) -> None:
+        while self._state(job) not in ENDED:
+            with contextlib.suppress(DaemonLost, DaemonRefused):
+                self._patiently(lambda: self.client.cancel(job, now))
+
+    def _state(self, job: int) -> str:
+        return self._again(lambda: self.client.show(job).job.state)
+
+    def _wait_for_room(self, jobs: int) -> None:
+        while len(self._again(self.client.list)) >= jobs:
             time.sleep(0.05)
 
     def _again(self, ask: Callable[[], Answer]) -> Answer:

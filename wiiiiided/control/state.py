@@ -1,7 +1,8 @@
 """Everything the control plane knows, with the indexes that keep an event's cost flat.
 
     jobs         not yet over; one that ends is forgotten here and lives on in the store
-    ready        keys of queued jobs that wait for nothing but nodes, in queue order
+    ready        queued jobs that wait for nothing but nodes: what they ask for → keys, in order.
+                 Of jobs that ask for the same only the first can matter to a placement
     dependents   job → those that wait for it
     claims       node → job → cores
     deadlines    (when, job), earliest first
@@ -18,8 +19,10 @@ from collections.abc import Iterable
 
 from wiiiiided.control.job import Backoff, Hung, Job, Queued, Running
 from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED, ON_NODES
 
+Key = tuple[int, int]  # Job.queue_key
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
 
 
@@ -29,7 +32,7 @@ class State:
     def __init__(self, nodes: Iterable[Node] = (), jobs: Iterable[Job] = ()) -> None:
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[int, Job] = {}
-        self.ready: list[tuple[int, int]] = []
+        self.ready: dict[Resources, list[Key]] = {}
         self.dependents: dict[int, set[int]] = {}
         self.claims: dict[str, dict[int, int]] = {}
         self.deadlines: list[tuple[float, int]] = []
@@ -79,7 +82,7 @@ class State:
 
     def ahead(self, job: Job) -> int:
         """How many ready jobs come before this one."""
-        return bisect_left(self.ready, job.queue_key)
+        return sum(bisect_left(keys, job.queue_key) for keys in self.ready.values())
 
     def next_deadline(self) -> float | None:
         """When `Ticked` is due next."""
@@ -103,7 +106,7 @@ class State:
 
     def _list(self, job: Job) -> None:
         if is_ready(job):
-            insort(self.ready, job.queue_key)
+            insort(self.ready.setdefault(job.spec.resources, []), job.queue_key)
         for other in job.waits_for:
             self.dependents.setdefault(other, set()).add(job.id)
         if job.state in ON_NODES and job.attempt is not None:
@@ -114,7 +117,10 @@ class State:
 
     def _unlist(self, job: Job) -> None:
         if is_ready(job):
-            del self.ready[bisect_left(self.ready, job.queue_key)]
+            keys = self.ready[job.spec.resources]
+            del keys[bisect_left(keys, job.queue_key)]
+            if not keys:
+                del self.ready[job.spec.resources]
         for other in job.waits_for:
             self.dependents[other].discard(job.id)
             if not self.dependents[other]:

@@ -42,7 +42,7 @@ from wiiiiided.control.job import (
 )
 from wiiiiided.control.place import fitting, place, wanted_nodes
 from wiiiiided.control.state import State
-from wiiiiided.domain.spec import RestartCause
+from wiiiiided.domain.spec import Resources, RestartCause
 from wiiiiided.domain.states import ENDED, MOVES
 from wiiiiided.errors import WiiiiideError
 
@@ -306,19 +306,24 @@ class _Step:
         it, so nobody overtakes it for good; nodes it could never use stay open to them."""
         state = self.state
         open_nodes = {name for name in state.nodes if state.free(name) > 0}
-        index = 0
-        while open_nodes and index < len(state.ready):
-            job = state.jobs[state.ready[index][1]]
+        waiting: set[Resources] = set()  # what cannot be had now, whoever asks
+        while open_nodes:
+            heads = [(keys[0], wanted) for wanted, keys in state.ready.items()]
+            heads = [head for head in heads if head[1] not in waiting]
+            if not heads:
+                return
+            (_, number), wanted = min(heads, key=lambda head: head[0])
+            job = state.jobs[number]
             fit = fitting(job.spec, state.nodes.values())
             free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
             layout = place(job.spec, fit, free)
-            if layout is None:
-                if len(fit) >= wanted_nodes(job.spec, fit)[0]:  # else freeing them would not help
-                    open_nodes.difference_update(node.name for node in fit)
-                index += 1
+            if layout is not None:
+                self.start(job, Attempt(_next(job), layout, self.at))  # and it has left the queue
+                open_nodes = {name for name in open_nodes if state.free(name) > 0}
                 continue
-            self.start(job, Attempt(_next(job), layout, self.at))  # and it has left the queue
-            open_nodes = {name for name in open_nodes if state.free(name) > 0}
+            waiting.add(wanted)
+            if len(fit) >= wanted_nodes(job.spec, fit)[0]:  # else freeing them would not help
+                open_nodes.difference_update(node.name for node in fit)
 
     def start(self, job: Job, attempt: Attempt) -> None:
         job = replace(job, attempt=attempt)

@@ -122,6 +122,7 @@ class Api:
         self.handle = handle
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._closing = False
 
     async def listen(self) -> None:
         """Take the place of whatever is there: the state's lock says that nobody else is alive."""
@@ -129,6 +130,7 @@ class Api:
         self._server = await asyncio.start_unix_server(self._accept, sock=listener, backlog=BACKLOG)
 
     async def close(self) -> None:
+        self._closing = True  # a connection may be accepted and not yet begun
         if self._server is not None:
             self._server.close()
             self.path.unlink(missing_ok=True)
@@ -141,7 +143,7 @@ class Api:
         assert task is not None
         self._open.add(task)
         try:
-            if len(self._open) <= CONNECTIONS:
+            if len(self._open) <= CONNECTIONS and not self._closing:
                 await self._converse(Conversation(reader, writer))
         except (EOFError, OSError, stream.BadFrame, asyncio.CancelledError):
             pass  # it went away, or does not speak this protocol: its own affair

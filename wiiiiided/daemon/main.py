@@ -5,8 +5,9 @@ goes.
                          │
                       systemd: READY, STATUS, WATCHDOG, STOPPING
 
-Exit codes: 0 stopped · 1 cannot work here now (disk full, socket taken) · 2 usage · 78 a person must
-mend something first: wiiiiided.toml, or a state of another version (the unit does not restart it).
+Exit codes: 0 stopped · 1 cannot work here now (disk full, socket taken) · 2 usage · 78 a person
+must mend something first: wiiiiided.toml, or a state of another version; the unit does not restart
+it then.
 """
 
 from __future__ import annotations
@@ -146,15 +147,19 @@ class Daemon:
         self.notifier.status(problem or views.summary(self.keeper.state))
         if self._pruning is None or self._pruning.done():
             self._pruning = self.loop.create_task(self._prune())
+        else:
+            self._changed()  # what ended meanwhile has its turn after it
 
     async def _prune(self) -> None:
         """Old jobs' files, then their rows, then archives that no job names."""
         try:
-            old = self.store.ended_before_latest(self.settings.keep)
-            for number in old:
-                await self.workers.remove(number)
-                self.store.forget([number])
-            if old or not self._pruned:
+            some = False
+            while old := self.store.ended_before_latest(self.settings.keep):
+                some = True
+                for number in old:
+                    await self.workers.remove(number)
+                    self.store.forget([number])
+            if some or not self._pruned:
                 self.archives.prune(self.store.archives())
                 self._pruned = True
         except (OSError, StoreError) as problem:

@@ -289,6 +289,12 @@ def _never(reason: str) -> files.End:
     return files.End(0.0, {}, 1, reason=reason)
 
 
+def _stillborn(code: int) -> files.End:
+    """A shim that was killed says nothing about the job; one that gave up does."""
+    reason = f"its shim ended with code {code} before it began"
+    return _lost(reason) if code < 0 else _never(reason)
+
+
 def _lost(reason: str) -> files.End:
     return files.End(0.0, {}, 1, reason=reason, lost=True)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -31,6 +32,7 @@ from wiiiiided.log import logger
 from wiiiiided.shim import files
 
 NOTIFY_WITHIN_S = 60.0
+HELPER_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 
 
 class Workers:
@@ -167,34 +169,24 @@ class Workers:
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         """End a process of the jobs' user and its session; as that user, since we may not."""
         group = f"kill -KILL -{process.pid}"
-        spawn(["/bin/sh", "-c", group], self.here.user, env={"PATH": "/usr/bin:/bin"}).wait()
+        spawn(["/bin/sh", "-c", group], self.here.user, env=HELPER_ENV).wait()
 
     # ---- helpers that run as the jobs' user
 
     async def remove(self, number: int) -> None:
-        """Delete a job's directory: what is inside as the jobs' user, the rest ourselves."""
+        """Delete a job's directory: what the job wrote as the jobs' user, the rest ourselves."""
         directory = self.runs.job(number)
         if not directory.exists():
             return
-        inner = [str(path) for path in sorted(directory.iterdir()) if path.is_dir()]
-        process = spawn(
-            shim_command("--remove", *inner), self.here.user, env={"PATH": "/usr/bin:/bin"}
-        )
-        await ended(process)
-        for path in directory.iterdir():
-            if path.is_dir() and not path.is_symlink():
-                for own in path.iterdir():  # the order was written by the daemon
-                    own.unlink(missing_ok=True)
-                path.rmdir()
-            else:
-                path.unlink()
-        directory.rmdir()
+        for path in sorted(directory.iterdir()):
+            command = shim_command("--remove", str(path))
+            await ended(spawn(command, self.here.user, env=HELPER_ENV))
+        shutil.rmtree(directory)
 
     def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
         """A process that writes the files matching `globs` as a tar to its stdout."""
         command = shim_command("--tar", str(self.runs.work(number)), *globs)
-        env = {"PATH": "/usr/bin:/bin"}
-        return spawn(command, self.here.user, env=env, stdout=subprocess.PIPE)
+        return spawn(command, self.here.user, env=HELPER_ENV, stdout=subprocess.PIPE)
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

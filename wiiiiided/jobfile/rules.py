@@ -108,7 +108,10 @@ def _tilde(text: str) -> Complaint | None:
 def node(text: str) -> Complaint | None:
     if re.fullmatch(NODE_PATTERN, text):
         return None
-    return Complaint(f"{show(text)} cannot be a node's name", "a node is called as its host is, up to the first dot")
+    return Complaint(
+        f"{show(text)} cannot be a node's name",
+        "a node is called as its host is, up to the first dot",
+    )
 
 
 def env_name(text: str) -> Complaint | None:
