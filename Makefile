@@ -43,6 +43,7 @@ bench: install $(VENV)/.bench
 	@$(BIN)/python bench/ddp_step.py
 	@$(BIN)/python bench/ddp_step.py --bucket-views
 	@$(BIN)/python bench/idle.py
+	@$(BIN)/python bench/daemon.py
 
 # Open MPI is one of the contenders where it is there: apt-get install openmpi-bin libopenmpi-dev
 $(VENV)/.bench: $(VENV)/.installed

@@ -82,6 +82,15 @@ def commit() -> str:
     return f"{name} (dirty)" if changed else name
 
 
+def file_system(path: str) -> str:
+    """The kind of file system a path lies on: what a write to the disk costs depends on it."""
+    mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
+    whole = os.path.realpath(path)
+    over = [m for m in mounts if os.path.commonpath([whole, m[1]]) == m[1]]
+    # The longest is the nearest; of two in the same place, the later one is seen.
+    return max(enumerate(over), key=lambda one: (len(one[1][1]), one[0]))[1][2]
+
+
 def about() -> dict[str, str]:
     """Everything a reader needs to judge or repeat a run."""
     return {

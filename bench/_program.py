@@ -16,15 +16,18 @@ from _fleet import FleetError
 from _machine import RESULTS
 
 
-def parser(description: str, rounds: int | None = None) -> argparse.ArgumentParser:
-    """`rounds` is the default for a benchmark that has rounds at all."""
+def parser(
+    description: str, rounds: int | None = None, *, torch: bool = True
+) -> argparse.ArgumentParser:
+    """`rounds` is the default for a benchmark that has rounds at all; `torch`: it has backends."""
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--quick", action="store_true", help="a short look; kept as NAME-quick.*")
     if rounds is not None:
         made.add_argument("--rounds", type=positive, help=f"default {rounds}; with --quick, 3")
-    made.add_argument(
-        "--backend", default="wiiiiide", help="measure another torch backend in wiiiiide's place"
-    )
+    if torch:
+        made.add_argument(
+            "--backend", default="wiiiiide", help="measure another backend in wiiiiide's place"
+        )
     made.add_argument(
         "--out", type=Path, default=RESULTS, help="folder for the results (bench/results)"
     )

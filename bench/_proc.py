@@ -1,0 +1,61 @@
+"""What the kernel says a process uses."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """`resident` counts every page the process has; `own` shares those of libraries fairly out."""
+
+    resident: int  # VmRSS
+    own: int  # PSS
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all its threads so far.
+
+    stat counts in clock ticks of 10 ms, and those of threads that have ended too; schedstat counts
+    nanoseconds of the threads there are. The larger one is taken.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = (int(fields[11]) + int(fields[12])) / _TICKS
+    try:
+        threads = list(Path(f"/proc/{pid}/task").glob("*/schedstat"))
+        return max(ticks, sum(int(path.read_text().split()[0]) for path in threads) / 1e9)
+    except OSError:
+        return ticks  # a kernel without it, or a thread that has just ended
+
+
+def memory(pid: int) -> Memory:
+    resident = _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS")
+    return Memory(resident, _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss"))
+
+
+def _kilobytes(path: Path, name: str) -> int:
+    found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
+    if found is None:
+        raise OSError(f"{path} has no {name}")
+    return int(found[1]) * 1024
+
+
+def mentioning(text: str) -> list[int]:
+    """Processes with the text in their command line or environment, but for this one."""
+    found = []
+    for name in os.listdir("/proc"):
+        if not name.isdigit() or int(name) == os.getpid():
+            continue
+        try:
+            about = Path(f"/proc/{name}/cmdline").read_bytes()
+            about += Path(f"/proc/{name}/environ").read_bytes()
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+        if os.fsencode(text) in about:
+            found.append(int(name))
+    return found
