@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,11 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    set_model_state_dict,
+)
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -262,6 +267,29 @@ def _fsdp2_load(me: Rank, folder: str, trained_on: int) -> None:
     set_model_state_dict(model, state)
     full = {name: p.full_tensor().detach() for name, p in model.named_parameters()}
     _assert_trained_alike(full, trained_on)
+
+
+def _saves_beside_training(me: Rank, folder: str) -> None:
+    torch.manual_seed(0)
+    model = Model()
+    fully_shard(model, mesh=init_device_mesh("cpu", (me.size,)))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on its interface
+        checkpoint.async_save(get_model_state_dict(model), checkpoint_id=folder).result()
+        full = {name: p.full_tensor() for name, p in model.named_parameters()}
+        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
+        given = {name: p.clone() + 1 for name, p in full.items()} if me.rank == 0 else {}
+        set_model_state_dict(model, given, options=options)
+    for name, p in model.named_parameters():
+        assert torch.equal(p.full_tensor(), full[name] + 1)
+
+
+def test_checkpoints_are_written_beside_the_training_and_spread_from_rank_0() -> None:
+    folder = tempfile.mkdtemp(prefix="wiiiiide-checkpoint-")
+    try:
+        run_ranks(_saves_beside_training, 2, folder)
+    finally:
+        shutil.rmtree(folder)
 
 
 def test_fsdp2_trains_and_its_checkpoint_of_three_ranks_loads_on_two() -> None:

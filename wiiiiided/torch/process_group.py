@@ -417,6 +417,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         return self._desc
 
     @property
+    def _device_types(self) -> list[torch.device]:
+        """Where torch looks for a device it may use by itself (checkpoints, state dicts)."""
+        return [torch.device("cpu")]
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self if device.type == "cpu" else super()._get_backend(device)
+
+    @property
     def engine_group(self) -> Group:
         """The group behind this face, for `shared_empty` and tests."""
         return self._group
