@@ -1,8 +1,9 @@
-"""Train one language model twice, over wiiiiide and over gloo, and compare the two runs.
+"""Run one job twice through a private daemon, over wiiiiide and over gloo, and compare the runs.
 
-This is what `make demo` starts. It exists so that somebody new sees within about a minute what
-the backend does: train.py beside this file is the ordinary script that is run, and this one only
-starts it, shows how it goes and puts the numbers next to each other.
+This is what `make demo` starts. It exists so that somebody new sees within about a minute how the
+product is used and what the backend does: a daemon is started, jobs are submitted, their logs are
+followed. job.toml and train.py beside this file are what a user would write; all else here only
+shows how it goes and puts the numbers next to each other.
 """
 
 import os
@@ -10,7 +11,7 @@ import signal
 import sys
 from types import FrameType
 
-STOPPED = "Stopped; no process is left running."
+STOPPED = "Stopped: jobs cancelled, daemon stopped, nothing is left."
 
 
 def stop_at_once(_number: int, _frame: FrameType | None) -> None:
@@ -24,13 +25,8 @@ if __name__ == "__main__":
 
 # What follows takes long enough to load for somebody to press Ctrl-C meanwhile.
 import argparse  # noqa: E402
-from typing import TYPE_CHECKING  # noqa: E402
 
-from ranks import WORLD, RankFailed, Ranks, Stopped, StopRequest  # noqa: E402
-from record import Record  # noqa: E402
-
-if TYPE_CHECKING:
-    from view import View
+from stop import Failed, Stopped, StopRequest  # noqa: E402
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -53,36 +49,6 @@ def parse_arguments() -> argparse.Namespace:
     return options
 
 
-def follow(record: Record, ranks: Ranks, shown: "View") -> None:
-    """One run from its start to its end, shown as it goes."""
-    record.start()
-    try:
-        with ranks:
-            for event in ranks.events():
-                if event is not None:
-                    record.take(event)
-                shown.tick(record, is_news=event is not None)
-    except (Stopped, RankFailed):
-        record.state = "stopped"
-        raise
-
-
-def demonstrate(options: argparse.Namespace, stop: StopRequest) -> int:
-    # Imported here, so that main() can say in one line that Rich is missing.
-    import view
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    arguments = [f"--{name}={getattr(options, name)}" for name in ("steps", "batch", "seed")]
-    per_step = options.batch * WORLD
-    records = [Record(backend, options.steps, per_step) for backend in options.backends]
-    view.introduce(console, records)
-    with view.View(console, records) as shown:
-        for record in records:
-            follow(record, Ranks(record.backend, arguments, stop), shown)
-    return 0 if view.summarize(console, records) else 1
-
-
 def main() -> int:
     stop = StopRequest()
     options = parse_arguments()
@@ -90,17 +56,19 @@ def main() -> int:
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        return demonstrate(options, stop)
+        from play import play  # here, so that one line can say what is not installed
+
+        return 0 if play(options, stop) else 1
     except Stopped:
         print(STOPPED, file=sys.stderr)
         return 128 + (stop.signal or 0)
-    except RankFailed as failure:
+    except Failed as failure:
         print(failure, file=sys.stderr)
-        for line in failure.last_lines or ["(it wrote nothing to stderr)"]:
+        for line in failure.last_lines or ["(it left no words)"]:
             print(f"    {line}", file=sys.stderr)
         return 1
     except ImportError as error:
-        print(f"{error}. The demo needs Rich: pip install rich", file=sys.stderr)
+        print(f"{error}. The demo needs what `make install` installs.", file=sys.stderr)
         return 1
 
 

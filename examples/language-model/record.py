@@ -4,10 +4,12 @@ Apart from the display, so that the live view, the plain lines and the closing t
 to different numbers for one run.
 """
 
-import time
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
+
+from wiiiiided.domain.states import ENDED
+from wiiiiided.wire.messages import JobView
 
 SKIPPED_STEPS = 5  # the first steps allocate memory and DDP regroups its buckets: not typical
 CLOSING_STEPS = 20  # one batch's loss jumps about; the mean of so many does not
@@ -15,38 +17,56 @@ CLOSING_STEPS = 20  # one batch's loss jumps about; the mean of so many does not
 
 @dataclass
 class Record:
-    """One run over one backend, filled from the events that train.py prints."""
+    """One run over one backend, filled from its job's state and the events that train.py prints."""
 
     backend: str
     steps: int
     samples_per_step: int
-    state: str = "waiting"
+    job: int = 0
+    view: JobView | None = None
     parameters: int = 0
     losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     compute_s: list[float] = field(default_factory=list)
     outside_s: list[float] = field(default_factory=list)
-    sample: str = ""
+    sample: str | None = None  # until the run is complete
     counters: dict[str, float] | None = None
-    began: float = 0.0
-    wall_s: float = 0.0
+    is_given_up: bool = False  # the demo ends before this run does
 
-    def start(self) -> None:
-        self.state = "starting"
-        self.began = time.monotonic()
+    @property
+    def state(self) -> str:
+        """One or two words; while the job runs, train.py knows better than the daemon."""
+        if self.view is None:
+            return "submitted"
+        if self.is_given_up and not self.is_over:
+            return "stopped"
+        if self.view.state != "running":
+            return self.view.state
+        if not self.parameters:
+            return "starting"
+        return "training" if len(self.losses) < self.steps else "writing a sample"
+
+    @property
+    def is_over(self) -> bool:
+        return self.view is not None and self.view.state in ENDED
+
+    @property
+    def sentence(self) -> str:
+        """What the daemon says of the job, with its state in front where the words lack it."""
+        if self.view is None:
+            return "is submitted"
+        why, state = self.view.why, self.view.state
+        return f"{state}: {why}" if self.is_over and not why.startswith(state) else why
 
     def take(self, event: dict[str, Any]) -> None:
         kind = event["event"]
         if kind == "start":
             self.parameters = event["parameters"]
-            self.state = "training"
         elif kind == "step":
             self.take_step(event)
         elif kind == "end":
             self.sample = event["sample"]
             self.counters = event["counters"]
-            self.wall_s = time.monotonic() - self.began
-            self.state = "done"
 
     def take_step(self, event: dict[str, Any]) -> None:
         self.losses.append(event["loss"])
@@ -55,8 +75,6 @@ class Record:
             if event["compute_s"] is not None:
                 self.compute_s.append(event["compute_s"])
                 self.outside_s.append(event["pass_s"] - event["compute_s"])
-        if event["step"] == self.steps:
-            self.state = "writing a sample"
 
     @property
     def step_time(self) -> float | None:
@@ -85,6 +103,13 @@ class Record:
     def share_outside(self) -> float | None:
         outside, step = self.outside_compute, self.step_time
         return outside / step if outside is not None and step else None
+
+    @property
+    def wall_s(self) -> float | None:
+        """Seconds of the whole job, the start of its processes included."""
+        if self.view is None or self.view.started_at is None or self.view.ended_at is None:
+            return None
+        return self.view.ended_at - self.view.started_at
 
     @property
     def closing_loss(self) -> float | None:

@@ -1,7 +1,8 @@
 """Train a small byte-level language model with DistributedDataParallel.
 
-This is an ordinary torch.distributed script; the backend is a word on the command line:
+This is an ordinary torch.distributed script; a job runs it, or torchrun:
 
+    wiiiiide submit examples/language-model/job.toml -f
     torchrun --nproc-per-node 2 examples/language-model/train.py --backend wiiiiide
 
 It exists to show that nothing else has to change, and to measure what a backend costs. Two runs
@@ -215,40 +216,43 @@ class Reporter:
 
 
 def parse_arguments() -> argparse.Namespace:
+    """Options; their defaults may come from the environment, so that a job can set them:
+
+    wiiiiide submit job.toml --set run.env.STEPS=50
+    """
+    given = os.environ.get
     parser = argparse.ArgumentParser(
         description="Train a small language model on Python's own help text, with DDP.",
-        epilog="Start it with: torchrun --nproc-per-node 2 examples/language-model/train.py",
+        epilog="STEPS, BATCH, SEED and PROGRESS=json in the environment change the defaults.",
+    )
+    backend = given("WIIIIIDE_BACKEND", "wiiiiide")  # a job's network.backend
+    parser.add_argument("--backend", default=backend, help="wiiiiide, gloo (%(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=given("STEPS", "200"), help="training steps (%(default)s)"
     )
     parser.add_argument(
-        "--backend", default="wiiiiide", help="wiiiiide, gloo (default: %(default)s)"
+        "--batch", type=int, default=given("BATCH", "4"), help="sequences per rank (%(default)s)"
     )
-    parser.add_argument("--steps", type=int, default=200, help="training steps (%(default)s)")
-    parser.add_argument("--batch", type=int, default=4, help="sequences per rank (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="same seed, same losses (%(default)s)")
-    parser.add_argument("--json-progress", action="store_true", help="one JSON object per line")
     parser.add_argument(
-        "--rendezvous",
-        default="env://",
-        metavar="URL",
-        help="where the ranks find each other: env:// (torchrun) or file:///path (%(default)s)",
+        "--seed", type=int, default=given("SEED", "1"), help="same seed, same losses (%(default)s)"
+    )
+    parser.add_argument(
+        "--json-progress",
+        action="store_true",
+        default=given("PROGRESS") == "json",
+        help="one JSON object per line",
     )
     options = parser.parse_args()
     if options.steps < 1 or options.batch < 1:
-        parser.error("--steps and --batch must be at least 1")
+        parser.error("steps and batch must be at least 1")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
-        parser.error("RANK and WORLD_SIZE are not set: start this script with torchrun")
+        parser.error("RANK and WORLD_SIZE are not set: start it with wiiiiide submit or torchrun")
     return options
 
 
 def main() -> None:
     options = parse_arguments()
-    dist.init_process_group(
-        options.backend,
-        init_method=options.rendezvous,
-        rank=int(os.environ["RANK"]),
-        world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=60),
-    )
+    dist.init_process_group(options.backend, timeout=timedelta(seconds=60))
     trainer = Trainer(options)
     report = Reporter(options.json_progress, options.batch * trainer.world, options.steps)
     parameters = sum(p.numel() for p in trainer.net.parameters())

@@ -24,7 +24,7 @@ def view(state: State, job: Job, now: float) -> JobView:
         owner=job.owner.user,
         priority=job.spec.policy.priority,
         submitted_at=job.submitted_at,
-        started_at=_started_at(job),
+        started_at=attempt.placed_at if attempt is not None else None,
         ended_at=ended.since if ended is not None else None,
         attempt=attempt.number if attempt is not None else 0,
         attempts=1 + job.spec.policy.restart.max,
@@ -33,12 +33,6 @@ def view(state: State, job: Job, now: float) -> JobView:
         code=ended.code if ended is not None else None,
         why=why(state, job, now),
     )
-
-
-def _started_at(job: Job) -> float | None:
-    if isinstance(job.phase, Running):
-        return job.phase.since
-    return job.attempt.placed_at if job.attempt is not None else None
 
 
 def _workers(state: State, job: Job) -> int:
