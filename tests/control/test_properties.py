@@ -126,6 +126,11 @@ class Cluster(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.world.pass_time(seconds)
 
+    @rule(by=st.sampled_from([-1e6, -5.0, 5.0, 1e6]))
+    def the_clock_is_set(self, by: float) -> None:
+        self.world.now += by
+        self.world.feed(e.ClockJumped(self.world.now, by))
+
     @rule(more=st.integers(0, 2))
     def a_node_grows(self, more: int) -> None:
         cores = self.world.state.nodes["a"].cores + more

@@ -371,3 +371,67 @@ def test_a_change_that_could_not_be_stored_is_undone() -> None:
     assert (dict(world.state.jobs), world.state.ready, world.state.claims["a"]) == before
     world.ended_on(first)
     assert world.state_of(second) == "starting"
+
+
+def test_a_requeued_job_waits_again_for_those_it_comes_after() -> None:
+    world = World()
+    first = world.submit()
+    second = world.submit(spec(policy={"after": (first,)}))
+    world.ended_on(first, code=1)
+    assert world.state_of(second) == "cancelled"
+    world.requeue(first)
+    world.feed(e.RequeueRequested(world.now, second, "ada", world.job(second), (first,)))
+    assert world.state_of(second) == "queued"
+    assert world.why(second) == f"waits for job {first} (starting)"
+    world.ended_on(first)
+    assert world.state_of(second) == "starting"
+
+
+def test_time_before_a_hang_counts_for_max_time() -> None:
+    world = World()
+    again = Restart(max=9, on=("hang",), backoff_s=1.0)
+    policy = {"max_time_s": 100.0, "warn_before_s": 0.0, "hang_timeout_s": 10.0, "restart": again}
+    job = world.submit(spec(policy=policy))
+    world.started_on(job)
+    world.now += 90.0
+    world.feed(e.ProgressSampled(world.now, job, 1, 0, 11.0))
+    world.feed(e.StacksDumped(world.now, job, 1, "a"))
+    world.ended_on(job, code=143)
+    world.pass_time(1.0)
+    world.started_on(job)
+    assert stops(world.pass_time(10.5))
+
+
+def test_a_warning_says_how_long_there_really_is_and_leaves_time_to_listen() -> None:
+    world = World()
+    again = Restart(max=1, backoff_s=1.0)
+    policy = {"max_time_s": 100.0, "warn_before_s": 60.0, "restart": again}
+    job = world.submit(spec(policy=policy))
+    world.started_on(job)
+    world.pass_time(40.0)
+    assert world.told(job)[-1].startswith("max_time ends it in 60 s")
+    world.now += 50.0
+    world.ended_on(job, code=1)
+    world.pass_time(1.0)
+    world.started_on(job)
+    assert not world.pass_time(4.0)  # ten seconds are left: it is warned halfway
+    world.pass_time(1.0)
+    assert world.told(job)[-1].startswith("max_time ends it in 5 s")
+
+
+@pytest.mark.parametrize("by", [-31_536_000.0, 31_536_000.0])
+def test_a_clock_that_is_set_moves_no_deadline(by: float) -> None:
+    world = World(Node("a", 2, GIB), Node("b", 2, GIB))
+    limited = world.submit(spec(policy={"max_time_s": 100.0, "warn_before_s": 0.0}))
+    world.started_on(limited)
+    again = Restart(max=1, backoff_s=30.0)
+    waiting = world.submit(spec(policy={"restart": again}))
+    world.ended_on(waiting, code=1)
+    world.pass_time(10.0)
+    world.now += by
+    world.feed(e.ClockJumped(world.now, by))
+    assert not stops(world.pass_time(19.0))
+    assert world.state_of(waiting) == "backoff"
+    world.pass_time(1.0)
+    assert world.state_of(waiting) == "starting"
+    assert stops(world.pass_time(70.0))

@@ -123,6 +123,7 @@ def check(state: State, now: float) -> None:
     for job in sorted(filter(is_ready, jobs), key=lambda job: job.queue_key):
         ready.setdefault(job.spec.resources, []).append(job.queue_key)
     assert state.ready == ready
+    assert state.queue == sorted(key for keys in ready.values() for key in keys)
     expected = sorted((when, job.id) for job in jobs if (when := deadline(job)) is not None)
     assert state.deadlines == expected
     waiting: dict[int, set[int]] = {}

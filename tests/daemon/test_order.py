@@ -28,7 +28,7 @@ def test_a_share_of_two_nodes() -> None:
     assert job.attempt is not None
     order = order_for(job, 3, job.attempt.layout, "/w", HERE, Settings())
     assert (order.world_size, order.first_rank, order.workers) == (4, 2, 2)
-    assert (order.node_index, order.nodes, order.restart_count) == (1, 2, 2)
+    assert (order.node_index, order.nodes, order.restart_count) == (1, 2, job.restarts)
     assert order.threads == 4  # eight cores for two workers
     assert order.argv == ["/opt/venv/bin/python", "train.py"]
     assert order.env["PATH"] == "/opt/venv/bin:/usr/bin"

@@ -45,6 +45,7 @@ class RequeueRequested(Event, frozen=True):
     id: int
     by: str
     ended: Job | None = None  # the job itself when it is over, which the machine has forgotten
+    waits_for: tuple[int, ...] = ()  # of policy.after: those that are not done yet
 
 
 class WorkersStarted(Event, frozen=True):
@@ -89,6 +90,12 @@ class Ticked(Event, frozen=True):
     """Time has passed: whatever was due by `at` happens."""
 
 
+class ClockJumped(Event, frozen=True):
+    """The clock was set: by so many seconds all times of before are off."""
+
+    by: float
+
+
 AnyEvent = (
     JobSubmitted
     | HoldRequested
@@ -101,4 +108,5 @@ AnyEvent = (
     | StacksDumped
     | NodeSeen
     | Ticked
+    | ClockJumped
 )

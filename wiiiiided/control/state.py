@@ -1,8 +1,9 @@
 """Everything the control plane knows, with the indexes that keep an event's cost flat.
 
     jobs         not yet over; one that ends is forgotten here and lives on in the store
-    ready        queued jobs that wait for nothing but nodes: what they ask for → keys, in order.
-                 Of jobs that ask for the same only the first can matter to a placement
+    queue        keys of queued jobs that wait for nothing but nodes, in order
+    ready        the same, by what they ask for: of jobs that ask for the same only the first can
+                 matter to a placement
     dependents   job → those that wait for it
     claims       node → job → cores
     deadlines    (when, job), earliest first
@@ -23,6 +24,7 @@ from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED, ON_NODES
 
 Key = tuple[int, int]  # Job.queue_key
+MAX_BACKOFF_S = 600.0
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
 
 
@@ -32,6 +34,7 @@ class State:
     def __init__(self, nodes: Iterable[Node] = (), jobs: Iterable[Job] = ()) -> None:
         self.nodes: dict[str, Node] = {}
         self.jobs: dict[int, Job] = {}
+        self.queue: list[Key] = []
         self.ready: dict[Resources, list[Key]] = {}
         self.dependents: dict[int, set[int]] = {}
         self.claims: dict[str, dict[int, int]] = {}
@@ -82,7 +85,7 @@ class State:
 
     def ahead(self, job: Job) -> int:
         """How many ready jobs come before this one."""
-        return sum(bisect_left(keys, job.queue_key) for keys in self.ready.values())
+        return bisect_left(self.queue, job.queue_key)
 
     def next_deadline(self) -> float | None:
         """When `Ticked` is due next."""
@@ -106,6 +109,7 @@ class State:
 
     def _list(self, job: Job) -> None:
         if is_ready(job):
+            insort(self.queue, job.queue_key)
             insort(self.ready.setdefault(job.spec.resources, []), job.queue_key)
         for other in job.waits_for:
             self.dependents.setdefault(other, set()).add(job.id)
@@ -117,6 +121,7 @@ class State:
 
     def _unlist(self, job: Job) -> None:
         if is_ready(job):
+            del self.queue[bisect_left(self.queue, job.queue_key)]
             keys = self.ready[job.spec.resources]
             del keys[bisect_left(keys, job.queue_key)]
             if not keys:
@@ -145,10 +150,14 @@ def deadline(job: Job) -> float | None:
             if policy.max_time_s is None:
                 return None
             end = since + policy.max_time_s - job.spent_s
-            return end if warned or policy.warn_before_s <= 0 else end - policy.warn_before_s
+            if warned or policy.warn_before_s <= 0:
+                return end
+            # An attempt that begins with less than that is warned halfway: it must first listen.
+            warning = end - policy.warn_before_s
+            return warning if warning > since else (since + end) / 2
         case Hung(since=since):
             return since + STACKS_WITHIN_S
-        case Backoff(until=until):
-            return until
+        case Backoff(since=since, until=until):
+            return min(until, since + MAX_BACKOFF_S)
         case _:
             return None

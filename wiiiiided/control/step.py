@@ -41,12 +41,11 @@ from wiiiiided.control.job import (
     Stopping,
 )
 from wiiiiided.control.place import fitting, place, wanted_nodes
-from wiiiiided.control.state import State
+from wiiiiided.control.state import MAX_BACKOFF_S, State
 from wiiiiided.domain.spec import Resources, RestartCause
 from wiiiiided.domain.states import ENDED, MOVES
 from wiiiiided.errors import WiiiiideError
 
-MAX_BACKOFF_S = 600.0
 TIMED_OUT = 124  # as timeout(1) has it
 
 
@@ -83,12 +82,15 @@ class _Step:
             case e.Ticked(at=at):
                 for due in self.state.due(at):
                     self.came_due(due)
+            case e.ClockJumped(by=by):
+                for job in list(self.state.jobs.values()):
+                    self.shift(job, by)
             case e.RequeueRequested():
                 self.requeue_requested(event)
             case _:
-                job = self.state.jobs.get(event.id)
-                if job is not None and self.kind in MOVES[job.state]:
-                    self.happened(job, event)
+                found = self.state.jobs.get(event.id)
+                if found is not None and self.kind in MOVES[found.state]:
+                    self.happened(found, event)
 
     def happened(self, job: Job, event: Any) -> None:
         """An event of a job that is there and for which its state has a line in the table."""
@@ -148,7 +150,7 @@ class _Step:
             return
         reason = f"requeued by {event.by}"
         if job.state == "backoff" or job.state in ENDED:
-            fresh = replace(job, restarts=0, spent_s=0.0)
+            fresh = replace(job, restarts=0, spent_s=0.0, waits_for=event.waits_for)
             self.move(fresh, Queued(self.at), reason, was=job.state)
         else:
             self.stop(job, "requeue", reason)
@@ -184,7 +186,7 @@ class _Step:
         if limit_s is None or silent_s < limit_s or job.attempt is None:
             return
         reason = f"rank {rank} made no progress for {silent_s:.0f} s (hang_timeout {limit_s:g} s)"
-        self.move(job, Hung(self.at, reason), f"hangs: {reason}")
+        self.move(spend(job, self.at), Hung(self.at, reason), f"hangs: {reason}")
         for node in job.attempt.live:
             self.actions.append(DumpStacks(job.id, job.attempt.number, node))
 
@@ -212,13 +214,26 @@ class _Step:
             case _:
                 raise IllegalMove(f"job {job.id} is {job.state} and has no deadline")
 
+    def shift(self, job: Job, by: float) -> None:
+        """Move the times that deadlines are counted from."""
+        match job.phase:
+            case Running() | Hung():
+                self.state.put(replace(job, phase=replace(job.phase, since=job.phase.since + by)))
+            case Backoff(since=since, until=until):
+                self.state.put(
+                    replace(job, phase=replace(job.phase, since=since + by, until=until + by))
+                )
+            case _:
+                pass
+
     def warn(self, job: Job, phase: Running) -> None:
         policy = job.spec.policy
+        assert policy.max_time_s is not None
+        left_s = max(0.0, phase.since + policy.max_time_s - job.spent_s - self.at)
         self.move(
             job,
             replace(phase, warned=True),
-            f"max_time ends it in {policy.warn_before_s:g} s; ranks that catch "
-            f"{policy.warn_signal} get it now",
+            f"max_time ends it in {left_s:.0f} s; ranks that catch {policy.warn_signal} get it now",
         )
         assert job.attempt is not None
         for node in job.attempt.live:

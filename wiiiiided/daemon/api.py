@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import pwd
 import socket
 import struct
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,9 @@ from wiiiiided.log import logger
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
-CONNECTIONS = 256
+CONNECTIONS = 512
+PER_USER = 128
+RESERVED = 64  # for root and the daemon's own user
 FIRST_WORDS_S = 10.0
 BACKLOG = 1024  # a full one refuses clients that do not block
 
@@ -50,11 +54,15 @@ class Caller:
     def at(cls, connection: socket.socket) -> Caller:
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
-        try:
-            user = pwd.getpwuid(uid).pw_name
-        except KeyError:
-            user = str(uid)
-        return cls(uid, user, uid in (0, os.getuid()))
+        return cls(uid, _user(uid), uid in (0, os.getuid()))
+
+
+@functools.lru_cache(maxsize=1024)  # a directory server may be slow, and everybody would wait
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class Conversation:
@@ -65,7 +73,7 @@ class Conversation:
         self._reader = reader
         self._writer = writer
         self._frames: list[tuple[bytes, bytes]] = []
-        self._parser = stream.Parser()
+        self._parser = stream.Parser(stream.REQUEST_BYTES)
 
     async def frame(self) -> tuple[bytes, bytes]:
         """The next frame; EOFError when the other side has gone."""
@@ -76,10 +84,11 @@ class Conversation:
             self._frames.extend(self._parser.feed(data))
         return self._frames.pop(0)
 
-    async def blob(self) -> AsyncIterator[bytes]:
-        """The pieces of a blob that the client sends now."""
+    async def blob(self, piece_within_s: float) -> AsyncIterator[bytes]:
+        """The pieces of a blob that the client sends now; TimeoutError when one does not come."""
         while True:
-            kind, payload = await self.frame()
+            async with asyncio.timeout(piece_within_s):
+                kind, payload = await self.frame()
             if kind == stream.BLOB_END:
                 return
             if kind != stream.BLOB:
@@ -122,6 +131,7 @@ class Api:
         self.handle = handle
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.Task[None]] = set()
+        self._callers: Counter[int] = Counter()
         self._closing = False
 
     async def listen(self) -> None:
@@ -143,8 +153,19 @@ class Api:
         assert task is not None
         self._open.add(task)
         try:
-            if len(self._open) <= CONNECTIONS and not self._closing:
-                await self._converse(Conversation(reader, writer))
+            talk = Conversation(reader, writer)
+            if self._closing:
+                return
+            if self._is_crowded(talk.caller):
+                await talk.say(m.Hello(m.PROTOCOL, __version__))
+                text = f"{talk.caller.user} has {PER_USER} requests under way: try again later"
+                await talk.say(m.Refused(1, text))
+                return
+            self._callers[talk.caller.uid] += 1
+            try:
+                await self._converse(talk)
+            finally:
+                self._callers[talk.caller.uid] -= 1
         except (EOFError, OSError, stream.BadFrame, asyncio.CancelledError):
             pass  # it went away, or does not speak this protocol: its own affair
         except Exception:
@@ -152,6 +173,13 @@ class Api:
         finally:
             self._open.discard(task)
             writer.close()
+
+    def _is_crowded(self, caller: Caller) -> bool:
+        """Nobody can take all places: each user has so many, and some are left for root."""
+        if caller.admin:
+            return len(self._open) > CONNECTIONS
+        most = CONNECTIONS - RESERVED
+        return self._callers[caller.uid] >= PER_USER or len(self._open) > most
 
     async def _converse(self, talk: Conversation) -> None:
         try:

@@ -8,14 +8,16 @@ They are the daemon's: a shim gets an open descriptor, never a path.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
 import secrets
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from wiiiiided.errors import UsageError
+from wiiiiided.errors import HostError, UsageError
 
 
 class Archives:
@@ -23,9 +25,13 @@ class Archives:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        directory.mkdir(mode=0o700, exist_ok=True)
-        for path in directory.glob(".*"):  # of uploads that a crash interrupted
-            path.unlink()
+        self._pins: Counter[str] = Counter()
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for path in directory.glob(".*"):  # of uploads that a crash interrupted
+                path.unlink()
+        except OSError as problem:
+            raise HostError(f"cannot use {directory} for archives: {problem.strerror}") from problem
 
     def path(self, digest: str) -> Path:
         if not re.fullmatch(r"[0-9a-f]{64}", digest):
@@ -42,9 +48,20 @@ class Archives:
     def receive(self, digest: str, limit: int) -> Upload:
         return Upload(self.path(digest), digest, limit)
 
+    @contextlib.contextmanager
+    def pinned(self, digest: str) -> Iterator[None]:
+        """Not to be pruned: a job that names it is about to be stored."""
+        self._pins[digest] += 1
+        try:
+            yield
+        finally:
+            self._pins[digest] -= 1
+            if not self._pins[digest]:
+                del self._pins[digest]
+
     def prune(self, wanted: Iterable[str]) -> int:
         """Delete those that no job names any more; how many."""
-        keep = set(wanted)
+        keep = {*wanted, *self._pins}
         gone = [p for p in self.directory.iterdir() if p.name not in keep and p.name[0] != "."]
         for path in gone:
             path.unlink()

@@ -24,6 +24,7 @@ from wiiiiided.domain.node import Node
 from wiiiiided.log import logger
 
 RETRY_S = 1.0
+JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not a jump
 Perform = Callable[[AnyAction, Job], None]
 
 
@@ -36,6 +37,8 @@ class Keeper:
         self.state = State(nodes, store.live())
         self.problem = ""  # a sentence while the state cannot be written
         self.clock: Callable[[], float] = time.time
+        self.steady: Callable[[], float] = _since_boot
+        self._ahead = self.clock() - self.steady()
         self.on_change: Callable[[], None] = lambda: None
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._reports: deque[e.AnyEvent] = deque()
@@ -45,6 +48,7 @@ class Keeper:
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
         """What a person wants. StoreError: it did not happen."""
+        self._mind_the_clock()
         self._apply(event, secrets)
         self._set_alarm()
 
@@ -61,6 +65,7 @@ class Keeper:
         self._drain()
 
     def _drain(self) -> None:
+        self._mind_the_clock()
         while self._reports:
             try:
                 self._apply(self._reports[0])
@@ -69,18 +74,20 @@ class Keeper:
                     logger.error("%s; trying again every second", problem)
                 self.problem = str(problem)
                 break
+            except Exception:
+                # One report that cannot be taken must not keep all others from being stored.
+                logger.exception("a defect: %r was dropped", self._reports[0])
             self._reports.popleft()
         self._set_alarm()
 
     def _apply(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
         try:
             actions = step(self.state, event)
+            changed = self._store(event, actions, secrets)
         except IllegalMove:
             self.state.rollback()
             logger.exception("a defect: %r was ignored. %s", event, self._story(event))
             return
-        try:
-            changed = self._store(event, actions, secrets)
         except BaseException:
             self.state.rollback()
             raise
@@ -116,6 +123,14 @@ class Keeper:
 
     # ---- time
 
+    def _mind_the_clock(self) -> None:
+        """Somebody may have set it: what is due in a minute stays due in a minute."""
+        ahead = self.clock() - self.steady()
+        jump, self._ahead = ahead - self._ahead, ahead
+        if abs(jump) > JUMP_S:
+            logger.warning("the clock was set by %+.0f s; deadlines move with it", jump)
+            self._reports.appendleft(e.ClockJumped(self.clock(), jump))
+
     def _set_alarm(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
@@ -150,3 +165,8 @@ class Keeper:
         watchers.discard(watcher)
         if not watchers:
             self._watchers.pop(number, None)
+
+
+def _since_boot() -> float:
+    """Seconds that nobody can set, and that go on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -21,13 +21,15 @@ import signal
 import sys
 import time
 
+from msgspec.structs import replace
+
 from wiiiiided import __version__
 from wiiiiided.config import Notification, Paths, inherited, under_journal
-from wiiiiided.control.events import NodeSeen
+from wiiiiided.control.events import ClockJumped, NodeSeen
 from wiiiiided.daemon import views
 from wiiiiided.daemon.api import Api
 from wiiiiided.daemon.archives import Archives
-from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.keeper import JUMP_S, Keeper
 from wiiiiided.daemon.notify import Notifier
 from wiiiiided.daemon.order import Surroundings
 from wiiiiided.daemon.probe import this_node
@@ -58,8 +60,10 @@ class Daemon:
         self.loop = asyncio.get_running_loop()
         system = paths.mode == "system"
         user = JobUser.service() if system else JobUser.this()
-        self.node = this_node()
         self.store = Store(paths.state)
+        # Jobs are bound to their node's name: it stays what it was, whatever the host is called.
+        detected = this_node()
+        self.node = replace(detected, name=self.store.fact("node", detected.name))
         self.runs = Runs(paths.jobs, user)
         self.archives = Archives(paths.state / "archives")
         here = Surroundings(
@@ -103,7 +107,11 @@ class Daemon:
         found = [job for job in self.keeper.state.jobs.values() if job.state in ON_NODES]
         for job in found:
             self.workers.adopt(job)
-        self.keeper.report(NodeSeen(self.keeper.clock(), self.node))
+        now = self.keeper.clock()
+        latest = max((job.phase.since for job in self.keeper.state.jobs.values()), default=now)
+        if latest > now + JUMP_S:  # the clock was set back while no daemon ran
+            self.keeper.report(ClockJumped(now, now - latest))
+        self.keeper.report(NodeSeen(now, self.node))
         self.keeper.tick()
         return f"; looking after {len(found)} that it had started" if found else ""
 
@@ -153,24 +161,33 @@ class Daemon:
     async def _prune(self) -> None:
         """Old jobs' files, then their rows, then archives that no job names."""
         try:
-            some = False
-            while old := self.store.ended_before_latest(self.settings.keep):
-                some = True
-                for number in old:
-                    await self.workers.remove(number)
-                    self.store.forget([number])
-            if some or not self._pruned:
+            old = self.store.ended_before_latest(self.settings.keep)
+            # The rows first: a job without one cannot be requeued under our hands.
+            self.store.forget(old)
+            if not self._pruned:
+                old += [n for n in self.runs.numbers() if self.store.job(n) is None]
+            for number in old:
+                await self._remove(number)
+            if old or not self._pruned:
                 self.archives.prune(self.store.archives())
                 self._pruned = True
         except (OSError, StoreError) as problem:
             logger.warning("old jobs cannot be removed: %s", problem)
+
+    async def _remove(self, number: int) -> None:
+        try:
+            await self.workers.remove(number)
+        except OSError as problem:
+            logger.warning("the files of job %d cannot be removed: %s", number, problem)
 
     def _sample(self) -> None:
         self._sampler = None
         jobs = [job for job in self.keeper.state.jobs.values() if self.progress.wanted(job)]
         self.progress.forget_all_but({job.id for job in jobs})
         for job in jobs:
-            event = self.progress.sample(job, self.keeper.clock())
+            shim = self.workers.shims.get((job.id, job.attempt.number)) if job.attempt else None
+            over = shim.over if shim is not None else set()
+            event = self.progress.sample(job, self.keeper.clock(), over)
             if event is not None:
                 self.keeper.report(event)
         if jobs:

@@ -48,7 +48,7 @@ def order_for(
         node=share.node,
         node_index=share.index,
         nodes=len(layout.shares),
-        restart_count=attempt - 1,
+        restart_count=job.restarts,
         max_restarts=policy.restart.max,
         grace_s=policy.grace_s,
         threads=max(1, share.cores // max(1, share.workers)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from wiiiiided.control.events import ProgressSampled
@@ -41,15 +41,16 @@ class Progress:
     def wanted(self, job: Job) -> bool:
         return isinstance(job.phase, Running) and job.spec.policy.hang_timeout_s is not None
 
-    def sample(self, job: Job, at: float) -> ProgressSampled | None:
-        """The most silent rank of a job, if it is silent for long enough to be an event."""
+    def sample(self, job: Job, at: float, over: Collection[int]) -> ProgressSampled | None:
+        """The most silent rank of a job, if it is silent for long enough to be an event. Ranks
+        that are `over` owe nobody anything."""
         assert job.attempt is not None
         attempt = job.attempt.number
         now = self.monotonic()
         silent = [
             (now - seen.since, rank)
             for rank in range(job.attempt.layout.world_size)
-            if (seen := self._look(job.id, attempt, rank, now)) is not None
+            if rank not in over and (seen := self._look(job.id, attempt, rank, now)) is not None
         ]
         longest, rank = max(silent, default=(0.0, 0))
         limit_s = job.spec.policy.hang_timeout_s

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from wiiiiided import __version__
@@ -23,7 +23,7 @@ from wiiiiided.daemon.runs import Runs
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.spawn import ended
 from wiiiiided.daemon.store import StoreError
-from wiiiiided.daemon.tail import Tail, ranks_of, read_logs
+from wiiiiided.daemon.tail import Tail, ranks_of
 from wiiiiided.daemon.workers import Workers
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.node import Node
@@ -33,9 +33,11 @@ from wiiiiided.shim import files
 from wiiiiided.wire import messages as m
 
 FAILED, USAGE, INVALID, NOT_ALLOWED, NO_SUCH, NEVER = 1, 2, 3, 5, 6, 7
-LINES_PER_MESSAGE = 500
+BATCH_CHARS = 1 << 18  # of log lines in one message; JSON may make each six bytes
+LINE_OVERHEAD = 80
 SECRET_BYTES = 1 << 18
 UPLOADS = 4  # at once: each may be half a gigabyte
+PIECE_WITHIN_S = 30.0  # a client that was stopped must not keep the others from uploading
 
 
 @dataclass(frozen=True)
@@ -172,8 +174,9 @@ class Requests:
             case m.Release():
                 event = e.ReleaseRequested(now, job.id, by)
             case m.Requeue():
-                ended_job = job if job.state in ENDED else None
-                event = e.RequeueRequested(now, job.id, by, ended_job)
+                over = job.state in ENDED
+                waits_for = self.dependencies(job.spec.policy.after) if over else ()
+                event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
         if type(event).__name__ not in MOVES[job.state]:
             verb = type(request).__name__.lower()
             raise Refuse(FAILED, f"job {job.id} is {job.state}: {verb} changes nothing there")
@@ -230,16 +233,17 @@ class Requests:
 
     async def submit(self, talk: Conversation, request: m.Submit) -> None:
         self.check(request)
-        if not self.archives.has(request.archive):
-            await self.receive(talk, request)
-        waits_for = self.dependencies(request)
-        keeper = self.keeper
-        number = keeper.store.next_id()
-        owner = Owner(self.identity.node.name, talk.caller.uid, talk.caller.user)
-        event = e.JobSubmitted(
-            keeper.clock(), number, request.spec, owner, request.archive, waits_for, request.hold
-        )
-        self.ask(event, request.secrets)
+        with self.archives.pinned(request.archive):
+            if not self.archives.has(request.archive):
+                await self.receive(talk, request)
+            self.check(request)  # an upload takes its time: the others may have moved
+            keeper = self.keeper
+            number = keeper.store.next_id()
+            owner = Owner(self.identity.node.name, talk.caller.uid, talk.caller.user)
+            waits_for = self.dependencies(request.spec.policy.after)
+            spec, archive, hold = request.spec, request.archive, request.hold
+            event = e.JobSubmitted(keeper.clock(), number, spec, owner, archive, waits_for, hold)
+            self.ask(event, request.secrets)
         await talk.say(m.Submitted(number, self.view(self.find(number)).why))
 
     def check(self, request: m.Submit) -> None:
@@ -259,12 +263,12 @@ class Requests:
         except NeverRuns as never:
             raise Refuse(NEVER, str(never)) from never
         self.archives.path(request.archive)
-        self.dependencies(request)
+        self.dependencies(request.spec.policy.after)
 
-    def dependencies(self, request: m.Submit) -> tuple[int, ...]:
+    def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """The jobs it must wait for. One that is over and was not done is a refusal."""
         waits_for = []
-        for number in dict.fromkeys(request.spec.policy.after):
+        for number in dict.fromkeys(after):
             other = self.find(number)
             if other.state not in ENDED:
                 waits_for.append(number)
@@ -281,9 +285,13 @@ class Requests:
             try:
                 with self.archives.receive(request.archive, limit) as upload:
                     await talk.say(m.SendArchive())
-                    async for piece in talk.blob():
+                    async for piece in talk.blob(PIECE_WITHIN_S):
                         upload.take(piece)
-                    upload.finish()
+                    # Half a gigabyte takes a slow disk longer than the watchdog waits.
+                    await asyncio.to_thread(upload.finish)
+            except TimeoutError as problem:
+                text = f"the working directory stopped arriving for {PIECE_WITHIN_S:g} s"
+                raise Refuse(FAILED, f"{text}; nothing was queued") from problem
             except UsageError as problem:
                 raise Refuse(INVALID, str(problem)) from problem
             except OSError as problem:
@@ -296,13 +304,13 @@ class Requests:
 
     async def logs(self, talk: Conversation, request: m.Logs) -> None:
         job = self.find(request.id)
-        if request.attempt is not None:
-            await self.send_lines(talk, read_logs(self.runs, job, request.attempt, request))
-        elif not request.follow:
-            number = job.attempt.number if job.attempt is not None else 0
-            await self.send_lines(talk, read_logs(self.runs, job, number, request))
-        else:
+        if request.follow and request.attempt is None:
             await self.follow(talk, request)
+        else:
+            latest = job.attempt.number if job.attempt is not None else 0
+            attempt = latest if request.attempt is None else request.attempt
+            tail = Tail(self.runs, job, attempt, request.ranks, request.tail)
+            await self.send_lines(talk, tail.more())
         await talk.say(m.End())
 
     async def follow(self, talk: Conversation, request: m.Logs) -> None:
@@ -312,15 +320,14 @@ class Requests:
         try:
             while True:
                 job = self.find(request.id)
-                over = job.state in ENDED
                 if job.attempt is not None and (tail is None or tail.attempt != job.attempt.number):
-                    if tail is not None:
+                    if tail is not None:  # the rest of the attempt before
                         await self.send_lines(talk, tail.more())
                     lines = None if tail is not None else request.tail
                     tail = Tail(self.runs, job, job.attempt.number, request.ranks, lines)
                 if tail is not None:
                     await self.send_lines(talk, tail.more())
-                if over:
+                if job.state in ENDED:
                     return
                 # Files have no bell that works everywhere; while somebody looks, look often.
                 try:
@@ -331,12 +338,20 @@ class Requests:
                     pass
         finally:
             self.keeper.unwatch(request.id, watcher)
-            if tail is not None:
-                tail.close()
 
-    async def send_lines(self, talk: Conversation, lines: list[m.LogLine]) -> None:
-        for start in range(0, len(lines), LINES_PER_MESSAGE):
-            await talk.say(m.LogLines(tuple(lines[start : start + LINES_PER_MESSAGE])))
+    async def send_lines(self, talk: Conversation, lines: Iterator[m.LogLine]) -> None:
+        """In messages of a bounded size; others have their turn between two of them."""
+        batch: list[m.LogLine] = []
+        size = 0
+        for line in lines:
+            batch.append(line)
+            size += len(line.text) + LINE_OVERHEAD
+            if size > BATCH_CHARS:
+                await talk.say(m.LogLines(tuple(batch)))
+                await asyncio.sleep(0)  # a fast reader never makes `say` wait
+                batch, size = [], 0
+        if batch:
+            await talk.say(m.LogLines(tuple(batch)))
 
     async def stacks(self, number: int) -> m.StackDumps:
         job = self.find(number)

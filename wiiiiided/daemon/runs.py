@@ -60,6 +60,10 @@ class Runs:
     def attempt(self, number: int, attempt: int) -> Path:
         return self.job(number) / str(attempt)
 
+    def numbers(self) -> list[int]:
+        """Jobs that have a directory."""
+        return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+
     def make(self, number: int, attempt: int) -> None:
         """The directories of an attempt, if they are not there yet."""
         outer = 0o750 if self.user.other else 0o700
@@ -69,11 +73,8 @@ class Runs:
             (self.job(number) / "files", shared),
             (self.attempt(number, attempt), shared),
         ):
-            try:
-                path.mkdir(mode=0o700)
-            except FileExistsError:
-                continue
-            self._share(path, mode)
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._share(path, mode)  # also when a crash came between the two
         for path in (self.root, self.job(number)):
             fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
             try:

@@ -102,5 +102,5 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "limits.archive_files": ("archive_files", _count(1, 10_000_000)),
     "limits.log": ("log_bytes", _size),
     "limits.keep": ("keep", _count(0, 100_000)),
-    "limits.queue": ("queue", _count(1, 1_000_000)),
+    "limits.queue": ("queue", _count(1, 50_000)),
 }

@@ -13,6 +13,8 @@ only when nothing of the attempt runs any more.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import errno
 import json
 import os
 import subprocess
@@ -22,15 +24,21 @@ from pathlib import Path
 from typing import Any
 
 from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.spawn import ended, readable, spawn
+from wiiiiided.daemon.spawn import HELPER_ENV, end_process, ended, readable, spawn
 from wiiiiided.errors import HostError
 from wiiiiided.log import logger
 from wiiiiided.shim import files
 
 RUN = str(Path(files.__file__).with_name("run.py"))
 CLAIM_WITHIN_S = 60.0  # a loaded machine may take long to start a process; this long is a defect
-LAUNCH_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
 STACKS_WITHIN_S = 10.0
+AGAIN_S = 3.0  # after what this machine could not do just now
+ENFORCE_S = 30.0  # beyond its grace: a shim that has not ended everything by then never will
+MAY_PASS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EINTR),
+}
+Descriptors = Callable[[], contextlib.AbstractContextManager[dict[str, int]]]
 FORFEITED = "it was stopped before it began"
 UNREADABLE = "unreadable"  # the boot id of a claim that a job has spoiled: only a sweep can tell
 
@@ -60,6 +68,9 @@ class Shim:
         self._started = False
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[dict[str, Any]] = []  # commands from before the connection
+        self._stop: dict[str, Any] = {}  # the latest order to end
+        self._claim: files.Claim | None = None  # of the shim that is being followed
+        self._over = False
         self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
 
     def __str__(self) -> str:
@@ -67,55 +78,78 @@ class Shim:
 
     # ---- following
 
-    async def follow(self, order: files.Order | None, fds: dict[str, int]) -> None:
+    async def follow(self, order: files.Order | None, descriptors: Descriptors) -> None:
         """Until it is over. Without an order nothing is started: what never began never will."""
-        try:
-            end = await self._follow(order, fds)
-        finally:
-            for fd in fds.values():
-                os.close(fd)
+        while True:
+            try:
+                end = await self._follow(order, descriptors)
+                break
+            except Exception:
+                # Out of descriptors, a file that cannot be read now: the job is still there, and
+                # nobody else looks after it.
+                logger.exception("%s: following it failed; again in %g s", self, AGAIN_S)
+                await asyncio.sleep(AGAIN_S)
+        self._over = True
         self._fail_stacks()
         self.on_ended(end)
 
-    async def _follow(self, order: files.Order | None, fds: dict[str, int]) -> files.End:
+    async def _follow(self, order: files.Order | None, descriptors: Descriptors) -> files.End:
         if (end := self.end()) is not None:
             return end
         claim: files.Claim | files.End | None = self.claim()
         if claim is None:
-            claim = await self._start(order, fds) if order is not None else self._forfeit()
+            starts = order is not None and not self._stop
+            claim = await self._start(order, descriptors) if order and starts else self._forfeit()
         if isinstance(claim, files.End):
             return claim
         if not claim.boot_id:
             return _never(FORFEITED)
         if claim.boot_id not in (files.boot_id(), UNREADABLE):
             return self.end() or _lost("the machine restarted while it ran")
-        await self._listen(claim)
-        while (end := self.end()) is None:
+        while True:
+            await self._listen(claim)
+            if (end := self.end()) is not None:
+                return end
             await self._sweep()
-        return end
 
-    async def _start(self, order: files.Order, fds: dict[str, int]) -> files.Claim | files.End:
-        try:
-            self.runs.make(self.job, self.attempt)
-            self.runs.write(self.job, self.attempt, files.ORDER, files.to_bytes(order))
-            process = self._launch(fds)
-        except OSError as problem:
-            return _never(f"its files cannot be made: {problem.strerror} ({problem.filename})")
+    async def _start(self, order: files.Order, descriptors: Descriptors) -> files.Claim | files.End:
+        """Start a shim and wait for a claim: its own, or another's that was faster."""
+        process = await self._launched(order, descriptors)
+        if isinstance(process, str):
+            return self._forfeit(process)
         reaped = asyncio.ensure_future(ended(process))
+        _keep(reaped)
         for _ in range(int(CLAIM_WITHIN_S / 0.005)):
             if (claim := self.claim()) is not None:
-                _keep(reaped)
                 return claim
             if reaped.done():
-                return (
-                    self.claim()
-                    or self.end()
-                    or _never(f"its shim ended with code {reaped.result()} before it began")
-                )
+                # A late shim of an earlier daemon may still come: the claim is taken first.
+                found = self._forfeit()
+                return _stillborn(reaped.result()) if isinstance(found, files.End) else found
             await asyncio.sleep(0.005)
-        process.kill()
-        await reaped
-        return self.claim() or _never(f"its shim did not begin within {CLAIM_WITHIN_S:g} s")
+        return self._forfeit(f"its shim did not begin within {CLAIM_WITHIN_S:g} s")
+
+    async def _launched(
+        self, order: files.Order, descriptors: Descriptors
+    ) -> subprocess.Popen[bytes] | str:
+        """A shim, or the reason why there never will be one."""
+        said = ""
+        while not self._stop:
+            try:
+                self.runs.make(self.job, self.attempt)
+                self.runs.write(self.job, self.attempt, files.ORDER, files.to_bytes(order))
+                with descriptors() as fds:
+                    return self._launch(fds)
+            except OSError as problem:
+                if problem.errno not in MAY_PASS:
+                    return f"it cannot be started: {problem.strerror} ({problem.filename})"
+                # The machine's fault, not the job's: it waits until there is room again.
+                reason = f"cannot be started now: {problem.strerror}"
+                if reason != said:
+                    logger.warning("%s %s; trying again every %g s", self, reason, AGAIN_S)
+                said = reason
+                await asyncio.sleep(AGAIN_S)
+        return FORFEITED
 
     def _launch(self, fds: dict[str, int]) -> subprocess.Popen[bytes]:
         options = [text for name, fd in fds.items() for text in (f"--{name}", str(fd))]
@@ -123,17 +157,18 @@ class Shim:
         return spawn(
             shim_command(directory, *options),
             self.runs.user,
-            env=LAUNCH_ENV,
+            env=HELPER_ENV,
             fds=list(fds.values()),
         )
 
-    def _forfeit(self) -> files.Claim | files.End:
-        """Take the claim ourselves, so that no late shim can begin what is to be stopped."""
+    def _forfeit(self, reason: str = FORFEITED) -> files.Claim | files.End:
+        """Take the claim ourselves, so that no late shim can begin what is over; or find who has
+        it."""
         try:
             self.runs.make(self.job, self.attempt)
             directory = self.runs.open_attempt(self.job, self.attempt)
-        except OSError:
-            return _never(FORFEITED)
+        except FileNotFoundError:
+            return _never(reason)  # without a directory nobody can claim it
         try:
             name = f".forfeit.{os.getpid()}"
             claim = files.Claim(0, 0, "", "")
@@ -141,20 +176,21 @@ class Shim:
             files.write_durably(directory, name, files.to_bytes(claim), mode)
             os.link(name, files.CLAIM, src_dir_fd=directory, dst_dir_fd=directory)
         except FileExistsError:
-            return self.claim() or _never(FORFEITED)
+            return self.claim() or _never(reason)
         finally:
             os.close(directory)
-        return _never(FORFEITED)
+        return _never(reason)
 
     async def _listen(self, claim: files.Claim) -> None:
         """Hear what the shim says until its process has ended."""
         try:
             pidfd = os.pidfd_open(claim.pid)
-        except OSError:
+        except (ProcessLookupError, ValueError, OverflowError):
             return
         try:
             if files.start_ticks(claim.pid) != claim.ticks:
                 return  # another process has that number now
+            self._claim = claim
             gone = asyncio.ensure_future(readable(pidfd))
             try:
                 while not gone.done():
@@ -169,6 +205,7 @@ class Shim:
             finally:
                 gone.cancel()
         finally:
+            self._claim = None
             os.close(pidfd)
 
     async def _talk(self, claim: files.Claim) -> None:
@@ -186,12 +223,13 @@ class Shim:
             return
         self._writer = writer
         try:
-            for command in self._waiting:
+            # A stop is said on every connection: the last one may have broken under it.
+            for command in [*self._waiting, *([self._stop] if self._stop else [])]:
                 writer.write(_line(command))
             self._waiting.clear()
             while line := await reader.readline():
                 self._heard(json.loads(line))
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, RecursionError, AttributeError) as problem:
             logger.warning("%s: its shim said something odd: %s", self, problem)
         finally:
             self._writer = None
@@ -218,12 +256,17 @@ class Shim:
                     waiting.set_result(list(said.get("dumps", [])))
             self._stacks.clear()
 
+    @property
+    def over(self) -> set[int]:
+        """Ranks that have ended."""
+        return {rank["rank"] for rank in self.ranks if rank.get("code") is not None}
+
     async def _sweep(self) -> None:
         """The shim is dead and left no end: its sweeper kills what is left and writes one."""
         logger.warning("%s: its shim was killed; ending what it left", self)
         directory = str(self.runs.attempt(self.job, self.attempt))
         try:
-            process = spawn(shim_command("--sweep", directory), self.runs.user, env=LAUNCH_ENV)
+            process = spawn(shim_command("--sweep", directory), self.runs.user, env=HELPER_ENV)
             code = await ended(process)
         except OSError as problem:
             code = -1
@@ -242,7 +285,25 @@ class Shim:
             self._waiting.append(command)
 
     def stop(self, grace_s: float, reason: str) -> None:
-        self.tell({"do": "stop", "grace_s": grace_s, "reason": reason})
+        """The shim ends everything; one that does not is ended itself some time later."""
+        self._stop = {"do": "stop", "grace_s": grace_s, "reason": reason}
+        if self._writer is not None:
+            self._writer.write(_line(self._stop))
+        loop = asyncio.get_running_loop()
+        loop.call_later(grace_s + ENFORCE_S, self._enforce)
+
+    def _enforce(self) -> None:
+        """A shim that is stopped, stuck or spoiled by its job: the sweeper does the rest."""
+        claim = self._claim
+        if self._over or claim is None or files.start_ticks(claim.pid) != claim.ticks:
+            return
+        logger.warning("%s: its shim did not end it in time; killing the shim", self)
+        end_process(claim.pid, self.runs.user)
+
+    @property
+    def was_stopped(self) -> bool:
+        """Whether this daemon asked for its end."""
+        return bool(self._stop)
 
     async def stacks(self) -> list[dict[str, Any]]:
         """The stacks of all ranks; an empty list when the shim does not answer."""

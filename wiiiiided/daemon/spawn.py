@@ -23,6 +23,7 @@ from typing import IO
 from wiiiiided.errors import HostError
 
 JOB_USER = "wiiiiide-job"
+HELPER_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}  # of our own programs that run as it
 CAPABILITY_VERSION = 0x20080522  # of capset(2): 64 capabilities in two words of each set
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -108,6 +109,12 @@ def _drop_capabilities() -> None:
     """In the child, after it has become the jobs' user and before exec."""
     if _libc.capset(_capability_header, _no_capabilities) != 0:
         os._exit(126)  # better no job than one with the daemon's powers
+
+
+def end_process(pid: int, user: JobUser, *, group: bool = False) -> None:
+    """SIGKILL, sent as the jobs' user: the daemon itself may not."""
+    target = f"-{pid}" if group else str(pid)
+    spawn(["/bin/sh", "-c", f"kill -KILL {target}"], user, env=HELPER_ENV).wait()
 
 
 async def ended(process: subprocess.Popen[bytes]) -> int:

@@ -1,9 +1,10 @@
 """The state on disk: SQLite, write-ahead log, synchronous FULL, one writer.
 
-    jobs      id │ state │ name │ user │ ended_at │ body (the Job, JSON)
+    jobs      id │ state │ name │ user │ ended (its number among the ends) │ body (the Job, JSON)
     story     job │ at │ text │ event (JSON, on the first line an event caused)
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
-    counters  name │ value     the next job's number: numbers are never used again
+    counters  name │ value     the next job's number, never used again; the next end's
+    facts     name │ value     what must not change: the name of this node
 
 `commit` takes everything one event changed in one transaction: when it returns, that has reached
 the disk, and only then is anything done or acknowledged. The jobs table holds the current state;
@@ -34,10 +35,10 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     """
     CREATE TABLE jobs (
         id INTEGER PRIMARY KEY, state TEXT NOT NULL, name TEXT NOT NULL, user TEXT NOT NULL,
-        ended_at REAL, archive TEXT NOT NULL, body BLOB NOT NULL
+        ended INTEGER, archive TEXT NOT NULL, body BLOB NOT NULL
     ) STRICT;
-    CREATE INDEX jobs_live ON jobs (id) WHERE ended_at IS NULL;
-    CREATE INDEX jobs_ended ON jobs (ended_at, id) WHERE ended_at IS NOT NULL;
+    CREATE INDEX jobs_live ON jobs (id) WHERE ended IS NULL;
+    CREATE INDEX jobs_ended ON jobs (ended) WHERE ended IS NOT NULL;
     CREATE TABLE story (
         seq INTEGER PRIMARY KEY, job INTEGER NOT NULL, at REAL NOT NULL, text TEXT NOT NULL,
         event BLOB
@@ -45,7 +46,8 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE INDEX story_job ON story (job, seq);
     CREATE TABLE secrets (job INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;
     CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
-    INSERT INTO counters VALUES ('next_job', 1);
+    INSERT INTO counters VALUES ('next_job', 1), ('next_end', 1);
+    CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
     """,
 )
 
@@ -106,16 +108,31 @@ class Store:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
 
     def _put(self, job: Job) -> None:
-        ended_at = job.phase.since if isinstance(job.phase, Ended) else None
-        row = (job.id, job.state, job.spec.name, job.owner.user, ended_at, job.archive)
+        # Ends are numbered: a clock that somebody sets must not decide what is pruned.
+        ended = self._next("next_end") if isinstance(job.phase, Ended) else None
+        row = (job.id, job.state, job.spec.name, job.owner.user, ended, job.archive)
         self._db.execute(
-            "INSERT OR REPLACE INTO jobs (id, state, name, user, ended_at, archive, body) "
+            "INSERT OR REPLACE INTO jobs (id, state, name, user, ended, archive, body) "
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*row, _encode(job)),
         )
         self._db.execute(
             "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'", (job.id + 1,)
         )
+
+    def _next(self, counter: str) -> int:
+        sql = "UPDATE counters SET value = value + 1 WHERE name = ? RETURNING value - 1"
+        return int(self._db.execute(sql, (counter,)).fetchone()[0])
+
+    def fact(self, name: str, first: str) -> str:
+        """What was said about `name` the first time this was asked."""
+        try:
+            with self._db:
+                self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, first))
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+        row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
+        return str(row[0])
 
     def forget(self, numbers: Sequence[int]) -> None:
         """Remove ended jobs and all that belongs to them."""
@@ -136,14 +153,19 @@ class Store:
 
     def live(self) -> list[Job]:
         """All jobs that are not over."""
-        rows = self._db.execute("SELECT body FROM jobs WHERE ended_at IS NULL ORDER BY id")
-        return [_job(row[0]) for row in rows]
+        rows = self._db.execute("SELECT body FROM jobs WHERE ended IS NULL ORDER BY id")
+        try:
+            return [_job(row[0]) for row in rows]
+        except msgspec.DecodeError as problem:
+            raise StoreUnusable(
+                f"{self.path} has a job that this version cannot read ({problem}); it was left as "
+                "it is. Install the version that wrote it again"
+            ) from problem
 
     def ended(self, limit: int) -> list[Job]:
         """The latest to end, latest first."""
         rows = self._db.execute(
-            "SELECT body FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, id DESC "
-            "LIMIT ?",
+            "SELECT body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
             (limit,),
         )
         return [_job(row[0]) for row in rows]
@@ -151,8 +173,7 @@ class Store:
     def ended_before_latest(self, keep: int) -> list[int]:
         """Numbers of ended jobs but for the latest `keep`."""
         rows = self._db.execute(
-            "SELECT id FROM jobs WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, id DESC "
-            "LIMIT -1 OFFSET ?",
+            "SELECT id FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT -1 OFFSET ?",
             (keep,),
         )
         return [row[0] for row in rows]
@@ -188,8 +209,7 @@ class Store:
             self._check_and_migrate(db, migrations)
         except sqlite3.Error as problem:
             db.close()
-            full = "full" in str(problem) or "locked" in str(problem)
-            raise (StoreError if full else StoreUnusable)(
+            raise (StoreUnusable if _is_broken(problem) else StoreError)(
                 f"cannot use {self.path}: {_reason(problem)}. It was left as it is; mend it, or "
                 "move it away to begin with an empty queue"
             ) from problem
@@ -216,6 +236,7 @@ class Store:
             )
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
+        db.execute("PRAGMA secure_delete = ON")  # secrets of forgotten jobs are overwritten
         db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         for number in range(version, len(migrations)):
             script = f"BEGIN;{migrations[number]};PRAGMA user_version = {number + 1};COMMIT;"
@@ -269,6 +290,12 @@ def _lock(directory: Path) -> int:
     except OSError:
         pass  # a full disk: the lock is what counts, the number is a courtesy
     return fd
+
+
+def _is_broken(problem: sqlite3.Error) -> bool:
+    """Trying again will not help; a full, busy or read-only disk may be mended meanwhile."""
+    waits = ("full", "locked", "busy", "readonly", "read-only", "I/O", "unable to open")
+    return not any(word in str(problem) for word in waits)
 
 
 def _reason(problem: sqlite3.Error) -> str:

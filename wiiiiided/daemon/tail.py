@@ -1,10 +1,12 @@
-"""Reading ranks' logs while shims write and rotate them.
+"""Reading ranks' logs while shims write and rotate them, a piece at a time.
 
     rank-0.log.1   rank-0.log        a line: <seconds> <out|err|note> <text>
     (older)        (now)
 
 A reader keeps the inode it is in and the offset of the first line it has not given. When the
 current file is another inode, the old one is now .1: finish it there, then begin the new one.
+Nothing is ever held but one piece per rank: a log may be as large as it likes, and so may the
+number of ranks. Lines of several ranks are merged by their time.
 """
 
 from __future__ import annotations
@@ -12,15 +14,18 @@ from __future__ import annotations
 import heapq
 import os
 import re
+from collections.abc import Iterator
 from operator import attrgetter
 
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.runs import Runs
+from wiiiiided.domain.limits import MAX_WORKERS
 from wiiiiided.errors import HostError
-from wiiiiided.shim.lines import parse
-from wiiiiided.wire.messages import LogLine, Logs
+from wiiiiided.shim.lines import LINE_BYTES, parse
+from wiiiiided.wire.messages import LogLine
 
-CHUNK_BYTES = 1 << 20  # of one rank at once: many ranks must not fill the daemon's memory
+PIECE_BYTES = 2 * LINE_BYTES  # of one rank at once; a line and its head fit in it
+MOST_LINES = 1_000_000  # that `tail` may ask for
 
 
 class RankLog:
@@ -31,8 +36,27 @@ class RankLog:
         self._inode = 0
         self._offset = 0
 
-    def lines(self) -> list[LogLine]:
-        """What was written since the last call; at most about CHUNK_BYTES of it."""
+    def lines(self) -> Iterator[LogLine]:
+        """What was written since the last call, to the end of what there is."""
+        while piece := self._piece():
+            yield from piece
+
+    def skip_to_last(self, lines: int) -> None:
+        """Leave out all but the last so many of the lines there are now."""
+        for suffix in ("", ".1"):
+            fd = self._open(suffix)
+            if fd is None:
+                return
+            try:
+                self._inode = os.fstat(fd).st_ino
+                self._offset, found = _last_lines(fd, lines)
+            finally:
+                os.close(fd)
+            lines -= found
+            if lines <= 0:
+                return
+
+    def _piece(self) -> list[LogLine]:
         current = self._open("")
         if current is None:
             return []
@@ -62,10 +86,14 @@ class RankLog:
             os.close(older)
 
     def _read(self, fd: int) -> list[LogLine]:
-        data = os.pread(fd, CHUNK_BYTES, self._offset)
+        data = os.pread(fd, PIECE_BYTES, self._offset)
         whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == PIECE_BYTES:
+            whole = len(data)  # no shim writes such a line, but a job can
+        if not whole:
+            return []
         self._offset += whole
-        return [self._line(raw) for raw in data[:whole].split(b"\n")[:-1]]
+        return [self._line(raw) for raw in data[:whole].removesuffix(b"\n").split(b"\n")]
 
     def _line(self, raw: bytes) -> LogLine:
         at, stream, text = parse(raw)
@@ -85,35 +113,18 @@ class Tail:
         self, runs: Runs, job: Job, attempt: int, ranks: tuple[int, ...], lines: int | None
     ) -> None:
         self.attempt = attempt
-        wanted = ranks or ranks_of(runs, job, attempt)
-        self._logs = [RankLog(runs, job.id, attempt, rank) for rank in wanted]
-        self._first = lines
+        there = ranks_of(runs, job, attempt)
+        wanted = set(ranks)
+        self._logs = [
+            RankLog(runs, job.id, attempt, rank) for rank in there if not ranks or rank in wanted
+        ]
+        if lines is not None:
+            for log in self._logs:
+                log.skip_to_last(min(max(0, lines), MOST_LINES))
 
-    def more(self) -> list[LogLine]:
+    def more(self) -> Iterator[LogLine]:
         """Everything new, oldest first."""
-        batches = [self._batch(log) for log in self._logs]
-        self._first = None
-        return list(heapq.merge(*batches, key=attrgetter("at")))
-
-    def _batch(self, log: RankLog) -> list[LogLine]:
-        if self._first is None:
-            return log.lines()
-        found: list[LogLine] = []
-        while new := log.lines():
-            found = (found + new)[-self._first :] if self._first else []
-        return found
-
-    def close(self) -> None:
-        self._logs.clear()
-
-
-def read_logs(runs: Runs, job: Job, attempt: int, wanted: Logs) -> list[LogLine]:
-    """An attempt's logs as they are now."""
-    tail = Tail(runs, job, attempt, wanted.ranks, wanted.tail)
-    found = tail.more()
-    while wanted.tail is None and (new := tail.more()):
-        found += new
-    return found
+        return heapq.merge(*(log.lines() for log in self._logs), key=attrgetter("at"))
 
 
 def ranks_of(runs: Runs, job: Job, attempt: int) -> tuple[int, ...]:
@@ -124,5 +135,22 @@ def ranks_of(runs: Runs, job: Job, attempt: int) -> tuple[int, ...]:
         names = os.listdir(runs.attempt(job.id, attempt))
     except OSError:
         return ()
-    found = (re.fullmatch(r"rank-(\d{1,5})\.log", name) for name in names)
-    return tuple(sorted(int(match[1]) for match in found if match))
+    found = (re.fullmatch(r"rank-(0|[1-9]\d{0,4})\.log", name) for name in names)
+    return tuple(sorted(int(match[1]) for match in found if match))[:MAX_WORKERS]
+
+
+def _last_lines(fd: int, lines: int) -> tuple[int, int]:
+    """(offset, how many) of the last lines of a file, found from its end."""
+    end = os.fstat(fd).st_size
+    # What follows the last newline is not yet a line.
+    count, offset = -1, end
+    while offset > 0:
+        begin = max(0, offset - PIECE_BYTES)
+        data = os.pread(fd, offset - begin, begin)
+        at = len(data)
+        while (at := data.rfind(b"\n", 0, at)) >= 0:
+            count += 1
+            if count == lines:
+                return begin + at + 1, lines
+        offset = begin
+    return 0, max(0, count + 1)

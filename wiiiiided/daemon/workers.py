@@ -11,10 +11,11 @@ Each may come twice (after a crash of the daemon) and then changes nothing.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 from wiiiiided.control import actions as a
@@ -25,14 +26,16 @@ from wiiiiided.daemon.order import Surroundings, environment, interpreter, order
 from wiiiiided.daemon.runs import Runs
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shims import Shim, shim_command
-from wiiiiided.daemon.spawn import ended, spawn
+from wiiiiided.daemon.spawn import HELPER_ENV, end_process, ended, spawn
 from wiiiiided.domain.layout import Layout
 from wiiiiided.jobfile.placeholders import fill
 from wiiiiided.log import logger
 from wiiiiided.shim import files
 
 NOTIFY_WITHIN_S = 60.0
-HELPER_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}
+NOTIFY_AT_ONCE = 4  # a cancelled chain of a thousand jobs must not fork a thousand times
+TERMINATED = 128 + 15
+REASON_CHARS = 1000
 
 
 class Workers:
@@ -55,6 +58,7 @@ class Workers:
         self.clock: Callable[[], float] = lambda: 0.0
         self.shims: dict[tuple[int, int], Shim] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._notifying = asyncio.Semaphore(NOTIFY_AT_ONCE)
 
     # ---- actions
 
@@ -108,34 +112,35 @@ class Workers:
 
         def over(end: files.End) -> None:
             self.shims.pop(key, None)
-            reason = end.reason or "all ranks ended"
-            self.report(e.WorkersEnded(self.clock(), *key, node, end.code, reason[:1000], end.lost))
+            # A shim that was told to end by somebody else, as when the machine shuts down: its
+            # ranks may have ended well, but not because their work was done.
+            lost = end.lost or (bool(end.stopped) and not shim.was_stopped)
+            code = min(max(0, end.code), 255) or (TERMINATED if lost else 0)
+            reason = plain(end.reason) or "all ranks ended"
+            self.report(e.WorkersEnded(self.clock(), *key, node, code, reason, lost))
 
         shim = Shim(self.runs, job.id, attempt, started, over)
         self.shims[key] = shim
         self._spawn_task(self._run(shim, job, order))
 
     async def _run(self, shim: Shim, job: Job, order: files.Order | None) -> None:
-        fds: dict[str, int] = {}
-        if order is not None:
-            try:
-                fds = self._descriptors(job)
-            except OSError as problem:
-                reason = f"its archive cannot be opened: {problem.strerror}"
-                shim.on_ended(files.End(self.clock(), {}, 1, reason=reason))
-                return
-        await shim.follow(order, fds)
+        await shim.follow(order, lambda: self._descriptors(job))
 
-    def _descriptors(self, job: Job) -> dict[str, int]:
+    @contextlib.contextmanager
+    def _descriptors(self, job: Job) -> Iterator[dict[str, int]]:
         """What reaches a shim without a name: the archive, and the secrets."""
-        fds = {"archive": self.archives.open(job.archive)}
-        if secrets := self.secrets(job.id):
-            fd = os.memfd_create("wiiiiide-secrets", os.MFD_CLOEXEC)
-            os.write(fd, secret_lines(secrets))
-            os.lseek(fd, 0, os.SEEK_SET)
-            os.fchmod(fd, 0o444)  # ranks open it anew, and it is ours; it has no name to find it by
-            fds["secrets"] = fd
-        return fds
+        fds: dict[str, int] = {}
+        try:
+            fds["archive"] = self.archives.open(job.archive)
+            if secrets := self.secrets(job.id):
+                fd = fds["secrets"] = os.memfd_create("wiiiiide-secrets", os.MFD_CLOEXEC)
+                os.write(fd, secret_lines(secrets))
+                os.lseek(fd, 0, os.SEEK_SET)
+                os.fchmod(fd, 0o444)  # ranks open it anew; it has no name to find it by
+            yield fds
+        finally:
+            for fd in fds.values():
+                os.close(fd)
 
     async def _dump(self, number: int, attempt: int) -> None:
         if shim := self.shims.get((number, attempt)):
@@ -153,23 +158,22 @@ class Workers:
         argv = fill(job.spec.notify.command, fields)
         python = interpreter(job.spec.run.python, self.here.python)
         env = environment(job, python, self.here)
+        async with self._notifying:
+            await self._run_notify(job.id, argv, env)
+
+    async def _run_notify(self, number: int, argv: list[str], env: dict[str, str]) -> None:
         try:
             process = spawn(argv, self.here.user, env=env, cwd="/")
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
-            logger.warning("job %d: its notify command cannot be started: %s", job.id, problem)
+            logger.warning("job %d: its notify command cannot be started: %s", number, problem)
             return
         try:
             code = await asyncio.wait_for(asyncio.shield(ended(process)), NOTIFY_WITHIN_S)
         except TimeoutError:
-            self._kill(process)
+            end_process(process.pid, self.here.user, group=True)
             code = await ended(process)
         if code:
-            logger.warning("job %d: its notify command ended with code %d", job.id, code)
-
-    def _kill(self, process: subprocess.Popen[bytes]) -> None:
-        """End a process of the jobs' user and its session; as that user, since we may not."""
-        group = f"kill -KILL -{process.pid}"
-        spawn(["/bin/sh", "-c", group], self.here.user, env=HELPER_ENV).wait()
+            logger.warning("job %d: its notify command ended with code %d", number, code)
 
     # ---- helpers that run as the jobs' user
 
@@ -203,3 +207,9 @@ class Workers:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def plain(text: str) -> str:
+    """A sentence that a job may have written: one line, printable, of a length one reads."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[:REASON_CHARS])
+    return shown.encode("utf-8", "replace").decode()

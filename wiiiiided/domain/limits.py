@@ -14,6 +14,7 @@ MAX_NODES: Final = 1024
 MAX_NAME: Final = 64
 MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
 MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
+MAX_TEXTS: Final = 1 << 18  # of a command and its environment: what a shim is told has 1 MiB
 MAX_SECONDS: Final = 10 * 365 * 86400.0
 
 
@@ -29,6 +30,7 @@ def problems_of(spec: JobSpec) -> list[str]:
         (bool(spec.run.command) and all(spec.run.command[:1]), "run.command is empty"),
         (len(texts) <= MAX_WORDS, "run has too many words"),
         (all(len(t) <= MAX_TEXT and "\0" not in t for t in texts), "run has an impossible text"),
+        (sum(map(len, texts)) <= MAX_TEXTS, "run has more text than fits"),
         (not any("=" in name or not name for name in spec.run.env), "run.env has a bad name"),
         (0 <= policy.priority <= 100, "policy.priority is not from 0 to 100"),
         (len(policy.after) <= MAX_WORDS, "policy.after is too long"),

@@ -3,7 +3,7 @@
     ┌──────┬───────────────┬──────────────┐
     │ kind │ length, 4 B BE │ length bytes │
     └──────┴───────────────┴──────────────┘
-    kind   J  a message of wire/messages (JSON), at most 8 MiB
+    kind   J  a message of wire/messages (JSON), at most 64 MiB; a daemon takes 4 MiB
            B  a piece of a blob, at most 256 KiB
            E  the blob is complete, length 0
 
@@ -21,7 +21,8 @@ from wiiiiided.errors import WiiiiideError
 MESSAGE: Final = b"J"
 BLOB: Final = b"B"
 BLOB_END: Final = b"E"
-LIMITS: Final = {MESSAGE: 8 << 20, BLOB: 256 << 10, BLOB_END: 0}
+LIMITS: Final = {MESSAGE: 64 << 20, BLOB: 256 << 10, BLOB_END: 0}
+REQUEST_BYTES: Final = 4 << 20  # of a message that a stranger sends; 256 of them may do so at once
 HEADER_BYTES: Final = 5
 
 
@@ -39,8 +40,9 @@ def frame(kind: bytes, payload: bytes = b"") -> bytes:
 class Parser:
     """Collects received bytes and gives back whole frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, message_bytes: int = LIMITS[MESSAGE]) -> None:
         self._buffer = bytearray()
+        self._limits = {**LIMITS, MESSAGE: message_bytes}
 
     def feed(self, data: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Take received bytes; yield (kind, payload) for each frame they complete."""
@@ -48,7 +50,7 @@ class Parser:
         while len(self._buffer) >= HEADER_BYTES:
             kind = bytes(self._buffer[:1])
             length = int.from_bytes(self._buffer[1:HEADER_BYTES], "big")
-            if length > LIMITS.get(kind, -1):
+            if length > self._limits.get(kind, -1):
                 raise BadFrame(f"not a frame of this protocol: kind {kind!r}, length {length}")
             end = HEADER_BYTES + length
             if len(self._buffer) < end:

@@ -1,0 +1,116 @@
+"""Logs of any size, with long lines, while they are rotated: all of it, and in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.control.world import World, spec
+from tests.kit.daemons import private_daemon
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.runs import Runs
+from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.tail import PIECE_BYTES, Tail
+from wiiiiided.wire.messages import LogLine
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Runs:
+    made = Runs(tmp_path / "jobs", JobUser.this())
+    made.make(1, 1)
+    return made
+
+
+def job(workers: int = 1) -> Job:
+    world = World()
+    return world.job(world.submit(spec(resources={"workers_per_node": workers})))
+
+
+def write(runs: Runs, rank: int, first: int, last: int, text: str = "line", old: str = "") -> None:
+    path = runs.attempt(1, 1) / f"rank-{rank}.log{old}"
+    with path.open("a") as file:
+        file.writelines(f"{n + rank / 10:.6f} out {text} {n}\n" for n in range(first, last))
+
+
+def numbers(lines: object) -> list[int]:
+    return [int(line.text.split()[-1]) for line in lines]  # type: ignore[attr-defined]
+
+
+def test_everything_comes_once_and_in_order(runs: Runs) -> None:
+    tail = Tail(runs, job(), 1, (), None)
+    assert list(tail.more()) == []
+    write(runs, 0, 0, 5000, "x" * 100)
+    assert numbers(tail.more()) == list(range(5000))
+    assert list(tail.more()) == []
+    write(runs, 0, 5000, 5003)
+    assert numbers(tail.more()) == [5000, 5001, 5002]
+
+
+def test_a_rotation_loses_nothing(runs: Runs) -> None:
+    tail = Tail(runs, job(), 1, (), None)
+    write(runs, 0, 0, 10)
+    assert numbers(tail.more()) == list(range(10))
+    write(runs, 0, 10, 20)
+    path = runs.attempt(1, 1) / "rank-0.log"
+    path.rename(path.with_name("rank-0.log.1"))
+    write(runs, 0, 20, 30)
+    assert numbers(tail.more()) == list(range(10, 30))
+
+
+def test_a_new_reader_begins_with_the_older_file(runs: Runs) -> None:
+    write(runs, 0, 0, 10, old=".1")
+    write(runs, 0, 10, 20)
+    assert numbers(Tail(runs, job(), 1, (), None).more()) == list(range(20))
+
+
+@pytest.mark.parametrize("lines", [0, 1, 7, 1999, 2000, 2500, 3000, 10_000])
+def test_the_last_lines_are_found_from_the_end(runs: Runs, lines: int) -> None:
+    write(runs, 0, 0, 1000, old=".1")
+    write(runs, 0, 1000, 3000, "y" * 50)
+    tail = Tail(runs, job(), 1, (), lines)
+    assert numbers(tail.more()) == list(range(3000))[max(0, 3000 - lines) :]
+    write(runs, 0, 3000, 3002)
+    assert numbers(tail.more()) == [3000, 3001]
+
+
+def test_ranks_are_merged_by_time_and_only_those_there_are(runs: Runs) -> None:
+    for rank in range(3):
+        write(runs, rank, 0, 1000, "z" * 90)
+    all_of_them = list(Tail(runs, job(3), 1, (), None).more())
+    assert [line.at for line in all_of_them] == sorted(line.at for line in all_of_them)
+    assert len(all_of_them) == 3000
+    some: list[LogLine] = list(Tail(runs, job(3), 1, (2,) * 5000 + (77,), None).more())
+    assert {line.rank for line in some} == {2}
+    assert len(some) == 1000
+
+
+def test_a_line_without_an_end_is_given_in_pieces(runs: Runs) -> None:
+    path = runs.attempt(1, 1) / "rank-0.log"
+    path.write_bytes(b"q" * (3 * PIECE_BYTES) + b"\nlast\n")
+    lines = list(Tail(runs, job(), 1, (), None).more())
+    assert sum(line.text.count("q") for line in lines) == 3 * PIECE_BYTES
+    assert lines[-1].text == "last"
+
+
+def test_a_large_log_and_long_lines_reach_a_client() -> None:
+    script = (
+        "import sys\n"
+        "for n in range(40000): print('line', n)\n"
+        "for n in range(600): print('\\x01\\\\' * 4000, n)\n"
+        "sys.stdout.flush(); sys.stdout.buffer.write(b'\\xff' * 9000 + b'\\n')\n"
+        "print('the very last', file=sys.stderr); sys.exit(3)"
+    )
+    with private_daemon() as daemon:
+        job_number = daemon.submit(script)
+        followed = [
+            item.text for item in daemon.client.follow(job_number) if isinstance(item, LogLine)
+        ]
+        assert len(followed) == 40000 + 600 + 2
+        assert followed[-1] == "the very last" or "the very last" in followed
+        read = daemon.output(job_number)
+        assert sorted(read) == sorted(followed)
+        assert [line for line in read if line.startswith("line")] == [
+            f"line {n}" for n in range(40000)
+        ]
+        assert len(daemon.output(job_number, tail=10)) == 10
