@@ -1,0 +1,65 @@
+"""How an attempt ended, in words: made from what the shim saw, for exit.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+
+from wiiiiided.shim import files
+
+ERROR_BYTES = 16 << 10
+ERROR_FILE_BYTES = 256 << 10
+
+_HINTS = {
+    signal.SIGKILL: " (the kernel's out-of-memory killer does that too)",
+    signal.SIGSEGV: " (a crash in native code)",
+    signal.SIGBUS: " (a full disk or /dev/shm under mapped memory does that)",
+}
+
+
+def code_of(status: int) -> int:
+    """A wait status as a code: the exit code, or 128 + signal number."""
+    code = os.waitstatus_to_exitcode(status)
+    return 128 - code if code < 0 else code
+
+
+def reason(rank: int, code: int) -> str:
+    """A sentence about a rank that failed."""
+    if code > 128:
+        try:
+            number = signal.Signals(code - 128)
+        except ValueError:
+            return f"rank {rank} was killed by signal {code - 128}"
+        return f"rank {rank} was killed by {number.name}{_HINTS.get(number, '')}"
+    return f"rank {rank} ended with exit code {code}"
+
+
+def error(directory: int, rank: int, last_errors: list[bytes]) -> str:
+    """What a failed rank had to say: its error file, else the end of its stderr."""
+    text = _error_file(directory, f"error-{rank}.json")
+    if not text:
+        text = b"\n".join(last_errors).decode("utf-8", "replace")
+    data = text.encode("utf-8", "replace")
+    if len(data) > ERROR_BYTES:  # the end of a traceback says more than its beginning
+        data = b"... " + data[4 - ERROR_BYTES :]
+    return data.decode("utf-8", "ignore")
+
+
+def _error_file(directory: int, name: str) -> str:
+    """The message that torch.distributed.elastic's @record left, and its traceback."""
+    try:
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=directory)
+        with open(fd, "rb") as file:
+            message = json.loads(file.read(ERROR_FILE_BYTES))["message"]
+        if isinstance(message, dict):
+            traceback = message.get("extraInfo", {}).get("py_callstack", "")
+            message = f"{message.get('message', '')}\n{traceback}"
+        return message.strip() if isinstance(message, str) else ""
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return ""
+
+
+def failed_before_start(code: int, sentence: str, rank: int | None = None) -> files.End:
+    return files.End(time.time(), {}, code, failed_rank=rank, reason=sentence)

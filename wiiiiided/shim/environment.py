@@ -1,0 +1,78 @@
+"""The environment of a rank: everything torchrun gives, so that scripts made for it run unchanged.
+
+The values follow torch.distributed.run with one agent per machine and one role, "default". Its
+workers are clients of a Store that the agent keeps; ours is in `rendezvous`, on loopback.
+
+Where a job says something itself (order.env), it has its way in what is a matter of taste, and not
+in what makes the ranks find each other.
+"""
+
+from __future__ import annotations
+
+import os.path
+
+from wiiiiided.shim.files import Order
+
+# What `sitecustomize` there does in every Python of a job stands in its first lines.
+BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
+
+MARK = "WIIIIIDE_ATTEMPT_DIR"  # by which the processes of an attempt are found when its shim died
+
+
+def for_rank(order: Order, rank: int, attempt: str, port: int, secrets: str) -> dict[str, str]:
+    """All variables of one rank. `secrets` is a path, empty when the job has none."""
+    return {
+        **_taste(order),
+        **order.env,
+        **_torchrun(order, rank, port),
+        **_own(order, rank, attempt, secrets),
+    }
+
+
+def _taste(order: Order) -> dict[str, str]:
+    """Defaults that the job may overrule."""
+    defaults = {
+        "OMP_NUM_THREADS": str(order.threads),
+        "PYTHONUNBUFFERED": "1",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+    }
+    if order.nodes == 1:  # nothing of a job on one machine listens outside
+        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
+    return defaults
+
+
+def _torchrun(order: Order, rank: int, port: int) -> dict[str, str]:
+    return {
+        "LOCAL_RANK": str(rank - order.first_rank),
+        "RANK": str(rank),
+        "GROUP_RANK": str(order.node_index),
+        "ROLE_RANK": str(rank),
+        "ROLE_NAME": "default",
+        "LOCAL_WORLD_SIZE": str(order.workers),
+        "WORLD_SIZE": str(order.world_size),
+        "GROUP_WORLD_SIZE": str(order.nodes),
+        "ROLE_WORLD_SIZE": str(order.world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_RESTART_COUNT": str(order.restart_count),
+        "TORCHELASTIC_MAX_RESTARTS": str(order.max_restarts),
+        "TORCHELASTIC_RUN_ID": f"wiiiiide-{order.job}",
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+
+
+def _own(order: Order, rank: int, attempt: str, secrets: str) -> dict[str, str]:
+    given = order.env.get("PYTHONPATH")
+    own = {
+        "TORCHELASTIC_ERROR_FILE": f"{attempt}/error-{rank}.json",
+        "WIIIIIDE_JOB_ID": str(order.job),
+        "WIIIIIDE_ATTEMPT": str(order.attempt),
+        MARK: attempt,
+        "WIIIIIDE_STATS": f"{attempt}/stats-{rank}",
+        "WIIIIIDE_STACKS": f"{attempt}/stacks-{rank}",
+        "PYTHONPATH": f"{BOOTSTRAP}:{given}" if given else BOOTSTRAP,
+    }
+    if secrets:
+        own["WIIIIIDE_SECRETS"] = secrets
+    return own

@@ -1,0 +1,189 @@
+"""The files and lines that the shim and the daemon share, and their one version number.
+
+Control socket: one JSON object per line, at most 1 MiB. The shim speaks first and at every change:
+
+    {"event": "status", "format": 1, "phase": "preparing" | "running" | "stopping" | "ended",
+     "ranks": [{"rank": 0, "pid": 123, "ticks": 4567, "code": null}, …]}
+    {"event": "stacks", "dumps": [{"rank": 0, "pid": 123, "text": "…"}, …]}     answer to stacks
+
+and obeys
+
+    {"do": "stop", "grace_s": 10.0, "reason": "cancelled by ada"}     grace_s 0: SIGKILL at once
+    {"do": "signal", "signal": "SIGUSR1"}        only to ranks that catch it
+    {"do": "stacks"}                             only from processes with the handler
+
+A code is the exit code, or 128 + signal number.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from dataclasses import asdict, dataclass, field
+
+TYPE_CHECKING = False  # the typing module would be half a megabyte of every shim
+if TYPE_CHECKING:
+    from typing import Any
+
+FORMAT = 1
+ORDER, CLAIM, EXIT = "order.json", "shim.json", "exit.json"
+MAX_FILE_BYTES = 1 << 20
+LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the daemon wants started. No secret is in it: those come by descriptor."""
+
+    job: int
+    attempt: int
+    name: str
+    argv: list[str]
+    work: str  # absolute; made and filled by the shim when it is not there
+    env: dict[str, str]  # the same for all ranks
+    world_size: int
+    first_rank: int
+    workers: int
+    node: str
+    node_index: int = 0
+    nodes: int = 1
+    restart_count: int = 0
+    max_restarts: int = 0
+    grace_s: float = 10.0
+    threads: int = 1  # OMP_NUM_THREADS, unless env has it
+    log_bytes: int = 16 << 20  # of one rank's log before it is rotated
+    archive_bytes: int = 512 << 20  # limits of what is unpacked
+    archive_files: int = 100_000
+    listener_uid: int = 0  # who may give commands, besides root and the shim's own user
+    file_mode: int = 0o600  # of what the shim writes; 0640 where the daemon is another user
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Which process has this attempt. pid alone could be another's by now."""
+
+    pid: int
+    ticks: int  # start time, field 22 of /proc/PID/stat
+    boot_id: str
+    socket: str  # its name in the same directory
+    format: int = FORMAT
+
+
+@dataclass(frozen=True)
+class End:
+    """How it ended. Nothing of the attempt runs any more when this file exists."""
+
+    ended_at: float
+    codes: dict[str, int]  # rank → code; ranks that never started are missing
+    code: int  # of the job: 0, or the code of the rank that failed first
+    failed_rank: int | None = None
+    reason: str = ""  # a sentence: "rank 1 was killed by SIGKILL"
+    stopped: str = ""  # the reason given with stop, when that is why it ended
+    error: str = ""  # the failing rank's error file, or the last lines of its log
+    lost: bool = False  # the shim itself was killed, and this was written by its sweeper
+    format: int = FORMAT
+
+
+@dataclass
+class RankState:
+    """One rank in a status line."""
+
+    rank: int
+    pid: int | None = None
+    ticks: int | None = None
+    code: int | None = None
+
+
+@dataclass
+class Status:
+    phase: str
+    ranks: list[RankState] = field(default_factory=list)
+
+
+class Unreadable(Exception):
+    """A shared file is missing something, is not ours, or is of another format."""
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def start_ticks(pid: int) -> int | None:
+    """When a process was started, in clock ticks since boot; None when there is none, or a zombie.
+
+    Together with the boot id and the pid this names a process for ever.
+    """
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def to_bytes(value: Order | Claim | End) -> bytes:
+    """A shared file's content."""
+    return json.dumps(asdict(value)).encode()
+
+
+def from_bytes(kind: type[Any], data: bytes) -> Any:
+    """The value in a shared file; Unreadable with a sentence when it is none of `kind`.
+
+    A claim and an end of another format are read all the same: what they have in common keeps its
+    name and meaning in every format, so that a daemon of another version knows whether a shim
+    lives and how it ended. An order of another format is refused: it would be half obeyed.
+    """
+    try:
+        fields = json.loads(data)
+        version = fields["format"]
+        if version != FORMAT and kind is Order:
+            raise Unreadable(f"an order of format {version}; this version knows {FORMAT}")
+        known = {name: fields[name] for name in kind.__dataclass_fields__ if name in fields}
+        value = kind(**known)
+        _check_types(value)
+        return value
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:
+        raise Unreadable(f"not a {kind.__name__}: {problem}") from problem
+
+
+_TYPES: dict[object, Any] = {"int": int, "str": str, "float": (int, float), "bool": bool}
+
+
+def _check_types(value: Any) -> None:
+    """A job may have written anything: only what later code can work with gets through."""
+    for name, about in value.__dataclass_fields__.items():
+        found, wanted = getattr(value, name), _TYPES.get(about.type)
+        if wanted is not None and not isinstance(found, wanted):
+            raise TypeError(f"{name} is not {about.type}")
+        if isinstance(found, int | float) and not -1e18 < found < 1e18:
+            raise ValueError(f"{name} is beyond any number there is")
+    for rank, code in getattr(value, "codes", {}).items():
+        if not isinstance(rank, str) or not isinstance(code, int) or not 0 <= code <= 255:
+            raise TypeError("codes are not exit codes")
+
+
+def write_durably(directory: int, name: str, data: bytes, mode: int, group: int = -1) -> None:
+    """A file that is whole or not there, whatever happens, and on the disk when this returns.
+
+    The directory may be writable for jobs: a link planted under the temporary name is not followed.
+    """
+    temporary = f".{name}.{os.getpid()}"
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(temporary, dir_fd=directory)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(temporary, flags, mode, dir_fd=directory)
+    try:
+        os.fchown(fd, -1, group)
+        os.fchmod(fd, mode)
+        # On a disk that is nearly full a write takes a part, and says so instead of failing.
+        while data:
+            data = data[os.write(fd, data) :]
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+    os.fsync(directory)

@@ -1,0 +1,128 @@
+"""Other processes, as /proc shows them: who descends from whom, what they catch, how to signal.
+
+A pid is only a number and may be another's by the time it is used. Here a process is its pid *and*
+its start time, and a signal goes through a pidfd after both have been compared.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+
+from wiiiiided.shim import files
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One line of `ps`. Zombies are not in it: they run nothing."""
+
+    pid: int
+    parent: int
+    ticks: int
+
+
+def running() -> dict[int, Process]:
+    """Every process this user can see, by pid."""
+    found = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and (process := _read(int(name))):
+            found[process.pid] = process
+    return found
+
+
+def _read(pid: int) -> Process | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except OSError:
+        return None
+    if len(fields) < 20 or fields[0] in (b"Z", b"X"):
+        return None
+    return Process(pid, int(fields[1]), int(fields[19]))
+
+
+def descendants(of: int, among: dict[int, Process] | None = None) -> list[Process]:
+    """Children, their children, and so on; a parent stands before its children.
+
+    A zombie breaks the chain to its children for the moment between its death and their adoption;
+    whoever must not miss one asks again.
+    """
+    children: dict[int, list[Process]] = {}
+    for process in (running() if among is None else among).values():
+        children.setdefault(process.parent, []).append(process)
+    found, queue = [], [of]
+    for pid in queue:
+        for child in children.get(pid, ()):
+            found.append(child)
+            queue.append(child.pid)
+    return found
+
+
+def send(process: Process, number: int) -> bool:
+    """Signal exactly this process; False when it is gone, or not ours to signal."""
+    try:
+        fd = os.pidfd_open(process.pid)
+    except OSError:
+        return False
+    try:
+        if files.start_ticks(process.pid) != process.ticks:
+            return False
+        signal.pidfd_send_signal(fd, number)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal: without one, most signals would end it."""
+    return bool(_caught(pid) >> (number - 1) & 1)
+
+
+def _caught(pid: int) -> int:
+    for line in _content(pid, "status").splitlines():
+        if line.startswith(b"SigCgt:"):
+            return int(line.split()[1], 16)
+    return 0
+
+
+def environment(pid: int) -> list[bytes]:
+    """NAME=value as the process was started with; empty where that may not be read."""
+    return _content(pid, "environ").split(b"\0")
+
+
+def command(pid: int) -> str:
+    """What `ps` shows, on one line of at most 200 characters."""
+    words = _content(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" ")
+    text = words.decode("utf-8", "replace")
+    return "".join(char if char.isprintable() else "?" for char in text[:200])
+
+
+def writes_to(pid: int, prefix: str, others: frozenset[str] = frozenset()) -> bool:
+    """Whether a process has open for writing what begins with `prefix`, or is one of `others`."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+            # The link of a descriptor carries its access in its mode: write is 0o200.
+            if (target.startswith(prefix) or target in others) and (
+                os.lstat(f"{folder}/{name}").st_mode & 0o200
+            ):
+                return True
+        except OSError:
+            continue
+    return False
+
+
+def _content(pid: int, name: str) -> bytes:
+    try:
+        with open(f"/proc/{pid}/{name}", "rb", buffering=0) as file:
+            return file.read()
+    except OSError:
+        return b""

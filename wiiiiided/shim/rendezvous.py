@@ -1,0 +1,366 @@
+"""The job's Store: where its ranks find each other. The shim keeps it, ranks are its clients.
+
+torch.distributed's TCPStore, on 127.0.0.1 alone, with a port that the kernel chose; so nothing of a
+job listens on a network, and no port can be taken by someone else between choosing and binding.
+Only processes of this user (and root) are served: the kernel's table says whose a connection is.
+
+A client speaks first, in the byte order of the machine. Numbers have eight bytes, text and values
+a length before them, lists their count.
+
+    00 validate     magic u32            ─         0a multi_get   count, keys        values
+    01 set          key value            ─         0b multi_set   count, key value…  ─
+    02 compare_set  key expected desired value     0c cancel_wait                    01
+    03 get          key                  value     0d ping        u32                the same
+    04 add          key i64              i64       0e queue_push  key value          ─
+    05 check        count, keys          00 / 01   0f queue_pop   key                i64 [value]
+    06 wait         count, keys          00 later  10 queue_len   key                i64
+    07 num_keys                          i64       11 list_keys                      count, keys
+    08 delete       key                  i64       12 barrier     key i64            00 later
+    09 append       key value            ─
+
+Lengths are checked before anything is kept. A client that breaks the rules loses its connection and
+nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+from wiiiiided.shim.keys import Keys, Refused
+from wiiiiided.shim.loop import READ, WRITE, Loop
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_ORDER = sys.byteorder
+MAGIC = 0x3C85F7CE
+READY, NOT_READY = b"\0", b"\1"
+GO_ON, CANCELED = b"\0", b"\1"
+
+# As torch's own server, so that what works under torchrun works here.
+KEY_BYTES = 8 << 10
+VALUE_BYTES = 8 << 20
+COUNT = 128 << 10
+
+REQUEST_BYTES = 16 << 20
+ANSWER_BYTES = 64 << 20
+CLIENTS = 4096
+READ_BYTES = 64 << 10
+ESTABLISHED = "01"  # the state, as the kernel's table prints it
+RETRY_S = 1.0  # before the next accept, when there was no descriptor left
+
+
+class _Unfinished(Exception):
+    """The rest of the request has not arrived; the argument is how long it must be to go on."""
+
+
+class _Reader:
+    """Takes fields from the front of what a client has sent."""
+
+    __slots__ = ("_data", "at")
+
+    def __init__(self, data: bytearray) -> None:
+        self._data, self.at = data, 0
+
+    def take(self, size: int) -> bytes:
+        end = self.at + size
+        if end > len(self._data):
+            raise _Unfinished(end)
+        taken = bytes(self._data[self.at : end])
+        self.at = end
+        return taken
+
+    def u32(self) -> int:
+        return int.from_bytes(self.take(4), _ORDER)
+
+    def i64(self) -> int:
+        return int.from_bytes(self.take(8), _ORDER, signed=True)
+
+    def key(self) -> bytes:
+        return self.take(self._bounded(KEY_BYTES, "a key"))
+
+    def value(self) -> bytes:
+        return self.take(self._bounded(VALUE_BYTES, "a value"))
+
+    def count(self) -> int:
+        return self._bounded(COUNT, "a list")
+
+    def many(self) -> list[bytes]:
+        return [self.key() for _ in range(self.count())]
+
+    def _bounded(self, limit: int, what: str) -> int:
+        size = int.from_bytes(self.take(8), _ORDER)
+        if size > limit:
+            raise Refused(f"{what} of {size} is over the limit of {limit}")
+        return size
+
+
+def _i64(value: int) -> bytes:
+    return value.to_bytes(8, _ORDER, signed=True)
+
+
+def _bits(value: bytes) -> bytes:
+    return len(value).to_bytes(8, _ORDER) + value
+
+
+class _Client:
+    """One connection."""
+
+    def __init__(self, server: Rendezvous, link: socket.socket) -> None:
+        self._server, self._link = server, link
+        self._in, self._out = bytearray(), bytearray()
+        self._known = False  # has said the magic number
+        self._needed = 1  # bytes of a request before it is worth another look
+        link.setblocking(False)
+        server.loop.watch(link.fileno(), READ, self._ready)
+
+    def answer(self, data: bytes) -> None:
+        if len(self._out) + len(data) > ANSWER_BYTES:
+            raise Refused("an answer is too long")
+        self._out += data
+        self._server.unsent.add(self)
+
+    def go_on(self) -> None:
+        """What it waited for is there."""
+        try:
+            self.answer(GO_ON)
+        except Refused:
+            self.close()
+
+    def close(self) -> None:
+        if self._link.fileno() >= 0:
+            self._server.loop.forget(self._link.fileno())
+            self._link.close()
+            self._server.gone(self)
+
+    def _ready(self) -> None:
+        try:
+            if self._out:
+                self.send()
+            elif data := self._link.recv(READ_BYTES):
+                self._in += data
+                self._obey()
+                self._server.deliver()
+            else:
+                self.close()
+        except BlockingIOError:
+            pass
+        except (OSError, Refused):
+            self.close()
+            self._server.deliver()
+
+    def send(self) -> None:
+        """Send what can be sent. While an answer waits, nothing more is read from this client."""
+        try:
+            while self._out:
+                del self._out[: self._link.send(self._out)]
+        except BlockingIOError:
+            pass
+        self._server.loop.watch(self._link.fileno(), WRITE if self._out else READ, self._ready)
+
+    def _obey(self) -> None:
+        while len(self._in) >= self._needed:
+            reader = _Reader(self._in)
+            try:
+                self._request(reader)
+            except _Unfinished as unfinished:
+                self._needed = unfinished.args[0]
+                if self._needed > REQUEST_BYTES:
+                    raise Refused("a request is too long") from None
+            else:
+                del self._in[: reader.at]
+                self._needed = 1
+
+    def _request(self, reader: _Reader) -> None:
+        number = reader.take(1)[0]
+        if not self._known:
+            if number != 0 or reader.u32() != MAGIC:
+                raise Refused("not a client of this protocol")
+            self._known = True
+        elif number < len(_REQUESTS):
+            answer = _REQUESTS[number](self._server.keys, self, reader)
+            if answer:
+                self.answer(answer)
+        else:
+            raise Refused(f"request {number} is unknown")
+
+
+def _validate(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    raise Refused("said twice who it is")
+
+
+def _ping(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return reader.take(4)
+
+
+def _set(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    keys.set(reader.key(), reader.value())
+    return b""
+
+
+def _compare_set(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _bits(keys.compare_set(reader.key(), reader.value(), reader.value()))
+
+
+def _get(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _bits(keys.get(reader.key()))
+
+
+def _add(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _i64(keys.add(reader.key(), reader.i64()))
+
+
+def _check(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return READY if keys.has(reader.many()) else NOT_READY
+
+
+def _wait(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return GO_ON if keys.wait(reader.many(), client) else b""
+
+
+def _num_keys(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _i64(len(keys))
+
+
+def _delete(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _i64(keys.delete(reader.key()))
+
+
+def _append(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    keys.append(reader.key(), reader.value())
+    return b""
+
+
+def _multi_get(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    values = [keys.get(key) for key in reader.many()]
+    if sum(map(len, values)) > ANSWER_BYTES:
+        raise Refused("an answer is too long")
+    return b"".join(map(_bits, values))
+
+
+def _multi_set(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    for key, value in [(reader.key(), reader.value()) for _ in range(reader.count())]:
+        keys.set(key, value)
+    return b""
+
+
+def _cancel_wait(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    keys.forget(client)
+    return CANCELED
+
+
+def _queue_push(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    keys.push(reader.key(), reader.value())
+    return b""
+
+
+def _queue_pop(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    length, value = keys.pop(reader.key())
+    return _i64(length) + _bits(value) if length else _i64(0)
+
+
+def _queue_len(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _i64(keys.length(reader.key()))
+
+
+def _list_keys(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return _i64(len(keys)) + b"".join(map(_bits, keys.names()))
+
+
+def _barrier(keys: Keys, client: _Client, reader: _Reader) -> bytes:
+    return GO_ON if keys.barrier(reader.key(), reader.i64(), client) else b""
+
+
+# In the order of their numbers.
+_REQUESTS: tuple[Callable[[Keys, _Client, _Reader], bytes], ...] = (
+    *(_validate, _set, _compare_set, _get, _add, _check, _wait, _num_keys, _delete, _append),
+    *(_multi_get, _multi_set, _cancel_wait, _ping, _queue_push, _queue_pop, _queue_len),
+    *(_list_keys, _barrier),
+)
+
+
+class Rendezvous:
+    """The server. `port` is what ranks get as MASTER_PORT."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop = loop
+        self.keys = Keys()
+        self.unsent: set[_Client] = set()
+        self._clients: set[_Client] = set()
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._listen()
+
+    def close(self) -> None:
+        for client in list(self._clients):
+            client.close()
+        if self._listener.fileno() >= 0:
+            self.loop.forget(self._listener.fileno())
+            self._listener.close()
+
+    def gone(self, client: _Client) -> None:
+        self._clients.discard(client)
+        self.unsent.discard(client)
+        self.keys.forget(client)
+
+    def deliver(self) -> None:
+        """Send what a request made ready, to whomever."""
+        while self.keys.waken:
+            waiter = self.keys.waken.pop()
+            if isinstance(waiter, _Client):
+                waiter.go_on()
+        while self.unsent:
+            client = self.unsent.pop()
+            try:
+                client.send()
+            except OSError:
+                client.close()
+
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self.loop.watch(self._listener.fileno(), READ, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            link, address = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError:  # no descriptor left
+            self.loop.forget(self._listener.fileno())
+            self.loop.after(RETRY_S, self._listen)
+            return
+        if len(self._clients) >= CLIENTS or not _is_ours(address, self.port):
+            link.close()
+            return
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._clients.add(_Client(self, link))
+
+
+def _is_ours(address: tuple[str, int], server: int) -> bool:
+    """Whether the other end of a connection is this user's, or root's.
+
+    Only an established one counts: a socket whose owner has closed it shows root's number.
+    """
+    there = f"{_hexadecimal(address[0])}:{address[1]:04X}"
+    here = f"{_hexadecimal('127.0.0.1')}:{server:04X}"
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        try:
+            with open(table) as file:
+                for line in file:
+                    if there not in line:
+                        continue
+                    _, local, remote, state, _, _, _, uid, *_ = line.split()
+                    if local.endswith(there) and remote.endswith(here) and state == ESTABLISHED:
+                        return int(uid) in (os.geteuid(), 0)
+        except OSError:
+            return True  # a system without that table cannot tell
+    return False
+
+
+def _hexadecimal(host: str) -> str:
+    """An address as the kernel's table prints it: one number of the machine's byte order."""
+    return f"{int.from_bytes(socket.inet_aton(host), _ORDER):08X}"

@@ -1,0 +1,336 @@
+"""One attempt from its first process to its last.
+
+    preparing ── unpacked, every rank has begun ──► running ── all ended ─────────┐
+        │                                              │                          │
+        │ stop, SIGTERM, a rank that cannot start      │ stop, SIGTERM, a rank    │
+        ▼                                              ▼ that failed              ▼
+    stopping ── a moment, TERM, grace, KILL ──► no process left ──► exit.json ► ended
+
+Nothing of the attempt runs when exit.json appears (`family` knows). The moment is for ranks to end
+by themselves, with a better last word than "terminated", when one of them has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass
+
+from wiiiiided.shim import attempt, ending, environment, family, files, processes, stacks, unpacking
+from wiiiiided.shim.control import Control
+from wiiiiided.shim.logs import Log
+from wiiiiided.shim.loop import Loop, Timer
+from wiiiiided.shim.ranks import NOT_PREPARED, Program, Rank, make_files
+from wiiiiided.shim.rendezvous import Rendezvous
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+    from typing import Any
+
+MOMENT_S = 2.0  # for ranks to notice by themselves that one of them failed
+STRAY_S = 2.0  # for what the ranks left behind, when they ended by themselves
+RETRY_S = 1.0  # when exit.json cannot be written
+TERMINATED = 128 + signal.SIGTERM
+MOST_GRACE_S = 86400.0
+REASON_CHARS = 1000
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a supervisor is given."""
+
+    order: files.Order
+    path: str  # of the attempt, without links in it
+    directory: int
+    archive: int | None
+    secrets: int | None
+    descriptors: tuple[int, int]  # limits of a rank; the shim's own is higher
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why the attempt fails: the first cause, whatever follows from it."""
+
+    code: int
+    reason: str
+    rank: Rank | None = None
+
+
+class Supervisor:
+    """Runs the attempt; `run` returns when exit.json is written."""
+
+    def __init__(self, given: Given, listener: socket.socket) -> None:
+        self._given, self._order = given, given.order
+        self._loop = Loop()
+        first, mode = given.order.first_rank, given.order.file_mode
+        self._ranks = [
+            Rank(n, Log(given.directory, f"rank-{n}.log", mode, given.order.log_bytes))
+            for n in range(first, first + given.order.workers)
+        ]
+        self._phase = "preparing"
+        self._changed = False
+        self._failure: Failure | None = None
+        self._stopped = ""  # why it was asked to stop
+        self._codes: dict[str, int] = {}  # of ranks, in the order of their ends
+        self._termed = False
+        self._left_alone = False  # all ranks have ended by themselves
+        self._next_step: Timer | None = None  # to TERM, or to KILL
+        self._next_at = 0.0
+        self._unpacker: tuple[int, int] | None = None  # pid, pipe
+        self._rendezvous: Rendezvous | None = None
+        self._asking: list[Callable[[bytes], None]] = []  # for stacks, while they are collected
+        self._family = family.Family(self._loop, self._ended, self._finish)
+        uids = {0, os.geteuid(), given.order.listener_uid}
+        self._control = Control(self._loop, listener, uids, self._status, self._obey)
+        self._loop.on_signal(
+            signal.SIGTERM,
+            lambda: self._stop(given.order.grace_s, "the shim was asked to end (SIGTERM)"),
+        )
+        self._loop.every_round(self._tell)
+
+    def run(self) -> None:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        try:
+            if unpacking.needed(self._order):
+                self._unpacker = unpacking.start(self._order, self._given.archive)
+            else:
+                self._start()
+        except OSError as problem:
+            self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem.strerror}"))
+        self._loop.run()
+
+    # ---- the beginning
+
+    def _start(self) -> None:
+        if self._given.archive is not None:
+            os.close(self._given.archive)
+        self._rendezvous = Rendezvous(self._loop)
+        secrets = self._given.secrets
+        # The shim's descriptor, not one that is passed on: it is there for every process of the
+        # job, however it was started, and no number can be mistaken for another file's.
+        place = "" if secrets is None else f"/proc/{os.getpid()}/fd/{secrets}"
+        for rank in self._ranks:
+            env = environment.for_rank(
+                self._order, rank.number, self._given.path, self._rendezvous.port, place
+            )
+            if not self._make_files(rank):
+                del env["WIIIIIDE_STATS"], env["WIIIIIDE_STACKS"]
+            argv, work, limits = self._order.argv, self._order.work, self._given.descriptors
+            try:
+                rank.start(self._loop, Program(argv, env, work, limits), self._reported)
+            except OSError as problem:
+                sentence = f"rank {rank.number} cannot be started: {problem.strerror}"
+                self._fail(Failure(NOT_PREPARED, sentence, rank))
+                return
+            self._family.watch(rank.pid or 0)
+            self._changed = True
+        names = [name for rank in self._ranks for name in rank.pipes]
+        attempt.write_pipes(self._given.directory, names)
+
+    def _make_files(self, rank: Rank) -> bool:
+        try:
+            make_files(self._given.directory, rank.number, self._order.file_mode)
+        except OSError as problem:  # a full disk: the rank can do without
+            rank.log.note(f"no stats and no stacks of this rank: {problem.strerror}")
+            return False
+        return True
+
+    def _reported(self, rank: Rank, code: int, sentence: str) -> None:
+        """A rank runs its program, or cannot."""
+        if code:
+            self._fail(Failure(code, sentence, rank))
+        elif self._phase == "preparing" and all(rank.started for rank in self._ranks):
+            self._enter("running")
+
+    def _unpacked(self, code: int) -> None:
+        assert self._unpacker is not None
+        (_, pipe), self._unpacker = self._unpacker, None
+        sentence = os.read(pipe, unpacking.SENTENCE_BYTES).decode("utf-8", "replace")
+        os.close(pipe)
+        if code:
+            how = f"unpacking the working directory ended with code {code}"
+            self._fail(Failure(NOT_PREPARED, sentence or how))
+        elif self._phase == "preparing":
+            try:
+                self._start()
+            except OSError as problem:
+                self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem.strerror}"))
+
+    # ---- the end
+
+    def _ended(self, batch: list[tuple[int, int]]) -> None:
+        """Processes have ended: ranks, orphans, the unpacker."""
+        ranks = {rank.pid: rank for rank in self._ranks}
+        failed = []
+        for pid, code in batch:
+            if self._unpacker is not None and pid == self._unpacker[0]:
+                self._unpacked(code)
+            elif rank := ranks.get(pid):
+                rank.settle(self._loop, self._reported)
+                self._note_end(rank, code)
+                if code:
+                    failed.append(rank)
+        if failed and self._failure is None and not self._stopped:
+            self._failed(failed[0])
+        if self._all_ended and not self._termed and not self._left_alone:
+            self._left_alone = True
+            self._do_in(STRAY_S, self._kill_strays)
+
+    def _note_end(self, rank: Rank, code: int) -> None:
+        rank.code = code
+        if rank.started:
+            self._codes[str(rank.number)] = code
+        self._changed = True
+
+    @property
+    def _all_ended(self) -> bool:
+        return all(rank.code is not None for rank in self._ranks)
+
+    def _failed(self, rank: Rank) -> None:
+        code = rank.code or 0
+        self._failure = Failure(code, ending.reason(rank.number, code), rank)
+        self._enter("stopping")
+        self._do_in(MOMENT_S, lambda: self._terminate(self._order.grace_s))
+
+    def _fail(self, failure: Failure) -> None:
+        """It cannot begin: all or none."""
+        if self._failure is None and not self._stopped:
+            self._failure = failure
+        self._enter("stopping")
+        self._kill()
+
+    def _stop(self, grace_s: float, reason: str) -> None:
+        if self._phase == "ended":
+            return
+        if self._failure is None and not self._all_ended and not self._stopped:
+            self._stopped = reason
+        self._enter("stopping")
+        if grace_s <= 0:
+            self._kill()
+        elif not self._termed:
+            self._terminate(grace_s)
+        elif time.monotonic() + grace_s < self._next_at:
+            self._do_in(grace_s, self._kill)
+
+    def _terminate(self, grace_s: float) -> None:
+        self._termed = True
+        self._do_in(grace_s, self._kill)
+        self._family.terminate()
+
+    def _kill_strays(self) -> None:
+        strays = self._family.members()
+        for stray in strays[:10]:
+            what = f"pid {stray.pid}, {processes.command(stray.pid)}"
+            self._ranks[0].log.note(f"killed, as the ranks left it behind: {what}")
+        self._kill()
+
+    def _kill(self) -> None:
+        self._termed = True
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._family.kill()
+
+    def _do_in(self, seconds: float, action: Callable[[], None]) -> None:
+        """The next step towards the end; it replaces the one that was planned."""
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._next_at = time.monotonic() + seconds
+        self._next_step = self._loop.after(seconds, action)
+
+    def _finish(self) -> None:
+        """No process is left. Unless that is the beginning, it is the end."""
+        if self._phase == "ended" or (self._phase != "stopping" and not self._all_ended):
+            return
+        if self._next_step is not None:
+            self._next_step.cancel()
+        for rank in self._ranks:
+            rank.finish_log()
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        self._write(self._verdict())
+
+    def _verdict(self) -> files.End:
+        now, failure = time.time(), self._failure
+        if failure is not None:
+            rank = failure.rank
+            number = None if rank is None else rank.number
+            if rank is None or not rank.started:  # then none has, as far as the job goes
+                return files.End(now, {}, failure.code, number, failure.reason)
+            last = list(rank.log.last_errors)
+            error = ending.error(self._given.directory, rank.number, last)
+            return files.End(now, self._codes, failure.code, number, failure.reason, error=error)
+        code = next(filter(None, self._codes.values()), 0)
+        if self._stopped:
+            code = code if self._codes else TERMINATED
+            reason = f"stopped: {self._stopped}"
+            return files.End(now, self._codes, code, reason=reason, stopped=self._stopped)
+        return files.End(now, self._codes, code)
+
+    def _write(self, end: files.End) -> None:
+        """Write exit.json, as long as it takes, and leave."""
+        data = files.to_bytes(end)
+        try:
+            files.write_durably(self._given.directory, files.EXIT, data, self._order.file_mode)
+        except OSError:
+            if not attempt.is_gone(self._given.directory):
+                self._enter("ended")
+                self._loop.after(RETRY_S, lambda: self._write(end))
+                return
+        self._enter("ended")
+        self._tell()
+        self._control.close()
+        self._loop.stop()
+
+    # ---- the control socket
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._changed = True
+
+    def _status(self) -> bytes:
+        ranks = [asdict(rank.state) for rank in self._ranks]
+        status = {"event": "status", "format": files.FORMAT, "phase": self._phase, "ranks": ranks}
+        return json.dumps(status).encode() + b"\n"
+
+    def _tell(self) -> None:
+        if self._changed:
+            self._changed = False
+            self._control.tell(self._status())
+
+    def _obey(self, command: dict[str, Any], answer: Callable[[bytes], None]) -> None:
+        match command.get("do"):
+            case "stop":
+                reason = str(command.get("reason", ""))[:REASON_CHARS] or "no reason was given"
+                self._stop(self._grace(command.get("grace_s")), reason)
+            case "signal":
+                self._signal(str(command.get("signal")))
+            case "stacks":
+                self._ask_for_stacks(answer)
+
+    def _grace(self, given: object) -> float:
+        if isinstance(given, int | float) and given == given:  # a NaN is not itself
+            return min(float(given), MOST_GRACE_S)
+        return self._order.grace_s
+
+    def _signal(self, name: str) -> None:
+        number = signal.Signals.__members__.get(name)
+        for rank in self._ranks:
+            if number is None or rank.pid is None or rank.ticks is None or rank.code is not None:
+                continue
+            if processes.catches(rank.pid, number):
+                processes.send(processes.Process(rank.pid, os.getpid(), rank.ticks), number)
+
+    def _ask_for_stacks(self, answer: Callable[[bytes], None]) -> None:
+        self._asking.append(answer)
+        if len(self._asking) == 1:
+            states = [rank.state for rank in self._ranks]
+            stacks.Round(self._loop, self._given.path, states, self._answer_stacks)
+
+    def _answer_stacks(self, line: bytes) -> None:
+        asking, self._asking = self._asking, []
+        for answer in asking:
+            answer(line)

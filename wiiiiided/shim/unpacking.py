@@ -1,0 +1,110 @@
+"""The job's working directory, made from its archive before the first attempt.
+
+    <work>.unpacking.<pid>  ── unpacked, on the disk ──►  rename  ──►  <work>
+
+So a directory that has the final name is whole, whatever happened. It happens in a child: it takes
+memory that a shim should not keep, and it can be killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+
+from wiiiiided.shim import kernel, trees
+from wiiiiided.shim.files import Order
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+SENTENCE_BYTES = 4000
+
+
+def needed(order: Order) -> bool:
+    return not os.path.isdir(order.work)
+
+
+def start(order: Order, archive: int | None) -> tuple[int, int]:
+    """(pid, a pipe with a sentence when it fails). Reap the child; code 0 is success."""
+    read, write = os.pipe()
+    shim = os.getpid()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+        if pid == 0:
+            _work(order, archive, write, shim, before)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(write)
+    return pid, read
+
+
+def _work(
+    order: Order, archive: int | None, report: int, shim: int, before: set[int | signal.Signals]
+) -> NoReturn:
+    try:
+        kernel.die_with_parent()
+        if os.getppid() != shim:
+            os._exit(1)
+        _close_all_but(0, 1, 2, report, archive)  # a listener of the shim must see its end
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.umask(0o022)  # the job's files, not the shim's
+        make(order, archive)
+        os._exit(0)
+    except BaseException as problem:
+        sentence = f"the working directory cannot be made: {_words(problem)}"
+        with contextlib.suppress(OSError):
+            os.write(report, sentence.encode("utf-8", "replace")[:SENTENCE_BYTES])
+    finally:
+        os._exit(1)
+
+
+def _close_all_but(*kept: int | None) -> None:
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                os.close(int(name))
+
+
+def make(order: Order, archive: int | None) -> None:
+    """Make order.work; raises what went wrong."""
+    _remove_leftovers(order.work)
+    temporary = f"{order.work}.unpacking.{os.getpid()}"
+    os.mkdir(temporary, 0o700)
+    os.chmod(temporary, 0o750 if order.file_mode & 0o040 else 0o700)
+    if archive is not None:
+        # Not at the top: tarfile and what it needs would stay in the shim.
+        from wiiiiided.ship.unpack import unpack
+
+        with contextlib.suppress(OSError):  # a pipe begins where it is
+            os.lseek(archive, 0, os.SEEK_SET)
+        with open(archive, "rb", closefd=False) as stream:
+            unpack(
+                stream,
+                temporary,
+                limit_bytes=order.archive_bytes,
+                limit_files=order.archive_files,
+            )
+        # Else a power failure could leave the final name with empty files in it.
+        kernel.sync_file_system(temporary)
+    os.rename(temporary, order.work)
+
+
+def _remove_leftovers(work: str) -> None:
+    """Of an attempt that was killed while it unpacked."""
+    parent, name = os.path.split(work)
+    for entry in os.listdir(parent):
+        if entry.startswith(f"{name}.unpacking."):
+            trees.remove(os.path.join(parent, entry))
+
+
+def _words(problem: BaseException) -> str:
+    if isinstance(problem, OSError) and problem.strerror:
+        where = f" ({problem.filename})" if problem.filename else ""
+        return f"{problem.strerror}{where}"
+    return str(problem) or type(problem).__name__
