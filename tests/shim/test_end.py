@@ -206,7 +206,41 @@ def test_sigterm_to_the_shim_is_a_stop(tmp_path: Path) -> None:
         attempt.wait_for("ready")
         shim.terminate()
         end = attempt.end()
-        assert (end.code, end.stopped) == (137, "the shim was asked to end (SIGTERM)")
+        assert end.code == 137
+        assert end.stopped.startswith("the shim was asked to end (SIGTERM)")
+
+
+def test_a_rank_that_dies_of_a_shutdown_before_its_shim_hears_of_it_has_not_failed(
+    tmp_path: Path,
+) -> None:
+    with Attempt(tmp_path, ["sh", "-c", "echo ready; sleep 600"], workers=2) as attempt:
+        shim = attempt.start()
+        listener = attempt.listen()
+        pids = [rank["pid"] for rank in listener.phase("running")["ranks"]]
+        listener.close()
+        attempt.wait_for("ready")
+        os.kill(pids[0], signal.SIGTERM)
+        wait_until(lambda: not os.path.exists(f"/proc/{pids[0]}"), 10, "the shim has reaped it")
+        shim.terminate()
+        end = attempt.end()
+        assert end.stopped
+        assert end.failed_rank is None
+
+
+@pytest.mark.parametrize("code", [129, 130, 137, 255])
+def test_an_exit_code_above_128_is_not_told_as_a_signal(tmp_path: Path, code: int) -> None:
+    with Attempt(tmp_path, ["sh", "-c", f"exit {code}"]) as attempt:
+        attempt.start()
+        end = attempt.end()
+        assert (end.code, end.reason) == (code, f"rank 0 ended with exit code {code}")
+
+
+def test_a_folder_in_the_place_of_the_end_is_no_obstacle(tmp_path: Path) -> None:
+    script = 'mkdir -p "$WIIIIIDE_ATTEMPT_DIR/exit.json/x"; exit 4'
+    with Attempt(tmp_path, ["sh", "-c", script]) as attempt:
+        attempt.start()
+        wait_until(lambda: (attempt.path / "exit.json").is_file(), 30, "a real record")
+        assert attempt.end().code == 4
 
 
 FAMILY = """

@@ -94,9 +94,10 @@ class Shim:
         self.on_ended(end)
 
     async def _follow(self, order: files.Order | None, descriptors: Descriptors) -> files.End:
-        if (end := self.end()) is not None:
-            return end
+        # A claim comes first: whoever lives and holds it has the last word, whatever its job wrote.
         claim: files.Claim | files.End | None = self.claim()
+        if claim is None and (end := self.end()) is not None:
+            return end
         if claim is None:
             starts = order is not None and not self._stop
             claim = await self._start(order, descriptors) if order and starts else self._forfeit()
@@ -110,7 +111,7 @@ class Shim:
             await self._listen(claim)
             if (end := self.end()) is not None:
                 return end
-            await self._sweep()
+            await self._sweep()  # also when the job has spoiled its record
 
     async def _start(self, order: files.Order, descriptors: Descriptors) -> files.Claim | files.End:
         """Start a shim and wait for a claim: its own, or another's that was faster."""
@@ -324,26 +325,20 @@ class Shim:
     # ---- files
 
     def claim(self) -> files.Claim | None:
-        found: files.Claim | None = self._read(files.CLAIM, files.Claim)
-        return found
+        """Who has the attempt. One that cannot be read is a claim all the same: nothing starts."""
+        try:
+            data = self.runs.read(self.job, self.attempt, files.CLAIM)
+            return None if data is None else files.from_bytes(files.Claim, data)
+        except (files.Unreadable, HostError):
+            return files.Claim(0, 0, UNREADABLE, "")
 
     def end(self) -> files.End | None:
-        found: files.End | None = self._read(files.EXIT, files.End)
-        return found
-
-    def _read(self, name: str, kind: type[Any]) -> Any:
+        """How it ended, if that can be read."""
         try:
-            data = self.runs.read(self.job, self.attempt, name)
-            return None if data is None else files.from_bytes(kind, data)
-        except (files.Unreadable, HostError) as problem:
-            return _unusable(name, problem)
-
-
-def _unusable(name: str, problem: Exception) -> files.End | files.Claim:
-    """A file that is there and cannot be read is an end of its own kind, never a second start."""
-    if name == files.CLAIM:
-        return files.Claim(0, 0, UNREADABLE, "")
-    return files.End(0.0, {}, 1, reason=f"its record cannot be read: {problem}", lost=True)
+            data = self.runs.read(self.job, self.attempt, files.EXIT)
+            return None if data is None else files.from_bytes(files.End, data)
+        except (files.Unreadable, HostError):
+            return None
 
 
 def _never(reason: str) -> files.End:

@@ -182,9 +182,8 @@ class Workers:
         directory = self.runs.job(number)
         if not directory.exists():
             return
-        for path in sorted(directory.iterdir()):
-            command = shim_command("--remove", str(path))
-            await ended(spawn(command, self.here.user, env=HELPER_ENV))
+        command = shim_command("--remove", *map(str, sorted(directory.iterdir())))
+        await ended(spawn(command, self.here.user, env=HELPER_ENV))
         shutil.rmtree(directory)
 
     def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:

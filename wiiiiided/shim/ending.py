@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from dataclasses import dataclass
 
 from wiiiiided.shim import files
 
@@ -19,15 +20,23 @@ _HINTS = {
 }
 
 
-def code_of(status: int) -> int:
-    """A wait status as a code: the exit code, or 128 + signal number."""
-    code = os.waitstatus_to_exitcode(status)
-    return 128 - code if code < 0 else code
+@dataclass(frozen=True)
+class Exit:
+    """How a process ended: its exit code, or 128 + signal number when it was killed."""
+
+    code: int
+    killed: bool = False
+
+    @classmethod
+    def of(cls, status: int) -> Exit:
+        code = os.waitstatus_to_exitcode(status)
+        return cls(128 - code, killed=True) if code < 0 else cls(code)
 
 
-def reason(rank: int, code: int) -> str:
+def reason(rank: int, end: Exit) -> str:
     """A sentence about a rank that failed."""
-    if code > 128:
+    code = end.code
+    if end.killed:
         try:
             number = signal.Signals(code - 128)
         except ValueError:

@@ -13,7 +13,8 @@ import os
 import signal
 import time
 
-from wiiiiided.shim import ending, processes
+from wiiiiided.shim import processes
+from wiiiiided.shim.ending import Exit
 from wiiiiided.shim.loop import READ, Loop
 from wiiiiided.shim.processes import Process
 
@@ -27,12 +28,12 @@ ROUNDS = 20  # of one look: a program that forks all the time is outrun
 
 
 class Family:
-    """`ended` is called with (pid, code) of what ended, all at once; `empty` when none is left."""
+    """`ended` is called with (pid, Exit) of what ended, all at once; `empty` when none is left."""
 
     def __init__(
         self,
         loop: Loop,
-        ended: Callable[[list[tuple[int, int]]], None],
+        ended: Callable[[list[tuple[int, Exit]]], None],
         empty: Callable[[], None],
     ) -> None:
         self._loop, self._ended, self._empty = loop, ended, empty
@@ -118,8 +119,8 @@ def has_children() -> bool:
     return True
 
 
-def _ended_children() -> list[tuple[int, int]]:
-    found: list[tuple[int, int]] = []
+def _ended_children() -> list[tuple[int, Exit]]:
+    found: list[tuple[int, Exit]] = []
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -127,4 +128,4 @@ def _ended_children() -> list[tuple[int, int]]:
             return found
         if not pid:
             return found
-        found.append((pid, ending.code_of(status)))
+        found.append((pid, Exit.of(status)))

@@ -140,7 +140,7 @@ class Cutter:
 
     def _end(self, text: bytes, done: list[bytes], *, after_return: bool) -> None:
         """A newline. What was redrawn last stays on a screen unless this line covers it."""
-        if text:
+        if text.strip() or (text and not after_return):  # blanks only wipe a redrawn line
             done.append(text)
         elif self._held is not None:
             done.append(self._held)

@@ -2,7 +2,7 @@
 
     run.py ATTEMPT_DIR [--archive FD] [--secrets FD]    supervise the attempt
     run.py --sweep ATTEMPT_DIR                          end what a killed shim left behind
-    run.py --remove DIR                                 delete a tree
+    run.py --remove DIR...                              delete trees
     run.py --tar DIR GLOB...                            a tar of some files, on stdout
 
 The daemon starts it as the jobs' user. Nobody may be looking at its stderr: what goes wrong with an
@@ -40,8 +40,8 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["--sweep", path]:
             return _as_helper(path, sweep.main)
-        case ["--remove", path]:
-            return _as_helper(path, _remove)
+        case ["--remove", *paths] if paths:
+            return max(_as_helper(path, _remove) for path in paths)
         case ["--tar", path, *patterns]:
             from wiiiiided.shim import collect  # tarfile would stay in every shim
 

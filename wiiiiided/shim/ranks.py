@@ -19,6 +19,7 @@ import signal
 from dataclasses import dataclass
 
 from wiiiiided.shim import files, kernel
+from wiiiiided.shim.ending import Exit
 from wiiiiided.shim.logs import Log, Pipe
 from wiiiiided.shim.loop import READ, Loop
 
@@ -51,7 +52,7 @@ class Rank:
         self.log = log
         self.pid: int | None = None
         self.ticks: int | None = None
-        self.code: int | None = None
+        self.end: Exit | None = None
         self.started = False  # the exec has happened
         self._pipes: list[Pipe] = []
         self._report = -1  # the pipe
@@ -93,6 +94,10 @@ class Rank:
     def pipes(self) -> list[str]:
         """The kernel's names of its output."""
         return [pipe.name for pipe in self._pipes]
+
+    @property
+    def code(self) -> int | None:
+        return None if self.end is None else self.end.code
 
     @property
     def state(self) -> files.RankState:

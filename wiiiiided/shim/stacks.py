@@ -137,6 +137,9 @@ class Dump:
             self._finish()
             return
         process = self._queue.pop(0)
+        if not has_handler(process.pid, self._path):  # it may have become another program since
+            self._next()
+            return
         header = self._header(process.pid).encode()
         with contextlib.suppress(OSError):
             os.write(self._fd, header)

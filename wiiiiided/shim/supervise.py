@@ -12,14 +12,27 @@ by themselves, with a better last word than "terminated", when one of them has f
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import signal
 import time
 from dataclasses import asdict, dataclass
 
-from wiiiiided.shim import attempt, ending, environment, family, files, processes, stacks, unpacking
+from wiiiiided.shim import (
+    attempt,
+    ending,
+    environment,
+    family,
+    files,
+    processes,
+    stacks,
+    trees,
+    unpacking,
+)
 from wiiiiided.shim.control import Control
+from wiiiiided.shim.ending import Exit
 from wiiiiided.shim.logs import Log
 from wiiiiided.shim.loop import Loop, Timer
 from wiiiiided.shim.ranks import NOT_PREPARED, Program, Rank, make_files
@@ -35,6 +48,7 @@ MOMENT_S = 2.0  # for ranks to notice by themselves that one of them failed
 STRAY_S = 2.0  # for what the ranks left behind, when they ended by themselves
 RETRY_S = 1.0  # when exit.json cannot be written
 TERMINATED = 128 + signal.SIGTERM
+LEAVING = "the shim was asked to end (SIGTERM), as when the machine shuts down"
 MOST_GRACE_S = 86400.0
 REASON_CHARS = 1000
 
@@ -86,10 +100,7 @@ class Supervisor:
         self._family = family.Family(self._loop, self._ended, self._finish)
         uids = {0, os.geteuid(), given.order.listener_uid}
         self._control = Control(self._loop, listener, uids, self._status, self._obey)
-        self._loop.on_signal(
-            signal.SIGTERM,
-            lambda: self._stop(given.order.grace_s, "the shim was asked to end (SIGTERM)"),
-        )
+        self._loop.on_signal(signal.SIGTERM, self._leave)
         self._loop.every_round(self._tell)
 
     def run(self) -> None:
@@ -162,17 +173,17 @@ class Supervisor:
 
     # ---- the end
 
-    def _ended(self, batch: list[tuple[int, int]]) -> None:
+    def _ended(self, batch: list[tuple[int, Exit]]) -> None:
         """Processes have ended: ranks, orphans, the unpacker."""
         ranks = {rank.pid: rank for rank in self._ranks}
         failed = []
-        for pid, code in batch:
+        for pid, end in batch:
             if self._unpacker is not None and pid == self._unpacker[0]:
-                self._unpacked(code)
+                self._unpacked(end.code)
             elif rank := ranks.get(pid):
                 rank.settle(self._loop, self._reported)
-                self._note_end(rank, code)
-                if code:
+                self._note_end(rank, end)
+                if end.code:
                     failed.append(rank)
         if failed and self._failure is None and not self._stopped:
             self._failed(failed[0])
@@ -180,10 +191,10 @@ class Supervisor:
             self._left_alone = True
             self._do_in(STRAY_S, self._kill_strays)
 
-    def _note_end(self, rank: Rank, code: int) -> None:
-        rank.code = code
+    def _note_end(self, rank: Rank, end: Exit) -> None:
+        rank.end = end
         if rank.started:
-            self._codes[str(rank.number)] = code
+            self._codes[str(rank.number)] = end.code
         self._changed = True
 
     @property
@@ -191,8 +202,8 @@ class Supervisor:
         return all(rank.code is not None for rank in self._ranks)
 
     def _failed(self, rank: Rank) -> None:
-        code = rank.code or 0
-        self._failure = Failure(code, ending.reason(rank.number, code), rank)
+        assert rank.end is not None
+        self._failure = Failure(rank.end.code, ending.reason(rank.number, rank.end), rank)
         self._enter("stopping")
         self._do_in(MOMENT_S, lambda: self._terminate(self._order.grace_s))
 
@@ -215,6 +226,13 @@ class Supervisor:
             self._terminate(grace_s)
         elif time.monotonic() + grace_s < self._next_at:
             self._do_in(grace_s, self._kill)
+
+    def _leave(self) -> None:
+        """SIGTERM, as everybody gets it when the machine shuts down: a rank that died of it a
+        moment ago has not failed, and one that ended well has not done its work."""
+        if self._failure is not None and self._failure.code == TERMINATED:
+            self._failure, self._stopped = None, LEAVING
+        self._stop(self._order.grace_s, LEAVING)
 
     def _terminate(self, grace_s: float) -> None:
         self._termed = True
@@ -275,7 +293,10 @@ class Supervisor:
         data = files.to_bytes(end)
         try:
             files.write_durably(self._given.directory, files.EXIT, data, self._order.file_mode)
-        except OSError:
+        except OSError as problem:
+            if problem.errno == errno.EISDIR:  # the job's doing; nothing of it runs any more
+                with contextlib.suppress(trees.NotRemoved):
+                    trees.remove(f"{self._given.path}/{files.EXIT}")
             if not attempt.is_gone(self._given.directory):
                 self._enter("ended")
                 self._loop.after(RETRY_S, lambda: self._write(end))

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 
-from wiiiiided.shim import attempt, environment, files, processes
+from wiiiiided.shim import attempt, environment, files, processes, trees
 from wiiiiided.shim.processes import Process
 
 KILLED = 128 + signal.SIGKILL
@@ -31,7 +31,7 @@ def main(path: str) -> int:
     """`--sweep ATTEMPT_DIR`: 0 when nothing is left and exit.json is there, else 1 and a word."""
     path = os.path.realpath(path)
     directory = attempt.open_directory(path)
-    if attempt.exists(directory, files.EXIT):
+    if _has_end(directory):
         return 0
     mode = _mode(directory)
     try:
@@ -47,9 +47,19 @@ def main(path: str) -> int:
         print(f"cannot be killed, of {path}: pid {pids}", file=sys.stderr)
         return 1
     end = files.End(time.time(), {}, KILLED, reason=_reason(claim), lost=True)
-    if not attempt.exists(directory, files.EXIT):
+    if not _has_end(directory):
+        trees.remove(f"{path}/{files.EXIT}")  # what a job may have put there
         files.write_durably(directory, files.EXIT, files.to_bytes(end), mode)
     return 0
+
+
+def _has_end(directory: int) -> bool:
+    """A record that can be read; a job may have left something else under its name."""
+    try:
+        attempt.read(directory, files.EXIT, files.End)
+    except (FileNotFoundError, files.Unreadable):
+        return False
+    return True
 
 
 def _claim(directory: int, mode: int) -> files.Claim:
