@@ -435,3 +435,16 @@ def test_a_clock_that_is_set_moves_no_deadline(by: float) -> None:
     world.pass_time(1.0)
     assert world.state_of(waiting) == "starting"
     assert stops(world.pass_time(70.0))
+
+
+def test_an_end_that_became_known_later_is_told_with_its_own_time() -> None:
+    world = World()
+    job = world.submit(spec(policy={"max_time_s": 1000.0}))
+    world.started_on(job)
+    waiting = world.submit()
+    ended_at = world.now + 5.0
+    world.now += 3600.0  # the daemon was away
+    world.feed(e.WorkersEnded(world.now, job, 1, "a", 0, "", ended_at=ended_at))
+    assert world.job(job).phase.since == ended_at
+    assert world.job(job).spent_s == 5.0
+    assert world.job(waiting).attempt.placed_at == world.now  # type: ignore[union-attr]

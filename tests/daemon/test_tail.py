@@ -58,6 +58,19 @@ def test_a_rotation_loses_nothing(runs: Runs) -> None:
     assert numbers(tail.more()) == list(range(10, 30))
 
 
+def test_a_reader_that_was_overtaken_says_so(runs: Runs) -> None:
+    tail = Tail(runs, job(), 1, (), None)
+    write(runs, 0, 0, 10)
+    assert numbers(tail.more()) == list(range(10))
+    path = runs.attempt(1, 1) / "rank-0.log"
+    for first in (10, 20):
+        path.rename(path.with_name("rank-0.log.1"))
+        write(runs, 0, first, first + 10)
+    note, *lines = tail.more()
+    assert (note.stream, "missing" in note.text) == ("note", True)
+    assert numbers(lines) == list(range(20, 30))
+
+
 def test_a_new_reader_begins_with_the_older_file(runs: Runs) -> None:
     write(runs, 0, 0, 10, old=".1")
     write(runs, 0, 10, 20)

@@ -62,6 +62,8 @@ def both(states: Connection, lines: Connection) -> Iterator[m.Answer]:
             return  # the job is over, and its log does not end: what came is what there is
         for one in ready:
             answer = one.answer()
+            if linger is not None:  # as long as something comes there is more
+                linger = time.monotonic() + LINGER_S
             if not isinstance(answer, m.End):
                 yield answer
                 continue

@@ -63,6 +63,7 @@ class WorkersEnded(Event, frozen=True):
     code: int
     reason: str
     lost: bool = False
+    ended_at: float | None = None  # when it really was, if it became known only later
 
 
 class ProgressSampled(Event, frozen=True):

@@ -51,7 +51,7 @@ def unfit(spec: JobSpec, node: Node) -> str | None:
             return f"{node.name} has {have} {what}, the job needs {need}"
     if node.memory < wanted.min_memory:
         have_gib, need_gib = node.memory / 2**30, wanted.min_memory / 2**30
-        return f"{node.name} has {have_gib:.1f} GiB of memory, the job needs {need_gib:.1f}"
+        return f"{node.name} has {have_gib:.1f} GiB of memory, the job needs {need_gib:.1f} GiB"
     return None
 
 

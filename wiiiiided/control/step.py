@@ -69,6 +69,7 @@ class _Step:
     def __init__(self, state: State, event: e.AnyEvent) -> None:
         self.state = state
         self.at = event.at
+        self.ended_at = event.at  # of the workers whose end is told; it may be long ago
         self.kind = type(event).__name__
         self.actions: list[AnyAction] = []
 
@@ -171,6 +172,8 @@ class _Step:
     def workers_ended(self, job: Job, attempt: Attempt, event: e.WorkersEnded) -> None:
         if event.node not in attempt.live:
             return
+        if event.ended_at is not None:
+            self.ended_at = min(self.at, max(attempt.placed_at, event.ended_at))
         result = Result(event.code, event.reason, event.lost)
         attempt = replace(attempt, results={**attempt.results, event.node: result})
         job = replace(job, attempt=attempt)
@@ -255,7 +258,7 @@ class _Step:
 
     def all_ended(self, job: Job, attempt: Attempt) -> None:
         """The last share is over: done, failed, cancelled, or once more."""
-        job = spend(job, self.at)
+        job = spend(job, self.ended_at)
         bad = [r for r in attempt.results.values() if r.code or r.lost]
         # A share that was stopped because of another is not the one to name.
         result = min(bad, key=lambda r: (not r.lost, r.code >= 128), default=None)
@@ -292,7 +295,7 @@ class _Step:
 
     def end(self, job: Job, outcome: Any, code: int | None, reason: str) -> None:
         text = reason if outcome in reason else f"{outcome}: {reason}"
-        self.move(job, Ended(self.at, outcome, code, reason), text)
+        self.move(job, Ended(self.ended_at, outcome, code, reason), text)
         self.notify(job, outcome, code, reason)
         self.tell_dependents(job, outcome)
 

@@ -3,8 +3,9 @@
     rank-0.log.1   rank-0.log        a line: <seconds> <out|err|note> <text>
     (older)        (now)
 
-A reader keeps the inode it is in and the offset of the first line it has not given. When the
-current file is another inode, the old one is now .1: finish it there, then begin the new one.
+A reader keeps which file it is in and the offset of the first line it has not given. When the
+current file is another, the old one is now .1: finish it there, then begin the new one. A file is
+known by its inode and its first line's time: inodes are used again as soon as they are free.
 Nothing is ever held but one piece per rank: a log may be as large as it likes, and so may the
 number of ranks. Lines of several ranks are merged by their time.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
+import time
 from collections.abc import Iterator
 from operator import attrgetter
 
@@ -26,6 +28,16 @@ from wiiiiided.wire.messages import LogLine
 
 PIECE_BYTES = 2 * LINE_BYTES  # of one rank at once; a line and its head fit in it
 MOST_LINES = 1_000_000  # that `tail` may ask for
+OVERTAKEN = "lines are missing here: the log was written faster than it was read"
+
+
+Identity = tuple[int, bytes]
+
+
+def identity(fd: int) -> Identity | None:
+    """Which file this is; None while it is empty."""
+    head = os.pread(fd, 17, 0)  # seconds and microseconds
+    return (os.fstat(fd).st_ino, head) if head else None
 
 
 class RankLog:
@@ -33,8 +45,9 @@ class RankLog:
 
     def __init__(self, runs: Runs, job: int, attempt: int, rank: int) -> None:
         self.runs, self.job, self.attempt, self.rank = runs, job, attempt, rank
-        self._inode = 0
+        self._file: Identity | None = None
         self._offset = 0
+        self._overtaken = False
 
     def lines(self) -> Iterator[LogLine]:
         """What was written since the last call, to the end of what there is."""
@@ -48,7 +61,7 @@ class RankLog:
             if fd is None:
                 return
             try:
-                self._inode = os.fstat(fd).st_ino
+                self._file = identity(fd)
                 self._offset, found = _last_lines(fd, lines)
             finally:
                 os.close(fd)
@@ -61,16 +74,21 @@ class RankLog:
         if current is None:
             return []
         try:
-            inode = os.fstat(current).st_ino
-            if self._inode == 0 and (older := self._open(".1")) is not None:
-                self._inode = os.fstat(older).st_ino
+            now = identity(current)
+            if now is None:
+                return []  # nothing is in it yet
+            if self._file is None and (older := self._open(".1")) is not None:
+                self._file = identity(older)
                 os.close(older)
-            if self._inode not in (0, inode):
+            if self._file not in (None, now):
                 found = self._rest_of_older()
                 if found:
                     return found
-                self._offset = 0
-            self._inode = inode
+                self._offset, self._file = 0, now
+                if self._overtaken:
+                    self._overtaken = False
+                    return [LogLine(time.time(), self.rank, "note", OVERTAKEN, self.attempt)]
+            self._file = now
             return self._read(current)
         finally:
             os.close(current)
@@ -80,8 +98,10 @@ class RankLog:
         if older is None:
             return []
         try:
-            # Rotated more than once since: what was in between is gone.
-            return self._read(older) if os.fstat(older).st_ino == self._inode else []
+            if identity(older) == self._file:
+                return self._read(older)
+            self._overtaken = True  # rotated more than once since
+            return []
         finally:
             os.close(older)
 

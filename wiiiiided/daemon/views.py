@@ -16,6 +16,8 @@ from wiiiiided.wire.messages import JobView, RankView
 def view(state: State, job: Job, now: float) -> JobView:
     """One job as ps, wait and top show it."""
     attempt = job.attempt
+    number = attempt.number if attempt is not None else 0
+    ahead = number == 0 or job.state in ("held", "queued", "backoff")  # one is still to begin
     ended = job.phase if isinstance(job.phase, Ended) else None
     return JobView(
         id=job.id,
@@ -26,8 +28,8 @@ def view(state: State, job: Job, now: float) -> JobView:
         submitted_at=job.submitted_at,
         started_at=attempt.placed_at if attempt is not None else None,
         ended_at=ended.since if ended is not None else None,
-        attempt=attempt.number if attempt is not None else 0,
-        attempts=1 + job.spec.policy.restart.max,
+        attempt=number,
+        attempts=number + int(ahead) + job.spec.policy.restart.max - job.restarts,
         nodes=attempt.nodes if attempt is not None else (),
         workers=_workers(state, job),
         code=ended.code if ended is not None else None,

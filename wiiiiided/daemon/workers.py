@@ -117,7 +117,8 @@ class Workers:
             lost = end.lost or (bool(end.stopped) and not shim.was_stopped)
             code = min(max(0, end.code), 255) or (TERMINATED if lost else 0)
             reason = plain(end.reason) or "all ranks ended"
-            self.report(e.WorkersEnded(self.clock(), *key, node, code, reason, lost))
+            at = end.ended_at or None
+            self.report(e.WorkersEnded(self.clock(), *key, node, code, reason, lost, at))
 
         shim = Shim(self.runs, job.id, attempt, started, over)
         self.shims[key] = shim

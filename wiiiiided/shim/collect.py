@@ -6,7 +6,9 @@
 
 A job may be writing while this runs. A file is sent as long as it was when it was opened, filled
 with zeros where it shrank meanwhile; what cannot be read is left out and named at the end. Links
-are sent as links and never followed.
+are sent as links and never followed. One by full path to something in the working directory
+(`runs/latest -> /…/work/runs/9.pt`) is sent as a relative one: at home the full path leads nowhere.
+One that leads elsewhere is sent as it is, so that whoever unpacks can name it.
 """
 
 from __future__ import annotations
@@ -26,12 +28,13 @@ MAX_PATTERN_CHARS = 1000
 def tar(directory: str, patterns: list[str], out: IO[bytes]) -> list[str]:
     """Write the tar; sentences about what was left out."""
     wanted = [_expression(pattern) for pattern in patterns]
+    roots = {os.path.abspath(directory), os.path.realpath(directory)}  # either may be in a link
     problems: list[str] = []
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path, name, parent in _walk(directory, problems):
             if any(expression.fullmatch(path) for expression in wanted):
                 try:
-                    _add(archive, path, name, parent)
+                    _add(archive, path, name, parent, roots)
                 except OSError as problem:
                     if problem.filename is None:
                         raise  # of the output, not of a file
@@ -136,13 +139,24 @@ def _is_link(name: str, fd: int) -> bool:
         return False
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str, parent: int) -> None:
+def relative(path: str, target: str, roots: set[str]) -> str:
+    """The target of the link at `path`, without the full path where it stays inside."""
+    for root in roots:
+        rest = target[len(root) :]
+        if target.startswith(root) and rest[:1] in ("", "/") and ".." not in rest.split("/"):
+            steps = [step for step in rest.split("/") if step not in ("", ".")]
+            return "/".join([*[".."] * path.count("/"), *steps]) or "."
+    return target
+
+
+def _add(archive: tarfile.TarFile, path: str, name: str, parent: int, roots: set[str]) -> None:
     found = os.lstat(name, dir_fd=parent)
     entry = tarfile.TarInfo(path)
     entry.mtime = int(found.st_mtime)
     entry.mode = stat.S_IMODE(found.st_mode) & 0o777
     if stat.S_ISLNK(found.st_mode):
-        entry.type, entry.linkname = tarfile.SYMTYPE, os.readlink(name, dir_fd=parent)
+        target = os.readlink(name, dir_fd=parent)
+        entry.type, entry.linkname = tarfile.SYMTYPE, relative(path, target, roots)
         archive.addfile(entry)
     elif stat.S_ISREG(found.st_mode):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)

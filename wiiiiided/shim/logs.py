@@ -6,7 +6,8 @@
 
 A line that cannot be written is dropped and counted: a full disk must not fill the pipe, because
 a rank would then wait in print(). The first line that can be written again follows a note with the
-count. The file never ends in half a line.
+count. The file never ends in half a line. A new file begins with a note of how many lines came
+before it: the file before the last one is gone then.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Log:
         self._size = 0
         self._dropped = 0
         self._why = ""
+        self._lines = 0  # written so far, in all files
         self.last_errors: collections.deque[bytes] = collections.deque(maxlen=LAST_LINES)
 
     def write(self, stream: str, texts: list[bytes]) -> None:
@@ -74,6 +76,8 @@ class Log:
                     self._rotate()
                 if self._fd < 0:
                     self._open()
+                    if self._lines and not self._size:
+                        self._append([self._turned_over()])
                 end, room = begin + 1, self._limit - self._size - len(ready[begin])
                 while end < len(ready) and len(ready[end]) <= room:
                     room -= len(ready[end])
@@ -83,6 +87,7 @@ class Log:
                 self._why = problem.strerror or str(problem)
                 return len(ready) - begin
             begin += written
+            self._lines += written
             if begin < end:
                 return len(ready) - begin
         return 0
@@ -102,6 +107,10 @@ class Log:
             whole += 1
         os.ftruncate(self._fd, self._size)
         return whole
+
+    def _turned_over(self) -> bytes:
+        words = f"a new file of this log, after {self._lines} lines; only the last two are kept"
+        return lines.head(time.time(), "note") + words.encode() + b"\n"
 
     def _open(self) -> None:
         # The job can put something else in the file's place: a link is not followed, a fifo not

@@ -175,7 +175,7 @@ class JobView(Message, frozen=True):
     started_at: float | None  # of the latest attempt
     ended_at: float | None
     attempt: int  # 0 before the first
-    attempts: int  # that the policy allows: 1 + restart.max
+    attempts: int  # that there can be: those made and those the policy still allows
     nodes: tuple[str, ...]  # where it runs or ran last
     workers: int  # ranks of the latest attempt, or those it asks for
     code: int | None  # the job's exit code once it is over
