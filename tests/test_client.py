@@ -26,6 +26,7 @@ from wiiiiided.client import (
     client,
     resume,
 )
+from wiiiiided.client.connection import ANSWER_S, PATIENT_S, Connection
 from wiiiiided.config import Paths
 from wiiiiided.domain.spec import JobSpec, Run
 from wiiiiided.ship.pack import Packed
@@ -507,3 +508,20 @@ def test_no_descriptor_is_left(daemon: FakeDaemon, talk: Client, archive: Packed
             with pytest.raises(package.ClientError):
                 ask()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, 10, "all closed")
+
+
+def test_a_plain_question_has_less_patience_than_what_takes_work() -> None:
+    """A person sits before it; a daemon that unpacks or reads logs is not stuck yet."""
+    assert Client._ask.__defaults__ == (ANSWER_S,)
+    assert ANSWER_S <= 10.0 < PATIENT_S
+
+
+def test_a_daemon_that_does_not_even_greet_is_given_up() -> None:
+    """As one that was stopped: its socket takes callers all the same."""
+    ours, theirs = socket.socketpair()
+    with (
+        theirs,
+        Connection(ours, 0.1) as connection,
+        pytest.raises(DaemonLost, match="has not answered for"),
+    ):
+        connection.begin(m.Status())

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 
-from tests.cli.kit import Cli, Program
+import pytest
+
+from tests.cli.kit import PATIENCE_S, Cli, Program
+from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeDaemon, Talk, ended
 from wiiiiided.cli.cancel import QUIET_S
 from wiiiiided.wire import messages as m
@@ -58,3 +62,17 @@ def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeD
     first, last = program.on_terminal("cancel", "17").out.splitlines()
     assert first == "waiting for the workers to end by themselves; cancel --now kills them"
     assert last.startswith("job 17 (digits) cancelled")
+
+
+def test_an_interrupt_says_that_the_stop_goes_on(program: Program, daemon: FakeDaemon) -> None:
+    def stay(_: m.Cancel, talk: Talk) -> None:
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    daemon.does(m.Cancel, stay)
+    process = program.start("cancel", "17")
+    wait_until(lambda: bool(daemon.asked(m.Cancel)), PATIENCE_S, "it waits")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert err == ("wiiiiide: stopped waiting; what was asked goes on: the jobs are being ended\n")

@@ -108,3 +108,44 @@ def test_untrusted_text_is_harmless(cli: Cli, folder: Path) -> None:
     assert result.code == 0
     assert "\x1b" not in result.out
     assert "\\x1b[2J" in result.out
+
+
+def test_a_folder_that_is_not_there_is_told_with_the_rest(cli: Cli, folder: Path) -> None:
+    (folder / "job.toml").write_text(JOB + 'workdir = "nowhere"\n[policy]\npriorty = 5\n')
+    result = cli("check", str(folder), "--json")
+    assert result.code == 3
+    first, second = result.json["problems"]
+    assert (first["line"], first["key"]) == (5, "run.workdir")
+    assert first["message"] == '"nowhere" is not there, or is no folder'
+    assert second["key"] == "policy.priorty"
+    assert "job.toml:5: run.workdir: " in result.err
+
+
+def test_what_is_wrong_with_the_folder_is_in_the_json(cli: Cli, folder: Path) -> None:
+    (folder / "data").symlink_to("/srv/data")
+    for words in (("check",), ("submit", "--dry-run")):
+        result = cli(*words, str(folder), "--json")
+        assert (result.code, result.json["ok"]) == (3, False)
+        assert "'data' is a link" in result.json["problems"][0]["message"]
+
+
+def test_what_stays_at_home_is_told_in_one_line(cli: Cli, folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".gitignore").write_text("data/\n*.log\n")
+    (folder / ".wiiiiideignore").write_text("big\n")
+    (folder / "data").mkdir()
+    for name in ("big", *(f"{n}.log" for n in range(6))):
+        (folder / name).write_text("")
+    expected = "0.log, 1.log, 2.log, 3.log and 3 more (.gitignore); big (.wiiiiideignore)"
+    for words in (("check",), ("submit", "--dry-run")):
+        assert f"  leaves    out {expected}\n" in cli(*words, str(folder)).out
+    assert "data/" in cli("check", str(folder), "--json").json["ships"]["left_out"]
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "wiiiiide"])
+def test_who_counts_progress_is_told(cli: Cli, folder: Path, backend: str) -> None:
+    words = ("--set", "policy.hang_timeout=5m", "--set", f"network.backend={backend}")
+    result = cli("check", str(folder), *words)
+    assert result.code == 0
+    told = "counts only when the script calls wiiiiided.torch.progress(step)" in result.err
+    assert told == (backend != "wiiiiide")

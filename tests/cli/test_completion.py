@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.kit import Cli, Result
+from tests.cli.kit import Cli, Program, Result
 from tests.kit.fake_daemon import FakeDaemon, ended, view
 from wiiiiided.cli.group import COMMANDS
 from wiiiiided.wire import messages as m
@@ -25,12 +25,16 @@ def complete(cli: Cli, *words: str) -> list[str]:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
-def test_each_shell_has_a_script_and_a_word_on_where_to_put_it(cli: Cli, shell: str) -> None:
+def test_each_shell_has_a_script_and_is_told_nothing_when_it_reads_it(cli: Cli, shell: str) -> None:
     result = cli("completion", shell)
     assert result.code == 0
     assert "wiiiiide __complete --" in result.out
     assert "eval" not in result.out
-    assert result.err.startswith("# save it as ")
+    assert result.err == ""
+
+
+def test_a_person_is_told_where_to_put_it(program: Program, daemon: FakeDaemon) -> None:
+    assert "# save it as ~/.local" in program.on_terminal("completion", "bash", width=200).out
 
 
 def test_another_shell_is_usage(cli: Cli) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from tests.cli.kit import Cli
+from tests.kit.fake_daemon import FakeDaemon, Talk
 from wiiiiided.cli import doctor, doctor_facts
 from wiiiiided.cli.doctor_checks import (
     CHECKS,
@@ -22,6 +24,7 @@ from wiiiiided.cli.doctor_checks import (
 )
 from wiiiiided.config import Paths
 from wiiiiided.domain.node import Node
+from wiiiiided.wire import messages as m
 from wiiiiided.wire.messages import DaemonStatus
 
 DAEMON = DaemonStatus(
@@ -268,3 +271,20 @@ def test_lines_name_level_title_sentence_and_remedy(capsys: pytest.CaptureFixtur
     first, second = capsys.readouterr().out.splitlines()
     assert first == "warn  swap         much\\x1b[2J in use"
     assert second.strip() == "→ end what fills it"
+
+
+def test_a_daemon_that_says_nothing_is_one_finding_among_others(
+    monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, cli: Cli
+) -> None:
+    def silent(_: m.Status, talk: Talk) -> None:
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    daemon.does(m.Status, silent)
+    monkeypatch.setattr(doctor, "DAEMON_S", 0.2)
+    monkeypatch.setattr(doctor_facts, "torch_of", lambda _: ("2.13.0", ""))
+    result = cli("doctor")
+    assert result.code == 1
+    first, *rest = result.out.splitlines()
+    assert first.startswith("fail  daemon       the daemon has not answered for")
+    assert any(line.startswith("ok    torch") for line in rest)

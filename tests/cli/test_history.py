@@ -42,3 +42,10 @@ def test_json(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.History, m.Jobs((ended(17),)))
     (job,) = cli("history", "--json").json["jobs"]
     assert (job["id"], job["code"], job["ended_at"]) == (17, 0, 1_000_200.0)
+
+
+def test_none_at_all_is_no_claim_that_none_has_ended(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.History, m.Jobs((ended(),)))
+    result = cli("history", "-n", "0")
+    assert (result.code, result.out, result.err) == (0, "", "")
+    assert cli("history", "-n", "0", "--json").json == {"jobs": []}

@@ -12,8 +12,9 @@ from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
 from wiiiiided.wire import messages as m
 
 
-def writes(daemon: FakeDaemon, *lines: m.LogLine, workers: int = 2) -> None:
-    daemon.answers(m.Show, m.JobDetail(view(workers=workers), {}, (), (), ""))
+def writes(daemon: FakeDaemon, *lines: m.LogLine, workers: int = 2, attempt: int = 1) -> None:
+    job = view(workers=workers, attempt=attempt)
+    daemon.answers(m.Show, m.JobDetail(job, {}, (), (), ""))
     daemon.answers(m.Logs, m.LogLines(lines), m.End())
 
 
@@ -87,10 +88,51 @@ def test_ascii_terminals_get_ascii_marks(program: Program, daemon: FakeDaemon) -
 
 
 def test_options_are_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
-    writes(daemon, workers=8)
+    writes(daemon, workers=8, attempt=2)
     cli("logs", "17", "--rank", "1", "--rank", "3,4", "-n", "5", "--attempt", "2")
-    cli("logs", "17", "--all", "--tail", "0")
-    assert daemon.asked(m.Logs) == [m.Logs(17, (1, 3, 4), False, 5, 2), m.Logs(17, tail=0)]
+    cli("logs", "17", "--all", "--tail", "1")
+    assert daemon.asked(m.Logs) == [m.Logs(17, (1, 3, 4), False, 5, 2), m.Logs(17, tail=1)]
+
+
+def test_no_lines_at_all_is_no_claim_that_nothing_was_written(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("hello"))
+    result = cli("logs", "17", "-n", "0")
+    assert (result.code, result.out, result.err) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("made", "asked", "has"),
+    [
+        (0, "1", "has not been started yet"),
+        (1, "5", "has had attempt 1 only"),
+        (3, "4", "has had attempts 1 to 3"),
+        (3, "0", "has had attempts 1 to 3"),
+    ],
+)
+def test_an_attempt_that_was_never_made_is_not_silent(
+    cli: Cli, daemon: FakeDaemon, made: int, asked: str, has: str
+) -> None:
+    writes(daemon, attempt=made)
+    result = cli("logs", "17", "--attempt", asked)
+    assert result.code == 6
+    assert result.err == f"wiiiiide: there is no attempt {asked}: job 17 {has}\n"
+
+
+def test_an_interrupt_says_that_the_job_goes_on(program: Program, daemon: FakeDaemon) -> None:
+    def stay(_: m.Request, talk: Talk) -> None:
+        talk.say(view() if isinstance(_, m.Wait) else m.LogLines((line("hello"),)))
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    daemon.does(m.Wait, stay)
+    daemon.does(m.Logs, stay)
+    process = program.start("logs", "-f", "17")
+    assert process.stdout is not None
+    assert process.stdout.readline() == "0 │ hello\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 130
+    assert err.endswith("wiiiiide: detached; job 17 goes on\n")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.kit import Cli
 from tests.kit.fake_daemon import FakeDaemon, Talk
 from tests.ship.archives import Item, directory, link, tar
+from wiiiiided.ship.survey import survey
 from wiiiiided.wire import messages as m
 
 
@@ -124,9 +125,42 @@ def test_names_are_harmless(cli: Cli, daemon: FakeDaemon, here: Path) -> None:
 def test_nothing_that_matches_makes_no_folder(cli: Cli, daemon: FakeDaemon, here: Path) -> None:
     sends(daemon)
     result = cli("pull", "17", "*.pt")
-    assert (result.code, result.out) == (0, "")
-    assert result.err == "no file of job 17 matches\n"
+    assert (result.code, result.out) == (1, "")
+    assert result.err == "no file of job 17 matches *.pt\n"
+    assert cli("pull", "17").err == "no file of job 17 matches its output.collect\n"
     assert os.listdir(here) == []
+
+
+@pytest.mark.parametrize("glob", ["/etc/passwd", "../*", "runs/../../x", ""])
+def test_a_glob_that_leads_out_is_usage(cli: Cli, daemon: FakeDaemon, glob: str) -> None:
+    result = cli("pull", "17", glob)
+    assert result.code == 2
+    assert "GLOB" in result.err
+    assert daemon.requests == []
+
+
+def test_a_link_that_leads_out_is_named_and_the_rest_arrives(
+    cli: Cli, daemon: FakeDaemon, here: Path
+) -> None:
+    bad = [link(f"l{n:02}", "/srv/data") for n in range(12)]
+    sends(daemon, ("runs/a", b"12345"), link("runs/last", "a"), *bad)
+    result = cli("pull", "17")
+    assert (result.code, result.out) == (0, "job-17/runs/a\njob-17/runs/last\n")
+    first, *_, more, last = result.err.splitlines()
+    assert first == (
+        "note: left out 'l00' -> '/srv/data': the link leads out of the job's working directory"
+    )
+    assert (more, last) == ("note: and 2 more links", "2 files, 6 bytes, in job-17")
+
+
+def test_results_do_not_travel_with_the_next_job(cli: Cli, daemon: FakeDaemon, here: Path) -> None:
+    sends(daemon, ("a", b"1"))
+    (here / "job-18").mkdir()
+    for words in (("17",), ("18",), ("19", "-o", "data")):
+        assert cli("pull", *words).code == 0
+    found = [item.name for item in survey(str(here)).found]
+    assert found == ["data", "data/a", "job-18", "job-18/a"]  # only what pull itself called so
+    assert cli("pull", "17", "--force").code == 0
 
 
 def test_what_the_daemon_says_behind_the_archive_counts(

@@ -155,6 +155,12 @@ def test_a_machine_without_systemd_is_told_what_to_do_instead(tmp_path: Path) ->
     assert "foreground" in stop.value.hint
 
 
+def test_without_systemd_nothing_is_there_to_uninstall(tmp_path: Path) -> None:
+    system = System(False, lambda _: (0, ""), print, tmp_path)
+    with pytest.raises(Stop, match="there is no service to uninstall"):
+        uninstall_service(system, purge=False, force=False)
+
+
 def test_only_root_installs_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Stop, match="root's to install") as stop:

@@ -71,3 +71,29 @@ def test_json_has_everything(cli: Cli, daemon: FakeDaemon) -> None:
 def test_no_such_job(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, m.Refused(6, "there is no job 9", "wiiiiide ps -a lists them"))
     assert cli("show", "9").code == 6
+
+
+def test_settings_are_told_as_a_job_file_has_them(cli: Cli, daemon: FakeDaemon) -> None:
+    spec = {
+        "name": "digits",
+        "run": {"command": ["x"]},
+        "resources": {"min_memory": 8 << 30, "nodes": [2, 4]},
+        "policy": {
+            "max_time_s": 28800.0,
+            "hang_timeout_s": 5.0,
+            "restart": {"max": 2, "backoff_s": 1.0},
+            "from_the_future": [1],
+        },
+    }
+    daemon.answers(m.Show, m.JobDetail(view(), spec, (), (), "/jobs/17"))
+    out = cli("show", "17").out
+    settings = out.partition("settings\n")[2].splitlines()
+    assert settings == [
+        '  resources.min_memory = "8GiB"',
+        '  resources.nodes = "2-4"',
+        '  policy.max_time = "8h"',
+        '  policy.hang_timeout = "5s"',
+        "  policy.restart.max = 2",
+        '  policy.restart.backoff = "1s"',
+        "  policy.from_the_future = [1]",
+    ]

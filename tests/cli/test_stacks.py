@@ -38,3 +38,11 @@ def test_json(cli: Cli, daemon: FakeDaemon) -> None:
 def test_a_job_that_does_not_run_is_refused(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Stacks, m.Refused(1, "job 17 is queued: it has no ranks"))
     assert cli("stacks", "17").code == 1
+
+
+def test_a_heading_stands_once(cli: Cli, daemon: FakeDaemon) -> None:
+    text = "--- rank 0 pid 7: python train.py\nThread 0x1:\n--- rank 0 pid 9: loader\nno handler\n"
+    daemon.answers(m.Stacks, m.StackDumps((m.StackDump(0, 7, text),)))
+    assert cli("stacks", "17").out == (
+        "rank 0, pid 7: python train.py\n  Thread 0x1:\n  --- rank 0 pid 9: loader\n  no handler\n"
+    )

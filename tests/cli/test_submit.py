@@ -347,3 +347,18 @@ def test_a_dry_run_of_what_can_never_run_here(cli: Cli, folder: Path) -> None:
 def test_a_dry_run_has_the_same_refusals(cli: Cli, folder: Path) -> None:
     assert cli("submit", "--dry-run", str(folder), "--set", "x=1").code == 3
     assert cli("submit", "--dry-run", str(folder), "--set", 'run.pass_env=["NOT_SET"]').code == 3
+
+
+def test_both_amounts_of_memory_have_their_unit(cli: Cli, folder: Path, node: None) -> None:
+    words = ("--set", "resources.min_memory=900GiB")
+    result = cli("submit", "--dry-run", str(folder), *words)
+    assert result.code == 7
+    assert "a has 1.0 GiB of memory, the job needs 900.0 GiB" in result.err
+
+
+@pytest.mark.parametrize("name", ["🚀 lift-off", 'a "quoted" \\ name', "Zoë", "17"])
+def test_a_name_is_kept_as_it_is(cli: Cli, daemon: FakeDaemon, folder: Path, name: str) -> None:
+    accepts(daemon)
+    assert cli("submit", str(folder), "--name", name).code == 0
+    assert cli("submit", str(folder), "--set", f"name={name}").code == 0
+    assert [request.spec.name for request in daemon.asked(m.Submit)] == [name, name]

@@ -13,7 +13,17 @@ from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
 from wiiiiided.wire import messages as m
 
 
+def _knows(daemon: FakeDaemon, *jobs: int) -> None:
+    def why(request: m.Why, talk: Talk) -> None:
+        known = m.Reason(request.id, "running", "runs on a")
+        talk.say(known if request.id in jobs else m.Refused(6, f"there is no job {request.id}"))
+
+    daemon.does(m.Why, why)
+
+
 def _ends(daemon: FakeDaemon, codes: dict[int, tuple[str, int | None]]) -> None:
+    _knows(daemon, *codes)
+
     def wait(request: m.Wait, talk: Talk) -> None:
         state, code = codes[request.id]
         talk.say(view(request.id), ended(request.id, state, code, why="why"), m.End())
@@ -59,7 +69,8 @@ def test_a_timeout_ends_it_with_124(cli: Cli, daemon: FakeDaemon) -> None:
             talk.frame()
 
     daemon.does(m.Wait, wait)
-    result = cli("wait", "17", "18", "19", "--timeout", "0.3s")
+    _knows(daemon, 17, 18, 19)
+    result = cli("wait", "17", "18", "19", "--timeout", "2s")
     assert result.code == 124
     assert result.err.endswith("wiiiiide: the time is up; not over: 18, 19\n")
 
@@ -79,6 +90,15 @@ def test_a_timeout_that_is_none_is_usage(cli: Cli) -> None:
 def test_no_such_job(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Wait, m.Refused(6, "there is no job 9"))
     assert cli("wait", "9").code == 6
+
+
+def test_one_that_does_not_exist_is_told_before_the_others_are_waited_for(
+    cli: Cli, daemon: FakeDaemon
+) -> None:
+    _ends(daemon, {17: ("done", 0)})
+    result = cli("wait", "17", "999")
+    assert (result.code, result.err) == (6, "wiiiiide: there is no job 999\n")
+    assert daemon.asked(m.Wait) == []
 
 
 def test_an_interrupt_says_that_the_job_goes_on(program: Program, daemon: FakeDaemon) -> None:

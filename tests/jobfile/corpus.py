@@ -462,7 +462,7 @@ BAD = {
         (
             (
                 'job.toml:4: resources.use[0]: "a b" cannot be a node\'s name; '
-                "wiiiiide nodes lists them"
+                "a node is called as its host is, up to the first dot"
             ),
         ),
     ),
@@ -580,6 +580,15 @@ BAD = {
             (
                 "job.toml:4: policy.after: expected a list of numbers of jobs, found the number "
                 "12; write [12]"
+            ),
+        ),
+    ),
+    "a job's number in quotes": Bad(
+        RUN + '[policy]\nafter = "3, #14"\n',
+        (
+            (
+                "job.toml:4: policy.after: expected a list of numbers of jobs, found the text "
+                '"3, #14"; write [3, 14]'
             ),
         ),
     ),

@@ -243,3 +243,20 @@ def test_a_file_system_mounted_inside_is_not_emptied(tree: Path) -> None:
         assert (tree / "empty" / "precious").exists()
     finally:
         subprocess.run(["umount", tree / "empty"], check=True)
+
+
+def test_a_link_by_full_path_into_the_folder_is_sent_as_a_relative_one(
+    tree: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "alias").symlink_to(tmp_path)
+    (tree / "runs" / "latest").symlink_to(tree / "runs" / "a" / "2.pt")
+    (tree / "top").symlink_to(tree)
+    (tree / "runs" / "other").symlink_to(f"{tree}-other/x")
+    (tree / "runs" / "tricky").symlink_to(f"{tree}/runs/../../x")
+    for directory in (tree, tmp_path / "alias" / "tree"):
+        answer = helper("--tar", str(directory), "runs/*", "top")
+        with tarfile.open(fileobj=io.BytesIO(answer.stdout)) as tar:
+            assert tar.getmember("runs/latest").linkname == "../runs/a/2.pt"
+            assert tar.getmember("top").linkname == "."
+            assert tar.getmember("runs/other").linkname == f"{tree}-other/x"
+            assert tar.getmember("runs/tricky").linkname == f"{tree}/runs/../../x"

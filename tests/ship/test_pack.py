@@ -306,7 +306,7 @@ def test_too_large_names_the_largest_and_the_ignore_file(work: Path) -> None:
 def test_too_many_files_name_where_most_are(work: Path) -> None:
     write(work, {"a": "1", "b/x": "1", **{f"many/{n}": "" for n in range(12)}})
     with pytest.raises(
-        PackError, match=r"more than 10 files and folders .*'many' 13, 'b' 2, 'a' 1"
+        PackError, match=r"more than 10 files and folders .*'many' 12, '.' 1, 'b' 1"
     ):
         pack(str(work), Limits(files=10))
 
@@ -464,3 +464,16 @@ def test_a_survey_reads_no_content(work: Path, monkeypatch: pytest.MonkeyPatch) 
 )
 def test_sizes_in_words(size: int, words: str) -> None:
     assert size_words(size) == words
+
+
+def test_too_many_files_name_the_folder_deep_inside_that_has_them(work: Path) -> None:
+    write(work, {"data/README": "", **{f"data/raw/images/{n}": "" for n in range(30)}})
+    write(work, {f"top{n}": "" for n in range(3)})
+    with pytest.raises(PackError, match=r"Most are in: 'data/raw/images' \d+"):
+        survey(str(work), Limits(files=15))
+
+
+def test_what_pull_made_stays_at_home(work: Path) -> None:
+    write(work, {"a": "1", "job-3/.wiiiiide-pulled": "", "job-3/model.pt": "1", "job-4/x": "1"})
+    assert names(work) == ["a", "job-4/", "job-4/x"]
+    assert ("job-3/", ".wiiiiide-pulled") in survey(str(work)).ignored

@@ -438,3 +438,11 @@ def test_unpacking_needs_nothing_but_the_standard_library() -> None:
         *("wiiiiided", "wiiiiided.ship", "wiiiiided.ship.unpack", "wiiiiided.ship.entries"),
         *("wiiiiided.ship.inside", "unpack"),
     }
+
+
+def test_links_that_lead_outside_are_left_out_where_that_is_wanted(place: Path) -> None:
+    archive = tar(("a", b"x"), link("bad", "/etc"), link("up", "../x"), link("good", "a"))
+    left_out: list[str] = []
+    unpack(io.BytesIO(archive), place / "in", limit_bytes=100, limit_files=10, left_out=left_out)
+    assert left_out == ["'bad' -> '/etc'", "'up' -> '../x'"]
+    assert sorted(os.listdir(place / "in")) == ["a", "good"]

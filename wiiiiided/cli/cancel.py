@@ -32,12 +32,17 @@ def command(
     A job that waits just leaves the queue.
     """
     codes = []
-    with _patience():
-        for ended in connect().cancel_all(ids_of(jobs), now):
-            if isinstance(ended, ClientError):
-                codes.append(refused(ended))
-            else:
-                say(ending(ended))
+    ids, client = ids_of(jobs), connect()
+    try:
+        with _patience():
+            for ended in client.cancel_all(ids, now):
+                if isinstance(ended, ClientError):
+                    codes.append(refused(ended))
+                else:
+                    say(ending(ended))
+    except KeyboardInterrupt:
+        say("wiiiiide: stopped waiting; what was asked goes on: the jobs are being ended")
+        raise
     return codes[0] if codes else 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wiiiiided.cli import plan, screen
-from wiiiiided.cli.jobfile import INVALID, JobFile, NotReady, Sets, read, report
+from wiiiiided.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.text import clean
 from wiiiiided.jobfile.problem import Invalid
@@ -21,15 +21,14 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
     except Invalid as invalid:
         return report(invalid, as_json)
     except PackError as problem:
-        screen.say(f"{file}: {problem}")
-        return INVALID
+        return report(unshippable(job, problem), as_json)
     if as_json:
         screen.put_json(plan.as_json(job, ships, None))
     else:
         screen.put(f"{clean(job.file)}: ok")
         for line in plan.lines(job, ships, None):
             screen.put(line)
-    for note in ships.notes:
+    for note in (*ships.notes, *notes(job.spec)):
         screen.say(f"note: {note}")
     try:
         job.secrets()

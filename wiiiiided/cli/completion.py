@@ -6,6 +6,7 @@ treat the answer as text: job names are somebody else's words and must never be 
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -70,4 +71,5 @@ def command(
     if shell not in SCRIPTS:
         raise typer.BadParameter(f"{shell!r} is not one of {', '.join(SCRIPTS)}")
     screen.put(SCRIPTS[shell].strip())
-    screen.say(f"# save it as {PLACES[shell]}, or for this shell only: {NOW[shell]}")
+    if sys.stdout.isatty():  # else it is being saved or evaluated: in every new shell, perhaps
+        screen.say(f"# save it as {PLACES[shell]}, or for this shell only: {NOW[shell]}")

@@ -28,6 +28,7 @@ from wiiiiided.wire.messages import DaemonStatus
 
 COLOURS = {"ok": screen.GREEN, "warn": screen.YELLOW, "fail": screen.RED}
 TITLE_COLUMNS = 13
+DAEMON_S = 5.0  # a daemon that says nothing for so long is a finding; the rest is still told
 INDENT = " " * (6 + TITLE_COLUMNS)
 
 
@@ -55,7 +56,7 @@ def whose() -> Paths:
 def ask(paths: Paths) -> tuple[DaemonStatus | None, str]:
     """What the daemon says of itself; or None, and why."""
     try:
-        return Client(paths).status(), ""
+        return Client(paths).status(DAEMON_S), ""
     except WiiiiideError as problem:
         return None, str(problem)
 

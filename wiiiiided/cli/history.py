@@ -34,12 +34,13 @@ def command(
     as_json: Json = False,
 ) -> None:
     """List the jobs that are over, the latest first."""
-    jobs = connect().history(number(limit, "--limit"))
+    most = number(limit, "--limit")
+    jobs = connect().history(most)[:most]
     if as_json:
         screen.put_json({"jobs": [fields(job) for job in jobs]})
     elif jobs:
         put_table(COLUMNS, jobs, [_row(job) for job in jobs])
-    else:
+    elif most:
         screen.say("no job has ended yet; wiiiiide ps lists those under way")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -14,8 +15,9 @@ from wiiiiided.cli.screen import put_json, say
 from wiiiiided.client import ClientError
 from wiiiiided.config import passed
 from wiiiiided.domain.spec import JobSpec
-from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.jobfile.problem import Invalid, Problem
 from wiiiiided.jobfile.read import read_file
+from wiiiiided.ship.survey import PackError
 
 INVALID = 3
 
@@ -66,14 +68,33 @@ def read(
 ) -> Job:
     """The job in a file, changed by options. Raises Invalid with everything that is wrong."""
     file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
-    options = [*(sets or ()), *(() if name is None else (f"name={json.dumps(name)}",))]
-    spec = read_file(file, options)
+    options = [*(sets or ()), *(() if name is None else (f"name={_toml(name)}",))]
+    spec = read_file(file, options, look=True)
     if after:
         policy = spec.policy
         both = tuple(dict.fromkeys((*policy.after, *after)))
         policy = msgspec.structs.replace(policy, after=both)
         spec = msgspec.structs.replace(spec, policy=policy)
     return Job(file, spec)
+
+
+def _toml(text: str) -> str:
+    """A text in quotes. JSON's are TOML's but for halves of characters, and for DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def unshippable(job: Job, problem: PackError) -> Invalid:
+    """What is wrong with the folder, told as what is wrong with the file is."""
+    return Invalid([Problem(job.file, None, "", str(problem))])
+
+
+def notes(spec: JobSpec) -> Iterator[str]:
+    """What is no mistake, yet may not be what was meant."""
+    if spec.policy.hang_timeout_s is not None and spec.network.backend != "wiiiiide":
+        yield (
+            f'policy.hang_timeout with network.backend = "{spec.network.backend}" counts only '
+            "when the script calls wiiiiided.torch.progress(step)"
+        )
 
 
 def report(invalid: Invalid, as_json: bool) -> int:

@@ -35,6 +35,21 @@ def check_ranks(job: JobView, ranks: Sequence[int]) -> None:
         raise NoSuchRank(f"job {job.id} has {has}")
 
 
+class NoSuchAttempt(ClientError):
+    """The job has not been tried so often."""
+
+    code = 6
+
+
+def check_attempt(job: JobView, attempt: int | None) -> None:
+    """An attempt that was never made has no lines, which is not the same as silence."""
+    if attempt is None or 0 < attempt <= job.attempt:
+        return
+    made = {0: "has not been started yet", 1: "has had attempt 1 only"}
+    has = made.get(job.attempt, f"has had attempts 1 to {job.attempt}")
+    raise NoSuchAttempt(f"there is no attempt {attempt}: job {job.id} {has}")
+
+
 class Lines:
     """Prints log lines; `workers` says how wide the ranks' numbers get."""
 

@@ -10,7 +10,7 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobs import line
-from wiiiiided.cli.lines import Lines, check_ranks
+from wiiiiided.cli.lines import Lines, check_attempt, check_ranks
 from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.words import job_id, number
 from wiiiiided.client import Client
@@ -51,10 +51,18 @@ def command(
     last = None if tail is None else number(tail, "--tail")
     client, of = connect(), job_id(job)
     if following:
-        return follow(client, of, ranks=chosen, tail=last, as_json=as_json)
+        return _follow(client, of, chosen, last, as_json)
     one = None if attempt is None else number(attempt, "--attempt")
     _print(client, of, chosen, last, one, as_json)
     return 0
+
+
+def _follow(client: Client, job: int, ranks: list[int], tail: int | None, as_json: bool) -> int:
+    try:
+        return follow(client, job, ranks=ranks, tail=tail, as_json=as_json)
+    except KeyboardInterrupt:
+        screen.say(f"wiiiiide: detached; job {job} goes on")
+        raise
 
 
 def _print(
@@ -67,6 +75,9 @@ def _print(
 ) -> None:
     view = client.show(job).job
     check_ranks(view, ranks)
+    check_attempt(view, attempt)
+    if tail == 0:
+        return
     lines = Lines(view.workers)
     nothing = True
     for item in client.logs(job, ranks, tail, attempt):

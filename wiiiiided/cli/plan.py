@@ -13,7 +13,10 @@ from wiiiiided.cli.text import cell
 from wiiiiided.cli.words import count, span
 from wiiiiided.domain.layout import Layout
 from wiiiiided.domain.spec import JobSpec
+from wiiiiided.ship.ignore import PULLED
 from wiiiiided.ship.survey import Survey, size_words
+
+NAMED = 4  # names of what each ignore file leaves out; more are counted
 
 
 def as_json(job: Job, ships: Survey, layout: Layout | None) -> dict[str, Any]:
@@ -22,7 +25,12 @@ def as_json(job: Job, ships: Survey, layout: Layout | None) -> dict[str, Any]:
         "ok": True,
         "file": job.file,
         "job": msgspec.to_builtins(job.spec),
-        "ships": {"directory": job.directory, "files": ships.files, "bytes": ships.bytes},
+        "ships": {
+            "directory": job.directory,
+            "files": ships.files,
+            "bytes": ships.bytes,
+            "left_out": [name for name, _ in ships.ignored],
+        },
     }
     if layout is not None:
         found["shares"] = [msgspec.to_builtins(share) for share in layout.shares]
@@ -49,6 +57,8 @@ def _facts(job: Job, ships: Survey, layout: Layout | None) -> Iterator[tuple[str
             yield "runs", f"{ranks} on {share.node} ({claimed}): {shlex.join(spec.run.command)}"
     yield "python", spec.run.python or "the daemon's own"
     yield "ships", f"{count(ships.files, 'file')}, {size_words(ships.bytes)} from {job.directory}"
+    if ships.ignored:
+        yield "leaves", f"out {left_out(ships)}"
     if spec.run.env:
         yield "sets", ", ".join(spec.run.env)
     if spec.run.pass_env:
@@ -56,6 +66,18 @@ def _facts(job: Job, ships: Survey, layout: Layout | None) -> Iterator[tuple[str
     yield from _policy(spec)
     if spec.output.collect:
         yield "collects", ", ".join(spec.output.collect)
+
+
+def left_out(ships: Survey) -> str:
+    """What stays at home at the top, and which file says so: `data/, big.bin (.gitignore)`."""
+    groups: dict[str, list[str]] = {}
+    for name, by in ships.ignored:
+        groups.setdefault("made by pull" if by == PULLED else by, []).append(name)
+    parts = []
+    for by, names in groups.items():
+        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+        parts.append(f"{', '.join(names[:NAMED])}{more} ({by})")
+    return "; ".join(parts)
 
 
 def _policy(spec: JobSpec) -> Iterator[tuple[str, str]]:

@@ -4,11 +4,14 @@
 
 Nothing is in the target before everything has arrived, and nothing there is overwritten without
 --force. What a job made is untrusted: `ship.unpack` lets nothing out of the hidden folder, and no
-link in the target is followed when files are moved.
+link in the target is followed when files are moved. Links that lead out of the job's folder are
+named and left out. A folder job-ID that is made here gets the mark `ship.ignore` looks for, so that
+the results of one job do not travel with the next.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import stat
@@ -25,11 +28,14 @@ from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import count, job_id
 from wiiiiided.client import Blob
 from wiiiiided.errors import HostError
+from wiiiiided.ship.ignore import PULLED
 from wiiiiided.ship.survey import size_words
 from wiiiiided.ship.unpack import UnpackError, unpack
 
 LIMIT_BYTES = 1 << 40  # results may be large; the disk is the true limit
 LIMIT_FILES = 1_000_000
+NOTHING = 1  # exit code, for scripts that would go on with files that are not there
+NAMED = 10  # links that were left out; more are counted
 
 
 def command(
@@ -51,25 +57,53 @@ def command(
 ) -> int:
     """Fetch files of a job's working directory, while it runs or afterwards."""
     number = job_id(job)
+    for glob in globs or ():
+        check_glob(glob)
     target = output or f"job-{number}"
+    left_out: list[str] = []
     with connect().pull(number, globs or ()) as blob:
-        files = fetch(blob, target, force)
+        files = fetch(blob, target, force, left_out, mark=output is None)
+    _say_left_out(left_out)
     if as_json:
         listed = [{"name": name, "bytes": size} for name, size in files]
         screen.put_json({"id": number, "directory": target, "files": listed})
-        return 0
+        return 0 if files else NOTHING
     for name, _ in files:
         screen.put(clean(os.path.join(target, name)))
     total = size_words(sum(size for _, size in files))
     if files:
         screen.say(f"{count(len(files), 'file')}, {total}, in {target}")
     else:
-        screen.say(f"no file of job {number} matches")
-    return 0
+        wanted = " ".join(globs or ()) or "its output.collect"
+        screen.say(f"no file of job {number} matches {wanted}")
+    return 0 if files else NOTHING
 
 
-def fetch(blob: Blob, target: str, force: bool) -> list[tuple[str, int]]:
-    """Bring what is in the archive to `target`; the names and sizes of the files."""
+def check_glob(glob: str) -> None:
+    """Usage, where the daemon could only say the same later."""
+    if not glob:
+        raise typer.BadParameter("an empty GLOB matches nothing; '**' is everything")
+    if glob.startswith("/") or ".." in glob.split("/"):
+        raise typer.BadParameter(
+            f"{glob!r} leads out of the job's working directory; a GLOB is relative to it, "
+            "as in 'runs/**'"
+        )
+
+
+def _say_left_out(links: list[str]) -> None:
+    for link in links[:NAMED]:
+        screen.say(f"note: left out {link}: the link leads out of the job's working directory")
+    if len(links) > NAMED:
+        screen.say(f"note: and {count(len(links) - NAMED, 'more link')}")
+
+
+def fetch(
+    blob: Blob, target: str, force: bool, left_out: list[str], mark: bool = False
+) -> list[tuple[str, int]]:
+    """Bring what is in the archive to `target`; the names and sizes of the files.
+
+    Links that cannot come along are put into `left_out`.
+    """
     parent = os.path.dirname(os.path.abspath(target))
     try:
         os.makedirs(parent, exist_ok=True)
@@ -77,11 +111,14 @@ def fetch(blob: Blob, target: str, force: bool) -> list[tuple[str, int]]:
     except OSError as problem:
         raise HostError(f"cannot write into {parent}: {problem.strerror}") from problem
     try:
-        _unpack(blob, staging)
+        _unpack(blob, staging, left_out)
         files = [(name, info.st_size) for name, info in _walk(staging) if not _is_dir(info)]
         if files:
             _check(staging, target, force)
+            mark = mark and not os.path.lexists(target)
             _move(staging, target)
+            if mark:
+                _mark(target)
         return files
     except OSError as problem:
         raise HostError(f"cannot write into {target}: {problem.strerror}") from problem
@@ -89,9 +126,10 @@ def fetch(blob: Blob, target: str, force: bool) -> list[tuple[str, int]]:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _unpack(blob: Blob, staging: str) -> None:
+def _unpack(blob: Blob, staging: str, left_out: list[str]) -> None:
     try:
-        unpack(blob, staging, limit_bytes=LIMIT_BYTES, limit_files=LIMIT_FILES)
+        limits = {"limit_bytes": LIMIT_BYTES, "limit_files": LIMIT_FILES}
+        unpack(blob, staging, **limits, left_out=left_out)
         problem = None
     except UnpackError as error:
         problem = error
@@ -136,6 +174,11 @@ def _check(staging: str, target: str, force: bool) -> None:
             f"{os.path.join(target, there[0])}{more} would be overwritten. --force does it; "
             "-o DIR chooses another place"
         )
+
+
+def _mark(target: str) -> None:
+    with contextlib.suppress(FileExistsError), open(os.path.join(target, PULLED), "x") as file:
+        file.write("made by wiiiiide pull; without this file, wiiiiide submit ships the folder\n")
 
 
 def _move(staging: str, target: str) -> None:

@@ -54,11 +54,11 @@ class System:
         return ["systemctl", "--user"] if self.user else ["systemctl"]
 
 
-def check_systemd(system: System) -> None:
+def check_systemd(system: System, what: str = "install") -> None:
     if not (system.root / "run/systemd/system").is_dir():
         raise Stop(
             CANNOT,
-            "this machine was not booted with systemd, so there is no service to install",
+            f"this machine was not booted with systemd, so there is no service to {what}",
             "Run `wiiiiided` in the foreground, or from the supervisor you have",
         )
 

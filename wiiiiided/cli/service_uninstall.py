@@ -24,7 +24,7 @@ from wiiiiided.config import Paths
 
 
 def uninstall_service(system: System, *, purge: bool, force: bool) -> None:
-    check_systemd(system)
+    check_systemd(system, "uninstall")
     if system.user:
         check_session(system)
     else:

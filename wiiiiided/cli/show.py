@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import sys
 import time
@@ -15,6 +14,7 @@ from wiiiiided.cli.jobs import attempts
 from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.text import cell, clean
 from wiiiiided.cli.words import clock, code_words, job_id, span
+from wiiiiided.jobfile.spoken import as_in_file
 from wiiiiided.wire.messages import JobDetail, JobView
 
 
@@ -80,10 +80,10 @@ def _ran(job: JobView) -> str:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`policy.priority` and `80` of each value; the command has its own line, the name its own."""
+    """`policy.max_time` and `"8h"` of each value; command and name have lines of their own."""
     for key, value in tree.items():
         path = prefix + key
         if isinstance(value, dict) and value:
             yield from _flat(value, path + ".")
         elif path not in ("name", "run.command") and value not in ({}, [], None):
-            yield path, json.dumps(value, ensure_ascii=False)
+            yield as_in_file(path, value)

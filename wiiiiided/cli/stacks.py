@@ -23,7 +23,11 @@ def command(job: Id, as_json: Json = False) -> None:
         return
     for place, dump in enumerate(dumps):
         pid = "" if dump.pid is None else f", pid {dump.pid}"
-        heading = f"rank {dump.rank}{pid}"
+        heading, text = f"rank {dump.rank}{pid}", dump.text
+        first = f"--- rank {dump.rank} pid {dump.pid}: "
+        if text.startswith(first):  # the dump has a heading for each process of the rank
+            program, _, text = text.removeprefix(first).partition("\n")
+            heading = f"{heading}: {clean(program)}"
         screen.put(("\n" if place else "") + screen.paint(heading, screen.BOLD, sys.stdout))
-        for line in dump.text.rstrip("\n").split("\n"):
+        for line in text.rstrip("\n").split("\n"):
             screen.put(f"  {clean(line)}".rstrip())

@@ -18,7 +18,7 @@ import typer
 from wiiiiided.cli import plan, screen
 from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.follow import follow
-from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, read, report
+from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import job_id
@@ -73,7 +73,7 @@ def command(
     except Invalid as invalid:
         return report(invalid, as_json)
     except PackError as problem:
-        raise NotReady(f"{job.file}: {problem}") from problem
+        return report(unshippable(job, problem), as_json)
 
 
 def _dry_run(job: Job, as_json: bool) -> int:
@@ -92,7 +92,7 @@ def _dry_run(job: Job, as_json: bool) -> int:
         screen.put(f"{clean(job.file)}: ok; nothing was queued. It would be")
         for line in plan.lines(job, ships, layout):
             screen.put(line)
-    for note in ships.notes:
+    for note in (*ships.notes, *notes(job.spec)):
         screen.say(f"note: {note}")
     return 0
 
@@ -133,7 +133,7 @@ def _tell(submitted: Submitted, job: Job, sentence: str, following: bool, as_jso
 def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> Submitted:
     packed = pack(job.directory)
     try:
-        for note in packed.notes:
+        for note in (*packed.notes, *notes(job.spec)):
             screen.say(f"note: {note}")
         with _progress() as progress:
             return client.submit(job.spec, packed, secrets, hold=hold, progress=progress)

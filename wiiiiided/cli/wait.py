@@ -37,6 +37,9 @@ def command(
     over: list[JobView] = []
     client = connect()
     try:
+        if len(ids) > 1:  # one that does not exist is told now, not after hours of waiting
+            for number in ids:
+                client.why(number)
         for number in ids:
             over.append(_until_over(client, number, deadline))
             if not as_json:

@@ -12,7 +12,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from wiiiiided.client.connection import ANSWER_S, Blob, Connection, Progress, connect, expect
+from wiiiiided.client.connection import (
+    ANSWER_S,
+    PATIENT_S,
+    Blob,
+    Connection,
+    Progress,
+    connect,
+    expect,
+)
 from wiiiiided.client.errors import ClientError, DaemonLost, DaemonRefused, NoDaemon, TimedOut
 from wiiiiided.client.resume import Seen, both
 from wiiiiided.config import Paths
@@ -52,7 +60,7 @@ class Client:
         return self._ask(m.Why(job), m.Reason)
 
     def requeue(self, job: int) -> m.JobView:
-        return self._ask(m.Requeue(job), m.JobView)
+        return self._ask(m.Requeue(job), m.JobView, PATIENT_S)
 
     def hold(self, job: int) -> m.JobView:
         return self._ask(m.Hold(job), m.JobView)
@@ -61,10 +69,10 @@ class Client:
         return self._ask(m.Release(job), m.JobView)
 
     def stacks(self, job: int) -> tuple[m.StackDump, ...]:
-        return self._ask(m.Stacks(job), m.StackDumps, 2 * ANSWER_S).dumps
+        return self._ask(m.Stacks(job), m.StackDumps, 2 * PATIENT_S).dumps
 
-    def status(self) -> m.DaemonStatus:
-        return self._ask(m.Status(), m.DaemonStatus)
+    def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
+        return self._ask(m.Status(), m.DaemonStatus, within_s)
 
     def cancel(self, job: int, now: bool = False) -> m.JobView:
         """Returns when the job is really over, however long its grace is."""
@@ -151,7 +159,7 @@ class Client:
     ) -> Iterator[m.LogLine]:
         """What the ranks have written so far."""
         request = m.Logs(job, tuple(ranks), tail=tail, attempt=attempt)
-        with self._open(request) as connection:
+        with self._open(request, PATIENT_S) as connection:
             while not isinstance(answer := connection.answer(), m.End):
                 yield from expect(answer, m.LogLines).lines
 
@@ -177,7 +185,7 @@ class Client:
 
     def pull(self, job: int, globs: Sequence[str] = ()) -> Blob:
         """Files of the job's working directory, as a tar to be read and closed."""
-        return Blob(self._open(m.Pull(job, tuple(globs))))
+        return Blob(self._open(m.Pull(job, tuple(globs)), PATIENT_S))
 
     # ---- how
 

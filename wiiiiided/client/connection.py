@@ -28,7 +28,8 @@ from wiiiiided.wire.stream import BLOB, BLOB_END, LIMITS, MESSAGE, BadFrame, Par
 Result = TypeVar("Result")
 Progress = Callable[[int, int], None]  # bytes sent, bytes altogether
 
-ANSWER_S = 30.0  # a daemon that has not answered by then is stuck: systemd will restart it
+ANSWER_S = 10.0  # of a plain question: somebody sits before a screen that shows nothing
+PATIENT_S = 30.0  # of what makes the daemon work; systemd restarts one that is stuck for so long
 CONNECT_S = 5.0
 RECEIVE_BYTES = 1 << 18
 # No wait is longer at a time: a Ctrl-C that comes just before one is noticed after it.
@@ -65,7 +66,7 @@ class Connection:
         """Hello, the request, and the other side's Hello."""
         hello = m.encode(m.Hello(m.PROTOCOL, __version__))
         self._send(frame(MESSAGE, hello) + frame(MESSAGE, m.encode(request)))
-        kind, payload = self.receive(within_s=ANSWER_S)
+        kind, payload = self.receive(within_s=min(PATIENT_S, self._timeout_s or PATIENT_S))
         theirs = decode(m.decode_hello, payload) if kind == MESSAGE else None
         if theirs is None or theirs.protocol != m.PROTOCOL:
             raise mismatch(theirs)
@@ -133,7 +134,7 @@ class Connection:
         self._send(frame(BLOB_END))
 
     def _send(self, data: bytes) -> None:
-        self._socket.settimeout(self._timeout_s or ANSWER_S)
+        self._socket.settimeout(self._timeout_s or PATIENT_S)
         try:
             self._socket.sendall(data)
         except TimeoutError as problem:

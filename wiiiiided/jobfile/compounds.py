@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
 from wiiiiided.jobfile import rules
-from wiiiiided.jobfile.kinds import Choice, Kind, Note, Text, expected
+from wiiiiided.jobfile.kinds import Choice, Kind, Note, Text, Whole, expected
 from wiiiiided.jobfile.words import as_list, show
 
 
 def _comma_list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> str:
+    """A list of the numbers that a text has; empty where it has others, or very many."""
+    parts = [part.lstrip("#") for part in _comma_list(text[:200])]
+    if len(text) > 200 or not parts or not all(re.fullmatch("[0-9]{1,18}", one) for one in parts):
+        return ""
+    return f"[{', '.join(str(int(one)) for one in parts)}]"
 
 
 class Several(msgspec.Struct, frozen=True):
@@ -53,6 +62,8 @@ class Several(msgspec.Struct, frozen=True):
         """What was meant by something that is no list."""
         if isinstance(value, str) and self.item.is_text:
             texts = as_list(_comma_list(value))
+        elif isinstance(value, str) and isinstance(self.item, Whole):
+            texts = _numbers(value)
         else:
             texts = f"[{show(value)}]" if isinstance(value, int | str) else ""
         return f"write {texts}" if texts else ""

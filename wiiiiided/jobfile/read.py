@@ -23,20 +23,25 @@ from wiiiiided.jobfile.locate import DEPTH, Scan, scan
 from wiiiiided.jobfile.problem import Invalid, Problem
 from wiiiiided.jobfile.rules import NAME_LENGTH
 from wiiiiided.jobfile.source import text_of
-from wiiiiided.jobfile.words import printable
+from wiiiiided.jobfile.words import printable, show
 
 WARN_SHARE = 0.1  # of max_time, at most, unless the file says when to warn
 
 _AT = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 
 
-def read_file(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> JobSpec:
+def read_file(
+    path: str | os.PathLike[str], sets: Sequence[str] = (), *, look: bool = False
+) -> JobSpec:
     """The job in a file, changed by `sets`; Invalid with all problems."""
-    return read(text_of(os.fspath(path)), os.fspath(path), sets)
+    return read(text_of(os.fspath(path)), os.fspath(path), sets, look=look)
 
 
-def read(text: str, file: str, sets: Sequence[str] = ()) -> JobSpec:
-    """The job in a text. `file` names it in problems, and its folder names the job."""
+def read(text: str, file: str, sets: Sequence[str] = (), *, look: bool = False) -> JobSpec:
+    """The job in a text. `file` names it in problems, and its folder names the job.
+
+    `look` for run.workdir, too: one that is not there is a problem like others.
+    """
     shown = printable(file, 400)
     scanned = scan(text)
     document = _parse(text, shown, scanned)
@@ -45,9 +50,19 @@ def read(text: str, file: str, sets: Sequence[str] = ()) -> JobSpec:
         options.apply(document, Option(number, one), findings)
     values = check(document, findings)
     check_together(values, findings)
+    if look:
+        _look(values, file, findings)
     if problems := findings.problems():
         raise Invalid(problems)
     return _spec(values, file)
+
+
+def _look(values: Values, file: str, findings: Findings) -> None:
+    path = ("run", "workdir")
+    workdir = values.get(path, ".")
+    if isinstance(workdir, str) and not os.path.isdir(os.path.join(os.path.dirname(file), workdir)):
+        message = f"{show(workdir)} is not there, or is no folder"
+        findings.add(path, message, "it is looked for beside the job file")
 
 
 def _parse(text: str, file: str, scanned: Scan) -> dict[str, Any]:

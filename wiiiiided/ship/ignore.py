@@ -2,7 +2,8 @@
 
 Three voices, the first that says something about a path is heard:
 
-    ALWAYS               names that are never shipped: repositories, caches, virtual environments
+    ALWAYS               names that are never shipped: repositories, caches, virtual environments;
+                         and what `pull` made, by the mark in it
     .wiiiiideignore      the deepest one first; `!data/` in it ships what git ignores
     .gitignore           the deepest one first, up to the root of the repository
 
@@ -19,6 +20,7 @@ from pathspec import GitIgnoreSpec
 
 OURS = ".wiiiiideignore"
 GITS = ".gitignore"
+PULLED = ".wiiiiide-pulled"  # in a folder of results: they do not travel with the next job
 
 ALWAYS = frozenset(
     (
@@ -78,14 +80,19 @@ class Rules:
 
     def ignores(self, path: str, is_directory: bool) -> bool:
         """Whether this path, inside of the directory, stays at home."""
-        name = os.path.basename(path)
-        if name in ALWAYS or (is_directory and _is_venv(path)):
-            return True
-        for kind in ("ours", "gits"):
+        return self.ignored_by(path, is_directory) is not None
+
+    def ignored_by(self, path: str, is_directory: bool) -> str | None:
+        """What keeps this path at home: OURS, GITS, PULLED, or "" for what always stays."""
+        if os.path.basename(path) in ALWAYS:
+            return ""
+        if is_directory and (mark := _mark(path)) is not None:
+            return PULLED if mark == PULLED else ""
+        for kind, file in (("ours", OURS), ("gits", GITS)):
             verdict = self._verdict(kind, path + "/" * is_directory)
             if verdict is not None:
-                return verdict
-        return False
+                return file if verdict else None
+        return None
 
     def _verdict(self, kind: str, path: str) -> bool | None:
         rules: Rules | None = self
@@ -100,8 +107,10 @@ class Rules:
         return None
 
 
-def _is_venv(path: str) -> bool:
-    return os.path.exists(os.path.join(path, "pyvenv.cfg"))
+def _mark(path: str) -> str | None:
+    """The file in this directory that says what it is: an environment, or results."""
+    marks = ("pyvenv.cfg", PULLED)
+    return next((mark for mark in marks if os.path.exists(os.path.join(path, mark))), None)
 
 
 def _spec(path: str) -> GitIgnoreSpec | None:

@@ -40,6 +40,7 @@ class Survey:
     directory: str
     found: tuple[Found, ...]
     notes: tuple[str, ...]  # what was left out for a reason a person may not expect
+    ignored: tuple[tuple[str, str], ...] = ()  # at the top: a name, and the file that ignores it
 
     @property
     def files(self) -> int:
@@ -63,10 +64,11 @@ def survey(directory: str, limits: Limits | None = None) -> Survey:
         raise PackError(f"the working directory {directory} is not there, or is no directory")
     found: list[Found] = []
     notes: list[str] = []
+    ignored: list[tuple[str, str]] = []
     sizes: Counter[str] = Counter()
     total = 0
     try:
-        for item in _walk(directory, notes):
+        for item in _walk(directory, notes, ignored):
             found.append(item)
             total += _archived(item)
             sizes[item.name.partition("/")[0]] += _archived(item)
@@ -79,7 +81,7 @@ def survey(directory: str, limits: Limits | None = None) -> Survey:
         raise PackError(_too_large(directory, limits, sizes))
     if len(found) > limits.files:
         raise PackError(_too_many(directory, limits, found))
-    return Survey(directory, tuple(found), tuple(notes))
+    return Survey(directory, tuple(found), tuple(notes), tuple(ignored))
 
 
 def _archived(item: Found) -> int:
@@ -88,7 +90,7 @@ def _archived(item: Found) -> int:
     return BLOCK + size + -size % BLOCK
 
 
-def _walk(directory: str, notes: list[str]) -> Iterator[Found]:
+def _walk(directory: str, notes: list[str], ignored: list[tuple[str, str]]) -> Iterator[Found]:
     """Depth first, each directory before what it holds. A stack: paths may be 2,000 deep."""
     stack = [(iter(_listing(directory)), "", Rules.of(directory))]
     while stack:
@@ -97,7 +99,7 @@ def _walk(directory: str, notes: list[str]) -> Iterator[Found]:
         if name is None:
             stack.pop()
             continue
-        item = _look(directory, prefix + name, rules, notes)
+        item = _look(directory, prefix + name, rules, notes, ignored)
         if item is None:
             continue
         yield item
@@ -113,7 +115,9 @@ def _listing(path: str) -> list[str]:
         raise PackError(_unreadable(path, problem)) from problem
 
 
-def _look(directory: str, name: str, rules: Rules, notes: list[str]) -> Found | None:
+def _look(
+    directory: str, name: str, rules: Rules, notes: list[str], ignored: list[tuple[str, str]]
+) -> Found | None:
     """What is to be shipped of this name; None when it stays at home."""
     path = os.path.join(directory, name)
     try:
@@ -121,7 +125,11 @@ def _look(directory: str, name: str, rules: Rules, notes: list[str]) -> Found | 
         is_link = stat.S_ISLNK(info.st_mode)
         full = os.path.join(os.path.abspath(directory), name)
         # git asks a link's own name, without a slash; a venv behind a link is one all the same.
-        if rules.ignores(full, stat.S_ISDIR(info.st_mode)) or (is_link and _leads_to_venv(path)):
+        is_directory = stat.S_ISDIR(info.st_mode)
+        by = rules.ignored_by(full, is_directory)
+        if by and "/" not in name:
+            ignored.append((name + "/" * is_directory, by))
+        if by is not None or (is_link and _leads_to_venv(path)):
             return None
         target = os.readlink(path) if is_link else None
     except FileNotFoundError:
@@ -169,13 +177,40 @@ def _too_large(directory: str, limits: Limits, sizes: Counter[str]) -> str:
 
 
 def _too_many(directory: str, limits: Limits, found: list[Found]) -> str:
-    counts = Counter(item.name.partition("/")[0] for item in found)
-    largest = ", ".join(f"{name!r} {count:,}" for name, count in counts.most_common(3))
+    largest = ", ".join(f"{name!r} {count:,}" for name, count in _fullest(found))
     return (
         f"the working directory {directory} has too many files: more than {limits.files:,} files "
         f"and folders would be shipped. Most are in: {largest}. List what the job does not need "
         f"in {os.path.join(directory, OURS)}"
     )
+
+
+def _fullest(found: list[Found]) -> list[tuple[str, int]]:
+    """The three folders at the top that hold most; deeper ones where nearly all is in those."""
+    counts: Counter[str] = Counter()
+    inner: dict[str, set[str]] = {"": set()}
+    for item in found:
+        folder = os.path.dirname(item.name)
+        if not folder and not stat.S_ISDIR(item.info.st_mode):
+            counts["."] += 1
+        while folder:
+            counts[folder] += 1
+            above = os.path.dirname(folder)
+            inner.setdefault(above, set()).add(folder)
+            folder = above
+    top = sorted({*inner[""], "."}, key=lambda name: (-counts[name], name))[:3]
+    named = [_narrowed(name, counts, inner) for name in top]
+    return [(name, counts[name]) for name in named if counts[name]]
+
+
+def _narrowed(name: str, counts: Counter[str], inner: dict[str, set[str]]) -> str:
+    """The deepest folder below this one that has nearly all of it."""
+    while name in inner:
+        best = max(inner[name], key=counts.__getitem__)
+        if counts[best] < 0.9 * counts[name]:
+            break
+        name = best
+    return name
 
 
 def size_words(size: float) -> str:

@@ -23,9 +23,17 @@ __all__ = ["UnpackError", "unpack"]
 LATEST_MTIME = 1 << 33  # the year 2242: beyond that file systems begin to differ
 
 
-def unpack(stream: Readable, directory: str | Path, *, limit_bytes: int, limit_files: int) -> None:
+def unpack(
+    stream: Readable,
+    directory: str | Path,
+    *,
+    limit_bytes: int,
+    limit_files: int,
+    left_out: list[str] | None = None,
+) -> None:
     """Make what the archive in `stream` holds below `directory`, which is made when it is missing.
 
+    A link that leads outside is refused; given a list, it is named there and left out instead.
     After an UnpackError the directory holds what came before the fault: throw it away.
     """
     try:
@@ -33,7 +41,7 @@ def unpack(stream: Readable, directory: str | Path, *, limit_bytes: int, limit_f
         root = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as problem:
         raise UnpackError(f"cannot unpack into {directory}: {problem.strerror}") from problem
-    unpacking = _Unpacking(root, limit_bytes, limit_files)
+    unpacking = _Unpacking(root, limit_bytes, limit_files, left_out)
     try:
         unpacking.run(Entries(stream))
     finally:
@@ -44,8 +52,11 @@ def unpack(stream: Readable, directory: str | Path, *, limit_bytes: int, limit_f
 class _Unpacking:
     """One archive on its way into one directory."""
 
-    def __init__(self, root: int, limit_bytes: int, limit_files: int) -> None:
+    def __init__(
+        self, root: int, limit_bytes: int, limit_files: int, left_out: list[str] | None
+    ) -> None:
         self._root = root
+        self._left_out = left_out
         self._limit_bytes = limit_bytes
         self._limit_files = limit_files
         self._bytes = 0
@@ -99,10 +110,11 @@ class _Unpacking:
     def _link(self, entry: Entry, parts: tuple[bytes, ...]) -> None:
         self._count()
         if not link_stays(parts, entry.target):
-            raise UnpackError(
-                "the archive has a link that leads outside: "
-                f"{shown(entry.name)} -> {shown(entry.target)}"
-            )
+            link = f"{shown(entry.name)} -> {shown(entry.target)}"
+            if self._left_out is None:
+                raise UnpackError(f"the archive has a link that leads outside: {link}")
+            self._left_out.append(link)
+            return
         os.symlink(entry.target, parts[-1], dir_fd=self._open(parts[:-1], entry))
 
     def _open(self, parts: tuple[bytes, ...], entry: Entry) -> int:
