@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import sys
-import traceback
 from typing import Annotated, Any
 
 import typer
@@ -78,6 +77,8 @@ def explain(problem: Exception) -> int:
             screen.say(hint)
         return int(getattr(problem, "code", USAGE if isinstance(problem, UsageError) else FAILED))
     if _verbose():
+        import traceback  # it brings tokenize along, and is hardly ever wanted
+
         traceback.print_exception(problem)
     screen.say(f"wiiiiide: {type(problem).__name__}: {problem}")
     screen.say("this is a bug; run again with WIIIIIDE_LOG=verbose for the traceback")

@@ -15,6 +15,7 @@ import socket
 import struct
 
 from wiiiiided.shim import files
+from wiiiiided.shim.door import Door
 from wiiiiided.shim.loop import READ, WRITE, Loop
 
 TYPE_CHECKING = False
@@ -26,7 +27,6 @@ LISTENERS = 16
 BACKLOG = 128  # a connect that does not wait is refused when there is no room
 UNSENT_BYTES = 4 * files.LINE_BYTES  # of one listener that does not read
 READ_BYTES = 16 << 10
-RETRY_S = 1.0  # before the next accept, when there was no descriptor left
 
 
 def bind(directory: int, name: str, mode: int) -> socket.socket:
@@ -59,9 +59,9 @@ class Control:
         obey: Callable[[dict[str, Any], Callable[[bytes], None]], None],
     ) -> None:
         self.loop, self.obey = loop, obey
-        self._listener, self._uids, self._status = listener, uids, status
+        self._uids, self._status = uids, status
         self._links: set[_Link] = set()
-        self._listen()
+        self._door = Door(loop, listener, self._welcome)
 
     def tell(self, line: bytes) -> None:
         """A line for everybody."""
@@ -71,25 +71,12 @@ class Control:
     def close(self) -> None:
         for link in list(self._links):
             link.close()
-        self.loop.forget(self._listener.fileno())
-        self._listener.close()
+        self._door.close()
 
     def drop(self, link: _Link) -> None:
         self._links.discard(link)
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self.loop.watch(self._listener.fileno(), READ, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            connection, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError:  # no descriptor left
-            self.loop.forget(self._listener.fileno())
-            self.loop.after(RETRY_S, self._listen)
-            return
+    def _welcome(self, connection: socket.socket, _: Any) -> None:
         if len(self._links) >= LISTENERS or _uid(connection) not in self._uids:
             connection.close()
             return

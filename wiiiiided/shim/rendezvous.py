@@ -28,6 +28,7 @@ import os
 import socket
 import sys
 
+from wiiiiided.shim.door import Door
 from wiiiiided.shim.keys import Keys, Refused
 from wiiiiided.shim.loop import READ, WRITE, Loop
 
@@ -50,7 +51,6 @@ ANSWER_BYTES = 64 << 20
 CLIENTS = 4096
 READ_BYTES = 64 << 10
 ESTABLISHED = "01"  # the state, as the kernel's table prints it
-RETRY_S = 1.0  # before the next accept, when there was no descriptor left
 
 
 class _Unfinished(Exception):
@@ -290,17 +290,15 @@ class Rendezvous:
         self.keys = Keys()
         self.unsent: set[_Client] = set()
         self._clients: set[_Client] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
-        self._listen()
+        listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
+        listener.setblocking(False)
+        self.port: int = listener.getsockname()[1]
+        self._door = Door(loop, listener, self._welcome)
 
     def close(self) -> None:
         for client in list(self._clients):
             client.close()
-        if self._listener.fileno() >= 0:
-            self.loop.forget(self._listener.fileno())
-            self._listener.close()
+        self._door.close()
 
     def gone(self, client: _Client) -> None:
         self._clients.discard(client)
@@ -320,19 +318,7 @@ class Rendezvous:
             except OSError:
                 client.close()
 
-    def _listen(self) -> None:
-        if self._listener.fileno() >= 0:
-            self.loop.watch(self._listener.fileno(), READ, self._accept)
-
-    def _accept(self) -> None:
-        try:
-            link, address = self._listener.accept()
-        except (BlockingIOError, ConnectionError):
-            return
-        except OSError:  # no descriptor left
-            self.loop.forget(self._listener.fileno())
-            self.loop.after(RETRY_S, self._listen)
-            return
+    def _welcome(self, link: socket.socket, address: tuple[str, int]) -> None:
         if len(self._clients) >= CLIENTS or not _is_ours(address, self.port):
             link.close()
             return
