@@ -282,3 +282,17 @@ def _spec() -> object:
     from wiiiiided.domain.spec import JobSpec, Run
 
     return JobSpec("hostile", Run(("python", "-c", "")))
+
+
+def test_files_of_a_job_that_is_forgotten_go_at_the_next_start() -> None:
+    """Rows go first, so that nobody can requeue a job whose files are being removed."""
+    with private_daemon() as daemon:
+        job = daemon.submit("print(1)")
+        daemon.end_of(job)
+        daemon.stop()
+        orphan = daemon.paths.jobs / "4711" / "files" / "work"
+        orphan.mkdir(parents=True)
+        (orphan / "big").write_text("x")
+        daemon.start()
+        wait_until(lambda: not (daemon.paths.jobs / "4711").exists(), 30, "it is gone")
+        assert (daemon.paths.jobs / str(job)).exists()
