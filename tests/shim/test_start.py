@@ -42,7 +42,8 @@ print("umask", oct(os.umask(0)))
 print("stdin", os.readlink("/proc/self/fd/0"))
 print("descriptors", sorted(os.listdir("/proc/self/fd"))[:3], len(os.listdir("/proc/self/fd")))
 status = dict(line.split(":\t") for line in open("/proc/self/status") if ":\t" in line)
-print("masks", int(status["SigBlk"], 16), int(status["SigIgn"], 16) & ~(1 << 12 | 1 << 24 | 3 << 31))
+python_and_libc = 1 << 12 | 1 << 24 | 3 << 31
+print("masks", int(status["SigBlk"], 16), int(status["SigIgn"], 16) & ~python_and_libc)
 print("oom", open("/proc/self/oom_score_adj").read().strip())
 """
     with Attempt(tmp_path, [sys.executable, "-S", "-c", program]) as attempt:
