@@ -7,7 +7,7 @@ at the start (the package may be replaced on disk while it runs), no threads.
 What it and the daemon share is one directory per attempt, and a unix socket in it:
 
     <jobs>/<id>/                made by the daemon
-        work/                   the job's working directory, kept from attempt to attempt
+        files/work/             the job's working directory, kept from attempt to attempt
         <attempt>/              made by the daemon: "1", "2", …
             order.json          what to do: `files.Order`, written by the daemon before the start
             shim.json           the claim: which shim has this attempt. Made by link(2), so that of
