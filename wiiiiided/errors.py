@@ -4,6 +4,8 @@ WiiiiideError (a RuntimeError, as torch.distributed's own errors are)
 ├── UsageError        what the caller did: a dtype without a sum, a tensor of the wrong size
 │   └── Mismatch      what the ranks did: they disagree on the operation
 ├── HostError         what this machine did: no memory, no socket, a member on another machine
+│   ├── BadFrame      bytes that are no frame of ours came over a link
+│   └── Refused       a connection was refused before its first frame: a stranger, another version
 └── GroupFailed       what a peer did; the group is lost, make a new one
     ├── PeerLost      its process died, or it left while others waited
     ├── PeerLate      it did not arrive within the group's timeout
@@ -27,6 +29,14 @@ class Mismatch(UsageError):
 
 class HostError(WiiiiideError):
     """This machine cannot do what was asked."""
+
+
+class BadFrame(HostError):
+    """Bytes that are no frame of ours, on a link between hosts."""
+
+
+class Refused(HostError):
+    """A handshake between hosts failed, here or on the other side; the connection is closed."""
 
 
 class GroupFailed(WiiiiideError):

@@ -19,6 +19,7 @@
     CREDIT     source rank    0                bytes      -        -
     BYE        0              0                0          -        -
     WITHDRAWN  source rank    message number   0          -        -
+    OPEN, PIECE, MUSTER       on links between hosts only (wire/header); refused here
 
 `dtype` is the code of a message's dtype in EAGER and OFFER, else 0.
 A frame is at most 40 + 65,535 bytes, so a reader's buffer is bounded by construction. `group` is
@@ -56,9 +57,13 @@ class Kind(enum.IntEnum):
     CREDIT = 12
     BYE = 13
     WITHDRAWN = 14
+    OPEN = 15
+    PIECE = 16
+    MUSTER = 17
 
 
-_KINDS: Final = {int(kind): kind for kind in Kind}
+BETWEEN_HOSTS: Final = frozenset({Kind.OPEN, Kind.PIECE, Kind.MUSTER})
+_KINDS: Final = {int(kind): kind for kind in Kind if kind not in BETWEEN_HOSTS}
 
 
 @dataclass(frozen=True, slots=True)
