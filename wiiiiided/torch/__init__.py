@@ -4,12 +4,14 @@ import torch.distributed as dist
 dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
 from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress
+from wiiiiided.torch import send_object, recv_object, broadcast_object
 """
 
 from __future__ import annotations
 
 from wiiiiided.autoload import BACKEND, register
 from wiiiiided.torch.api import monitored_barrier, progress, shared_empty, stats
+from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 
 register()
@@ -17,8 +19,11 @@ register()
 __all__ = [
     "BACKEND",
     "WiiiiideProcessGroup",
+    "broadcast_object",
     "monitored_barrier",
     "progress",
+    "recv_object",
+    "send_object",
     "shared_empty",
     "stats",
 ]
