@@ -1,0 +1,1 @@
+"""Between machines: addresses, sockets, links, and a network that is only pretended."""
