@@ -29,6 +29,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "root": (lambda: os.geteuid() == 0, "run as root"),
     "unshare": (lambda: shutil.which("unshare") is not None, "apt-get install util-linux"),
     "mount": (lambda: shutil.which("mount") is not None, "apt-get install mount"),
+    "ip": (lambda: shutil.which("ip") is not None, "apt-get install iproute2"),
     "git": (lambda: shutil.which("git") is not None, "apt-get install git"),
     "systemd-analyze": (
         lambda: shutil.which("systemd-analyze") is not None,

@@ -1,0 +1,177 @@
+"""Which socket options make TCP between two machines faster, and which only look as if they did?
+
+Two network namespaces with a wire between them, a Python sender and receiver in them. Everything is
+a ratio to the same run's default, taken in turns. It ends with a verdict on each thing the first
+WIIIIIDE set, and with what the watch's keepalive options survive. Needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import _machine
+import _namespaces
+import _program
+import _report
+import _socket_report as report
+import _socket_watch as watch
+from _fleet import FleetError
+from _namespaces import Program, Wire
+from _report import Result, console
+from _socket_cases import CHAPTERS, LINKS, Chapter, Link
+from _socket_report import Sample
+from _socket_way import Way
+
+METHOD = (
+    "Two network namespaces, a veth pair between them; a rate is tbf with burst 256kb and latency"
+    " 50ms at both ends. Ways take turns in {rounds} rounds, each round beginning with another"
+    " one and each with fresh connections; shown is the median over rounds, then the ratio to the"
+    " first way of the same round: its median, the least and the most; above 1 is better. The first"
+    " way also runs against itself: what that shows, its worst round aside and at least 3 %, counts"
+    " as no difference, and so does what a round speaks against, one of seven aside. Bulk: part of"
+    " the bytes go first, untimed; the time ends when the receiver has said that it has all; every"
+    " byte goes to its place in a region of 4 MB, which is compared at the end. CPU is that of both"
+    " processes, the kernel's work for them included."
+)
+_ANSWER_S = 120.0
+_TRIP_S, _URGENT_S = 0.3, 1.0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much of it."""
+
+    rounds: int
+    links: Sequence[Link]
+    chapters: Sequence[Chapter]
+    share: float  # of the bytes and seconds of a full run
+    phases: int  # of the watch's connections; 0: leave it out
+
+
+def _sample(
+    ends: Sequence[Program], chapter: Chapter, link: Link, way: Way, share: float
+) -> Sample:
+    per_stream = int(link.total * share) // way.streams
+    asked = {
+        "form": chapter.form,
+        "way": way.plain(),
+        "warm": int(link.warm * share) // way.streams,
+        "total": per_stream,
+        "payload": chapter.payload,
+        "seconds": share * (_TRIP_S if chapter.form == "trips" else _URGENT_S),
+    }
+    sender, receiver = ends
+    receiver.tell({"do": "receive", **asked})
+    port = receiver.hear(_ANSWER_S)["port"]
+    sender.tell({"do": "send", "port": port, **asked})
+    sent, received = sender.hear(_ANSWER_S), receiver.hear(_ANSWER_S)
+    if not (sent.get("right", True) and received["right"]):
+        raise FleetError(f"{chapter.title}, {way.label}: what arrived is not what was sent")
+    granted = [sent["granted"][0], received["granted"][1]]
+    if chapter.form == "trips":
+        return Sample(statistics.median(sent["trips"]), 0.0, 0.0, granted)
+    if chapter.form == "urgent":
+        return Sample(statistics.median(received["delays"]), 0.0, received["rate"], granted)
+    rate = per_stream * way.streams / sent["seconds"]
+    return Sample(sent["seconds"], sent["cpu"] + received["cpu"], rate, granted)
+
+
+def _measure(
+    ends: Sequence[Program], chapter: Chapter, link: Link, plan: Plan
+) -> dict[str, list[Sample]]:
+    ways = chapter.turns
+    taken: dict[str, list[Sample]] = {way.label: [] for way in ways}
+    for number in range(plan.rounds):
+        turn = number % len(ways)
+        for way in ways[turn:] + ways[:turn]:
+            taken[way.label].append(_sample(ends, chapter, link, way, plan.share))
+    return taken
+
+
+def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[watch.Trial]]:
+    taken: report.Taken = {}
+    with Wire() as wire:
+        ends = [wire.start(end, "_socket_end.py") for end in range(2)]
+        for link in plan.links:
+            wire.shape(link.rate)
+            for chapter in plan.chapters:
+                say(f"{link.name}: {chapter.title}")
+                taken[chapter.title, link.name] = _measure(ends, chapter, link, plan)
+        wire.shape("")
+        say("the watch")
+        return taken, watch.trials(wire, ends, plan.phases) if plan.phases else []
+
+
+def _kernel_notes() -> list[str]:
+    """What the machine's owner has set: the sweep depends on it."""
+    names = (
+        *("core/rmem_max", "core/wmem_max", "ipv4/tcp_rmem", "ipv4/tcp_wmem"),
+        "ipv4/tcp_congestion_control",
+    )
+    paths = [Path("/proc/sys/net") / name for name in names]
+    shown = [f"{path.name} {' '.join(path.read_text().split())}" for path in paths]
+    return ["the kernel's settings: " + ", ".join(shown)]
+
+
+def _options() -> tuple[Plan, argparse.Namespace]:
+    parser = _program.parser(__doc__ or "", rounds=7, torch=False)
+    parser.add_argument("--save", action="store_true", help="write the results to --out too")
+    parser.add_argument("--only", default="", help="chapters with this in their title")
+    given = parser.parse_args()
+    wanted = [one for one in CHAPTERS if given.only.lower() in one.title.lower()]
+    rounds = given.rounds or (3 if given.quick else 7)
+    phases = 12 if given.quick else 24
+    if given.only.lower() not in watch.TITLE.lower():
+        phases = 0
+    plan = Plan(rounds, LINKS, wanted, 0.25 if given.quick else 1.0, phases)
+    if given.only and given.save:
+        parser.error("--save is for whole runs: leave --only out")
+    return plan, given
+
+
+def _result(
+    name: str, plan: Plan, about: dict[str, str], taken: report.Taken, trials: list[watch.Trial]
+) -> Result:
+    found = report.verdicts(plan.links, taken)
+    sheets = [report.sheet(one, plan.links, taken) for one in plan.chapters]
+    if trials:
+        sheets.append(watch.sheet(trials))
+    sheets.append(report.verdict_sheet(plan.links, found))
+    notes = [*_machine.busy_notes(about), *_kernel_notes(), *report.granted_notes(taken)]
+    if plan.share < 1:
+        notes.append("a quick look: few bytes and rounds, its verdicts mean little")
+    data = {**report.data(taken, found), "watch": watch.data(trials)}
+    return Result(name, about, METHOD.format(rounds=plan.rounds), sheets, notes, data)
+
+
+def main() -> int:
+    plan, given = _options()
+    if lacking := _namespaces.lacking():
+        raise FleetError(lacking)
+    about = _machine.about()
+    screen = console()
+    begin = time.monotonic()
+    with screen.status("") as status:
+
+        def now(what: str) -> None:
+            status.update(what)
+            if not screen.is_terminal:
+                print(f"… {what}", file=sys.stderr)
+
+        taken, trials = run(plan, now)
+    result = _result(_program.file_name("sockets", given.quick), plan, about, taken, trials)
+    _report.show(result, screen)
+    written = _report.write(result, given.out) if given.save else []
+    names = ", ".join(path.name for path in written) or "nothing (--save does)"
+    screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_program.guarded(main))
