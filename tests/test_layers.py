@@ -33,7 +33,9 @@ ALLOWED = {
         *("config", "errors"),
     },
     "shm": {"errors"},
-    "engine": {"shm", "wire", "errors", "config", "log"},
+    "codec": {"errors"},
+    "net": {"codec", "wire", "errors", "log"},
+    "engine": {"net", "codec", "shm", "wire", "errors", "config", "log"},
     "collectives": {"engine", "shm", "errors"},
     "torch": {"collectives", "engine", "shm", "wire", "errors", "config", "log", "autoload"},
 }
@@ -48,8 +50,9 @@ SHIM_USES = {"shim", "ship/unpack.py", "ship/entries.py", "ship/inside.py"}
 # It runs inside the job's own interpreter, of any version, before anything else does.
 BOOTSTRAP = "shim/bootstrap/sitecustomize.py"
 
-MAY_IMPORT_TORCH = {"shm/kernels.py", "engine/loop.py"}
-MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py"}
+SERIALIZED = {"wire/tensors_build.py", "wire/tensors_memory.py", "wire/tensors_write.py"}
+MAY_IMPORT_TORCH = {"shm/kernels.py", "engine/loop.py", *SERIALIZED}
+MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py", *SERIALIZED}
 
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
@@ -118,7 +121,7 @@ def test_torch_and_numpy_are_imported_where_they_are_needed_only(module: str) ->
     layer = _layer(module)
     if "torch" in roots:
         assert layer in ("torch", "collectives") or module in MAY_IMPORT_TORCH, module
-    if "numpy" in roots and layer in ("wire", "shm", *BOTTOM):
+    if "numpy" in roots and layer in ("wire", "codec", "net", "shm", *BOTTOM):
         assert module in MAY_IMPORT_NUMPY, module
 
 

@@ -22,6 +22,12 @@ class Config:
     spin: str = "auto"  # WIIIIIDE_SPIN: auto | always | never; how to wait before sleeping
     stats_file: str | None = None  # WIIIIIDE_STATS: a file whose first page takes the counters
     log: str = "normal"  # WIIIIIDE_LOG: silent | normal | verbose
+    interface: str = ""  # WIIIIIDE_INTERFACE: name, address or network to reach other hosts by
+    codec: str = "auto"  # WIIIIIDE_CODEC: auto | none | lz4; what travels between hosts
+    checksum: bool = True  # WIIIIIDE_CHECKSUM: on | off; a sum over every payload between hosts
+    tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
+    host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
+    store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -32,6 +38,12 @@ class Config:
             spin=_choice(env, "WIIIIIDE_SPIN", ("auto", "always", "never")),
             stats_file=env.get("WIIIIIDE_STATS") or None,
             log=_choice(env, "WIIIIIDE_LOG", ("normal", "silent", "verbose")),
+            interface=env.get("WIIIIIDE_INTERFACE", "").strip(),
+            codec=_choice(env, "WIIIIIDE_CODEC", ("auto", "none", "lz4")),
+            checksum=_choice(env, "WIIIIIDE_CHECKSUM", ("on", "off")) == "on",
+            tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
+            host_id=_plain(env, "WIIIIIDE_HOST_ID"),
+            store_host=env.get("MASTER_ADDR", ""),
         )
 
 
@@ -167,6 +179,13 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
             f"{name}={text!r} is not a number of seconds above 0; unset it for {default:g}"
         )
     return value
+
+
+def _plain(env: Mapping[str, str], name: str) -> str:
+    text = env.get(name, "")
+    if not (text.isascii() and text.isprintable() and len(text) <= 64):
+        raise UsageError(f"{name}={text!r} must be at most 64 plain characters")
+    return text
 
 
 def _choice(env: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:

@@ -14,8 +14,8 @@ from wiiiiided.engine.operation import Operation, Until
 
 
 def _group() -> Any:
-    board = SimpleNamespace(missing=lambda step: [step])
-    return SimpleNamespace(timeout_s=30.0, number=lambda: 7, board=board)
+    team = SimpleNamespace(missing=lambda step: [step])
+    return SimpleNamespace(timeout_s=30.0, number=lambda: 7, team=team)
 
 
 def test_a_finished_operation_is_done_and_keeps_its_error() -> None:

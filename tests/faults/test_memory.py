@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.kit.faults import failure_of, make_group
 from tests.kit.leaks import Footprint, shared_maps
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
-from wiiiiided.engine.group import base_bytes
+from wiiiiided.engine.team import base_bytes
 from wiiiiided.shm.segment import Segment
 
 DEADLINE_S = 5.0

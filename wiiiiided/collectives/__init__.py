@@ -1,1 +1,1 @@
-"""The collectives, one page each: what a rank does between its steps (see engine.operation)."""
+"""The collectives: what a rank does between its waits (see engine.operation)."""

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from wiiiiided import log
-from wiiiiided.engine.operation import NOT_STARTED, Operation
+from wiiiiided.engine.operation import NOT_STARTED, Operation, Until
 from wiiiiided.engine.patience import Patience
 from wiiiiided.engine.watch import Watch
 from wiiiiided.errors import WiiiiideError
@@ -59,6 +59,7 @@ class Driver:
         self._submitted: deque[Operation] = deque()
         self._completed: deque[Operation] = deque()  # done, with somebody to be told
         self._tasks: deque[Callable[[], None]] = deque()  # short actions for the driver
+        self.on_patrol: list[Callable[[], None]] = []  # what else is done about once a second
         self._asleep = False
         self._closing = False
         self._patrol_at = 0.0
@@ -149,16 +150,16 @@ class Driver:
                     allowed = patience.passes()
                 empty = 0
                 passes += 1
-                if passes % PASSES_PER_POLL == 0:
+                if passes % PASSES_PER_POLL == 0 or self._far():
                     self.watch.poll(0.0)
                     if time.monotonic() >= self._patrol_at:
                         self._patrol()
                 continue
             empty += 1
             if empty < allowed:
-                if self.messages:
+                if self.messages or self._far():
                     self.watch.poll(0.0)
-                elif self._crowded:
+                if self._crowded:
                     sched_yield()
                 continue
             if until is None and self._closing:
@@ -170,6 +171,13 @@ class Driver:
             self._sleep(deadline)
             empty, allowed = 0, patience.passes()
 
+    def _far(self) -> bool:
+        """Whether an operation is under way whose data comes through sockets."""
+        for op in self.active:  # noqa: SIM110 - polled: a generator costs more
+            if op.group.wide is not None:
+                return True
+        return False
+
     def _advance(self) -> bool:
         """One pass over the collectives: resume every plan whose wait is over."""
         moved = False
@@ -177,7 +185,7 @@ class Driver:
             wait = op.wait
             group = op.group
             if wait.__class__ is int:
-                late = group.board.lagging(wait)
+                late = group.team.board.lagging(wait)
                 if late >= 0:
                     if not op.waited_ns:
                         op.waited_ns = time.monotonic_ns()
@@ -242,6 +250,10 @@ class Driver:
         except WiiiiideError as error:
             self.finish(op, error)
 
+    def soon(self, task: Callable[[], None]) -> None:
+        """Have the driver do something as soon as it is done with what it is doing."""
+        self._tasks.append(task)
+
     def _begun(self) -> bool:
         return bool(self.active or self.messages or self._submitted or self._tasks or self.unsent)
 
@@ -266,6 +278,25 @@ class Driver:
         patience.in_vain()
         return False
 
+    def _spin_far(self, group: Group, wait: Until) -> bool:
+        """Look at the sockets for as long as spinning pays; whether the wait is over."""
+        patience = self._patience
+        allowed = left = patience.passes()
+        while left:
+            self.watch.poll(0.0)
+            if self._tasks:
+                self._run_tasks()
+            if wait.ready():
+                patience.paid(allowed - left)
+                return True
+            if group.problem() is not None:
+                return False
+            if self._crowded:
+                sched_yield()
+            left -= 1
+        patience.in_vain()
+        return False
+
     def _sleep(self, deadline: float) -> None:
         now = time.monotonic()
         if now >= self._patrol_at:
@@ -279,7 +310,7 @@ class Driver:
                     if wait.ready():
                         return
                     continue
-                board = op.group.board
+                board = op.group.team.board
                 late = board.lagging(wait)
                 if late < 0:
                     return
@@ -309,4 +340,6 @@ class Driver:
                 log.warn(op.group.who, op.group.stall_text(op, now))
                 op.warn_ns = now + 6 * int(self.config.stall_warning_s * 1e9)
             next_ns = min(next_ns, op.deadline_ns, op.warn_ns)
+        for look in self.on_patrol:
+            look()
         self._patrol_at = next_ns / 1e9

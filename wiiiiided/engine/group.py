@@ -1,9 +1,7 @@
-"""A group in this process: its board, its slots, its queue, and what is known of its members.
+"""A group in this process: its team, its way to other hosts, its queue, what is known of members.
 
-    Group ── board      who has arrived, what they call, what went wrong     (shared memory)
-          ── small      two slots of 64 KiB a rank, there from the start     (shared memory)
-          ── staging    3 MiB of larger slots a rank, on first need          (shared memory)
-          ── shared     what shared_empty made                               (shared memory)
+    Group ── team       the members on this host                             (shared memory)
+          ── wide       the members on other hosts, if there are any         (the wide links)
           ── mailbox    sends and receives                                   (the links)
           ── queue      collectives in the order they were called
 
@@ -14,36 +12,27 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wiiiiided import log
+from wiiiiided.codec.base import About
+from wiiiiided.engine.faults import cause_bytes
+from wiiiiided.engine.link import Link
 from wiiiiided.engine.mailbox import Mailbox
-from wiiiiided.engine.operation import Operation, Until, Wait
-from wiiiiided.engine.shared import SharedTensors
+from wiiiiided.engine.operation import Operation, Until
+from wiiiiided.engine.team import Team
+from wiiiiided.engine.wide import Wide
 from wiiiiided.errors import GroupClosed, GroupFailed, Mismatch, PeerLate, PeerLost, WiiiiideError
-from wiiiiided.shm.board import Board, Call, Fault, board_bytes
-from wiiiiided.shm.segment import Segment
-from wiiiiided.shm.slots import (
-    SMALL_BYTES,
-    SMALL_SLOTS,
-    Array,
-    Slots,
-    slots_bytes,
-    staging_shape,
-)
+from wiiiiided.net.link import SILENCE_S, WideLink
+from wiiiiided.shm.board import FAULT_KINDS, Fault
 from wiiiiided.wire.frame import Frame, Kind
 
 if TYPE_CHECKING:
-    from wiiiiided.engine.link import Link
     from wiiiiided.engine.process import Process
 
-BASE_SEGMENT = 0  # segment ids: 0 the board and small slots, 1 staging, 2 … shared tensors
-STAGING_SEGMENT = 1
-
-
-Place = tuple[int, int]  # where a tensor lies: segment id and offset; id 0 is private memory
+AnyLink = Link | WideLink
 
 
 @dataclass(frozen=True)
@@ -56,18 +45,19 @@ class Membership:
     size: int
     timeout_s: float
     world: tuple[int, ...] = ()  # the members' ranks in the whole program; empty: the same
-
-
-def base_bytes(size: int) -> int:
-    """The size of a group's first segment."""
-    return board_bytes(size) + slots_bytes(size, SMALL_SLOTS, SMALL_BYTES)
+    generation: int = 1  # which incarnation of its name this is: in every frame between hosts
 
 
 class Group:
     """One member's end of a group."""
 
     def __init__(
-        self, process: Process, membership: Membership, links: dict[int, Link], base: Segment
+        self,
+        process: Process,
+        membership: Membership,
+        links: dict[int, AnyLink],
+        team: Team,
+        hosts: Sequence[Sequence[int]] = ((),),
     ) -> None:
         self.process = process
         self.loop = process.loop
@@ -75,119 +65,60 @@ class Group:
         self.rank, self.size = membership.rank, membership.size
         self.timeout_s = membership.timeout_s
         self.links = links
-        self.board = Board(base, self.rank, self.size)
-        self.small = Slots(base, board_bytes(self.size), self.size, SMALL_SLOTS, SMALL_BYTES)
-        self.shared = SharedTensors(self)
+        self.team = team
+        self.wide = Wide(self, hosts) if len(hosts) > 1 else None
         self.mailbox = Mailbox(self)
         self.queue: deque[Operation] = deque()
         self.gone: dict[int, str] = {}  # members that will never arrive again, and how they went
-        self.parity = 0
         self.who = f"rank {self.rank} pid {process.card.pid} group {membership.name}"
-        self.staging: Slots | None = None
-        self.staging_slots, self.staging_bytes = staging_shape(self.size)
         self._fault: BaseException | None = None
         self._numbers = itertools.count(1)
-        self._segment_ids = itertools.count(STAGING_SEGMENT + 1)
 
     def number(self) -> int:
         """The sequence number of the next call."""
         return next(self._numbers)
 
-    # -- steps, for plans ----
-
-    def arrive(self) -> int:
-        """My part of a step is done. A plan yields what this returns: it then waits for all."""
-        board = self.board
-        step = board.arrive()
-        if board.to_ring:
-            for rank in board.to_ring:
-                self.links[rank].ring()
-            board.to_ring.clear()
-        return step
-
-    def open(
-        self, call: Call, x: Array, place: Place, large: bool, put: Callable[[], None]
-    ) -> Generator[Wait, None, list[Array] | None]:
-        """The beginning of every collective, up to the first step at which all have arrived.
-
-        `put` lays this rank's first piece into the next slot. Returns all ranks' tensors if they
-        can be used where they lie (then nothing was put), else None. On the way: everyone must
-        have called the same, and the large slots are made if this is the first time.
-        """
-        board = self.board
-        self.parity ^= 1
-        board.announce(call, self.parity, *place)
-        if large and self.staging is None:
-            # Verified before anyone waits for memory: who called something small sends none.
-            yield self.arrive()
-            self.verify(call)
-            views = self._views(x)
-            if views is not None:
-                return views
-            yield from self._make_staging()
-            put()
-            yield self.arrive()
-            return None
-        if not place[0]:
-            put()
-        yield self.arrive()
-        if not place[0] and board.same_calls(call, self.parity):
-            return None
-        self.verify(call)
-        views = self._views(x)
-        if views is not None:
-            return views
-        # Some tensors lie in shared memory and some do not: all go the ordinary way, and those
-        # who had put nothing yet do so now.
-        if place[0]:
-            put()
-        yield self.arrive()
-        return None
-
-    def verify(self, call: Call) -> None:
-        """All have arrived: everyone must have called the same."""
-        other = self.board.dissenter(call, self.parity)
-        if other >= 0:
-            raise Mismatch(
-                f"the ranks of group {self.membership.name} called different operations: "
-                f"rank {self.rank} {call.text}; "
-                f"rank {other} {self.board.call_of(other, self.parity)}"
-            )
-
-    def _views(self, x: Array) -> list[Array] | None:
-        places = [self.board.place_of(r, self.parity) for r in range(self.size)]
-        return self.shared.views(places, x.dtype, x.size)
-
-    def _make_staging(self) -> Generator[Wait, None, None]:
-        count, slot_bytes = self.staging_slots, self.staging_bytes
-        segment = yield from self.obtain(STAGING_SEGMENT, slots_bytes(self.size, count, slot_bytes))
-        staging = Slots(segment, 0, self.size, count, slot_bytes)
-        staging.reserve(self.rank)
-        segment.forget_fd()
-        self.staging = staging
-        yield self.arrive()  # a rank without memory has failed the group by now
-
-    def next_segment_id(self) -> int:
-        """Segments of a group are numbered alike on all ranks."""
-        return next(self._segment_ids)
-
-    def obtain(self, segment_id: int, nbytes: int) -> Generator[Wait, None, Segment]:
-        """Memory of the whole group: rank 0 makes it and sends it, the others wait for it."""
-        if self.rank == 0:
-            segment = Segment.create(f"{self.membership.name}-{segment_id}", nbytes)
-            frame = Frame(Kind.SEGMENT, self.membership.nonce, segment_id, nbytes)
-            for link in self.links.values():
-                self.process.send(link, frame, segment.fd)
-            return segment
-        arrived = self.process.segments
-        key = (self.membership.nonce, segment_id)
-        yield Until(lambda: key in arrived, lambda: [0], "shared memory from rank 0")
-        return Segment.attach(arrived.pop(key), nbytes)
-
     @property
     def closed(self) -> bool:
         """Destroyed here, or belonging to the process that forked this one."""
         return isinstance(self._fault, GroupClosed)
+
+    # -- to other hosts ----
+
+    def send_far(
+        self,
+        to: int,
+        kind: Kind,
+        sequence: int = 0,
+        extra: int = 0,
+        piece: int = 0,
+        payload: bytes = b"",
+    ) -> None:
+        """A frame of this group to a rank on another host."""
+        link, m = self.links[to], self.membership
+        assert isinstance(link, WideLink)
+        link.send(kind, m.nonce, m.generation, self.rank, sequence, extra, piece, payload)
+        mesh = self.process.mesh
+        (mesh.push_watch if kind is Kind.FAULT else mesh.push)(link)
+
+    def send_piece(
+        self,
+        to: int,
+        sequence: int,
+        lane: int,
+        piece: int,
+        data: memoryview,
+        about: About,
+        then: Callable[[], None],
+    ) -> None:
+        """A piece of an operation to a rank on another host."""
+        link, m = self.links[to], self.membership
+        assert isinstance(link, WideLink)
+        link.send_data(
+            Kind.PIECE, m.nonce, m.generation, self.rank, sequence, 0, piece, lane, data, about,
+            then,
+        )  # fmt: skip
+        self.process.mesh.push(link)
 
     # -- faults ----
 
@@ -201,13 +132,14 @@ class Group:
             mismatch = isinstance(error, Mismatch)
             if mismatch or not isinstance(error, GroupFailed):
                 text = str(error) if mismatch else self._failure_text(op, error)
-                self.board.record("mismatch" if mismatch else "failed", self.rank, text)
+                self.team.board.record("mismatch" if mismatch else "failed", self.rank, text)
             # A rank's own error is its own to see; the others see what it wrote down.
             self._fault = (
                 error
                 if isinstance(error, WiiiiideError)
                 else GroupFailed(self._failure_text(op, error))
             )
+            self._let_go()
             self._tell_all()
         if op is not None and not op.done:
             self.loop.finish(op, error)
@@ -218,10 +150,10 @@ class Group:
         if rank in self.gone or self._fault is not None:
             return
         self.gone[rank] = how
-        if how == "died":
+        if how != "left":
             # Written down even if I need nothing of it now: who waits for a rank that gave up
             # because of this death must find the death, not that rank.
-            self.board.record("died", rank, f"{self._member(rank)} died")
+            self.team.board.record("died", rank, self._death(rank, how))
         self.mailbox.lose(rank)
 
     def lose_missing(self, op: Operation) -> bool:
@@ -229,17 +161,26 @@ class Group:
         lost = [rank for rank in op.missing() if rank in self.gone]
         if not lost:
             return False
-        rank = min(lost, key=lambda r: self.gone[r] != "died")
+        rank = min(lost, key=lambda r: self.gone[r] == "left")
         self.lose(op, rank)
         return True
 
     def lose(self, op: Operation, rank: int) -> None:
         """An operation needs a rank that is gone: fail the group, with the first cause known."""
-        if self.gone[rank] == "died":
-            text = f"{self._member(rank)} died"
-        else:
-            text = f"{self._member(rank)} left the group while others needed it"
-        self._fail_with(op, "died" if self.gone[rank] == "died" else "left", rank, text)
+        how = self.gone[rank]
+        kind = "left" if how == "left" else "died"
+        self._fail_with(op, kind, rank, self._death(rank, how))
+
+    def _death(self, rank: int, how: str) -> str:
+        """How a member went, in words."""
+        if how == "left":
+            return f"{self._member(rank)} left the group while others needed it"
+        if how == "silent":
+            return (
+                f"{self._member(rank)} is lost: its machine has not answered for {SILENCE_S} s "
+                "(no power, no network, or a firewall that drops)"
+            )
+        return f"{self._member(rank)} died"
 
     def give_up(self, op: Operation) -> None:
         """The timeout has passed."""
@@ -256,24 +197,52 @@ class Group:
 
     def adopt(self) -> None:
         """A peer says that a fault is written down: report the same."""
-        fault = self.board.cause()
+        fault = self.team.board.cause()
         if fault is not None and self._fault is None:
             self._fault = self._error_from(fault, None)
+            self._let_go()
             self.loop.fail_group(self, self._fault)
 
+    def adopt_far(self, cause: tuple[str, int, str, int]) -> None:
+        """A member on another host says what went wrong: write it down here too, report it."""
+        if self._fault is not None:
+            return
+        kind, culprit, text, seen_by = cause
+        if kind not in FAULT_KINDS:
+            kind = "failed"
+        if kind != "mismatch" and "first seen by" not in text:
+            text += f", first seen by rank {seen_by}"
+        self.team.board.record(kind, culprit, text)
+        self.adopt()
+
     def _fail_with(self, op: Operation, kind: str, culprit: int, text: str) -> None:
-        self.board.record(kind, culprit, text)  # unless someone wrote down a cause before me
-        cause = self.board.cause()
+        self.team.board.record(kind, culprit, text)  # unless someone wrote down a cause before me
+        cause = self.team.board.cause()
         assert cause is not None
         self._fault = self._error_from(cause, op)
+        self._let_go()
         self._tell_all()
         log.warn(self.who, str(self._fault))
         self.loop.fail_group(self, self._fault)
 
+    def _let_go(self) -> None:
+        """The group is over: what is on its way between hosts must not touch memory any more."""
+        if self.wide is not None:
+            self.wide.release()
+            self.process.mesh.divert(self.membership.nonce)
+
     def _tell_all(self) -> None:
+        """The cause stands on the board: those of this host read it there, the others are told."""
         frame = Frame(Kind.FAULT, self.membership.nonce)
-        for link in self.links.values():
+        for link in self.team.links.values():
             self.process.send(link, frame)
+        cause = self.team.board.cause()
+        if self.wide is None or cause is None:
+            return
+        seen_by = self.team.ranks[cause.seen_by]
+        payload = cause_bytes(cause.kind, cause.culprit, cause.text, seen_by)
+        for rank in self.wide.mustered:
+            self.send_far(rank, Kind.FAULT, payload=payload)
 
     def error_for(self, op: Operation, cause: BaseException) -> BaseException:
         """The cause, as the error of one operation: each gets an exception of its own."""
@@ -284,7 +253,9 @@ class Group:
         if fault.kind == "mismatch":
             return Mismatch(fault.text)
         kinds = {"died": PeerLost, "left": PeerLost, "late": PeerLate, "failed": GroupFailed}
-        seen = f", first seen by rank {fault.seen_by}" if fault.seen_by != self.rank else ""
+        seen_by = self.team.ranks[fault.seen_by]
+        known = seen_by == self.rank or "first seen by" in fault.text
+        seen = "" if known else f", first seen by rank {seen_by}"
         return kinds[fault.kind](self._sentence(fault.text + seen, op))
 
     def _sentence(self, text: str, op: Operation | None = None) -> str:
@@ -300,10 +271,12 @@ class Group:
 
     def _member(self, rank: int) -> str:
         pid = self.process.card.pid if rank == self.rank else self.links[rank].pid
+        peer = self.process.card if rank == self.rank else self.links[rank].peer
+        where = f"pid {pid} on {peer.host}" if self.wide is not None else f"pid {pid}"
         world = self.membership.world
         if world and world[rank] != rank:
-            return f"rank {rank} (global rank {world[rank]}, pid {pid})"
-        return f"rank {rank} (pid {pid})"
+            return f"rank {rank} (global rank {world[rank]}, {where})"
+        return f"rank {rank} ({where})"
 
     def _members(self, ranks: list[int]) -> str:
         return ", ".join(self._member(r) for r in ranks) or "a rank"
@@ -333,11 +306,12 @@ class Group:
         self._fault = GroupClosed(f"group {self.membership.name} was destroyed in this process")
         self.loop.fail_group(self, self._fault)
         frame = Frame(Kind.LEAVE, self.membership.nonce)
-        for link in self.links.values():
+        for link in self.team.links.values():
             self.process.send(link, frame)
+        if self.wide is not None:
+            for rank in self.wide.mustered:
+                self.send_far(rank, Kind.LEAVE)
+            self.wide.release()
         log.tell(self.who, "left")
         self.process.forget(self)
-        # A Work that the program keeps holds the group; it must not hold the memory too.
-        self.staging = None
-        self.small.release()
-        self.board.release()
+        self.team.release()

@@ -2,12 +2,15 @@
 
     1  count       add 1 to this rank's counter in the Store: the number of this incarnation
                    (a group destroyed and made again finds new keys, not the old ones)
-    2  introduce   set "…/<incarnation>/<rank>" to this process's card; read everyone's
-    3  link        the process with the smaller uid connects; a link that exists is used again
-    4  attach      rank 0 makes the first segment and sends it over the links; all map it
-    5  arrive      everyone arrives on the board: the group stands
+    2  introduce   set "…/<incarnation>/<rank>" to this process's card; read everyone's: who shares
+                   boot id and network namespace with whom is on one host
+    3  link        on one host the process with the smaller uid connects; engine.reach makes the
+                   links between hosts; a link that exists is used again
+    4  attach      a host's first rank makes the first segment and sends it over the links; all of
+                   that host map it
+    5  arrive      everyone arrives on the board, then the hosts meet: the group stands
 
-The Store is only asked in 1 and 2 (TCPStore, FileStore, HashStore, any PrefixStore). A rank that
+The Store is only asked in 1 to 3 (TCPStore, FileStore, HashStore, any PrefixStore). A rank that
 fails says so under "…/<incarnation>/failed", where those who wait for it look, so that all of them
 stop with the same sentence instead of at the timeout.
 """
@@ -21,14 +24,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from wiiiiided import errors, log
 from wiiiiided.engine import process as processes
-from wiiiiided.engine.group import BASE_SEGMENT, Group, Membership, base_bytes
+from wiiiiided.engine.group import AnyLink, Group, Membership
 from wiiiiided.engine.link import Card, Link
 from wiiiiided.engine.operation import Operation, Plan
 from wiiiiided.engine.process import Process
+from wiiiiided.engine.reach import Reach
+from wiiiiided.engine.team import BASE_SEGMENT, Team, base_bytes
 from wiiiiided.errors import (
     HostError,
     PeerLate,
@@ -36,12 +41,13 @@ from wiiiiided.errors import (
     UsageError,
     WiiiiideError,
 )
+from wiiiiided.net.link import WideLink
 from wiiiiided.shm import stats
-from wiiiiided.shm.board import Board, board_bytes
+from wiiiiided.shm.board import Board, Call, board_bytes
 from wiiiiided.shm.segment import Segment
 from wiiiiided.wire.frame import Frame, Kind
 
-VERSION: Final = 1
+VERSION: Final = 2
 LOOK_S: Final = 0.2  # how often those who wait look whether someone has failed
 
 
@@ -55,6 +61,12 @@ class Store(Protocol):
     def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
 
 
+class _Introduction(NamedTuple):
+    card: Card
+    nonce: int
+    key: bytes  # who knows it may connect; shared by whoever reaches the Store
+
+
 class _Register:
     """One incarnation's keys in the Store."""
 
@@ -63,25 +75,54 @@ class _Register:
         self.incarnation = store.add(f"wiiiiide/joins/{rank}", 1)
         self._failed = f"wiiiiide/{self.incarnation}/failed"
 
-    def introduce(self, card: Card) -> list[tuple[Card, int]]:
-        """Set my card; return everyone's, with the nonce each proposes (rank 0's counts)."""
-        mine = {"version": VERSION, "nonce": secrets.randbits(62), "card": card.dump().decode()}
-        self._store.set(self._key(self._rank), json.dumps(mine))
+    def introduce(self, card: Card) -> list[_Introduction]:
+        """Set my card; return everyone's, with the nonce and key each proposes (rank 0's count)."""
+        self._store.set(
+            self._key(self._rank),
+            json.dumps(
+                {
+                    "version": VERSION,
+                    "nonce": secrets.randbits(62),
+                    "key": secrets.token_hex(32),
+                    "card": card.dump().decode(),
+                }
+            ),
+        )
         keys = [self._key(rank) for rank in range(self._size)]
+        self._wait_for(keys)
+        return [self._read(key) for key in keys]
+
+    def publish(self, name: str, value: Any) -> None:
+        """Write down something of this incarnation for the others."""
+        self._store.set(self._key(name), json.dumps(value))
+
+    def read_all(self, names: list[str]) -> list[Any]:
+        """What others wrote, as soon as all of it is there."""
+        keys = [self._key(name) for name in names]
+        self._wait_for(keys)
+        return [json.loads(self._store.get(key)) for key in keys]
+
+    def look_up(self, name: str) -> Any:
+        """What somebody wrote, or None."""
+        key = self._key(name)
+        return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+    def _wait_for(self, keys: list[str]) -> None:
         while True:
             slice_s = min(LOOK_S * 5, self._deadline - time.monotonic())
             if slice_s <= 0:
-                missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+                missing = [
+                    int(key.rpartition("/")[2]) for key in keys if not self._store.check([key])
+                ]
                 raise PeerLate(
                     f"ranks {missing} of {self._size} did not join the group in time: were they "
                     "started, with the same MASTER_ADDR and MASTER_PORT (or the same Store)?"
                 )
             try:
                 self._store.wait(keys, timedelta(seconds=slice_s))
-                break
+                return
             except RuntimeError:  # torch's DistStoreError: not all there yet
                 self.raise_failure()
-        return [self._read(key) for key in keys]
 
     def tell_failure(self, error: WiiiiideError) -> None:
         """Let the others stop waiting; the first word counts."""
@@ -99,17 +140,18 @@ class _Register:
             kind = getattr(errors, said["kind"], HostError)
             raise kind(said["text"])
 
-    def _key(self, rank: int) -> str:
-        return f"wiiiiide/{self.incarnation}/{rank}"
+    def _key(self, name: int | str) -> str:
+        return f"wiiiiide/{self.incarnation}/{name}"
 
-    def _read(self, key: str) -> tuple[Card, int]:
+    def _read(self, key: str) -> _Introduction:
         said = json.loads(self._store.get(key))
         if said.get("version") != VERSION:
             raise HostError(
                 f"a rank speaks version {said.get('version')} of the joining protocol, this one "
                 f"{VERSION}: all ranks must run the same version of wiiiiided"
             )
-        return Card.load(said["card"].encode()), int(said["nonce"])
+        key_bytes = bytes.fromhex(said["key"])
+        return _Introduction(Card.load(said["card"].encode()), int(said["nonce"]), key_bytes)
 
 
 def join(
@@ -125,11 +167,17 @@ def join(
     try:
         with _telling(register):  # before we leave: who sees us go must find why
             process = processes.enter()
-            cards = register.introduce(process.card)
-            membership = Membership(name, cards[0][1], rank, size, timeout_s, tuple(world))
-            _check_hosts([card for card, _ in cards], rank)
-            links = _link(process, register, [card for card, _ in cards], rank, deadline)
-            group = _attach(process, register, membership, links, deadline)
+            introduced = register.introduce(process.card)
+            cards, (_, nonce, key) = [one.card for one in introduced], introduced[0]
+            membership = Membership(
+                name, nonce, rank, size, timeout_s, tuple(world), register.incarnation
+            )
+            _check_processes(cards, rank)
+            hosts = _hosts(cards)
+            links: dict[int, AnyLink] = {**_link(process, register, cards, rank, deadline)}
+            reach = Reach(process, register, membership, cards, key)
+            links.update(_link_hosts(process, register, reach, cards, deadline))
+            group = _attach(process, register, membership, links, hosts, deadline)
     except BaseException:
         if process is not None:
             process.loop.call(process.drop_unclaimed)
@@ -161,28 +209,29 @@ def _telling(register: _Register) -> Iterator[None]:
         raise
 
 
-def _check_hosts(cards: list[Card], rank: int) -> None:
-    """What is certainly elsewhere need not be tried. Whether the rest is here, trying shows."""
-    mine = cards[rank]
+def _check_processes(cards: list[Card], rank: int) -> None:
     for other, card in enumerate(cards):
-        if card.boot != mine.boot:
-            raise HostError(
-                f"rank {other} is on another machine ({card.host}) than rank {rank} "
-                f"({mine.host}); this version exchanges within one machine only. "
-                'Use backend "gloo" for this group'
-            )
-        if other != rank and card.uid == mine.uid:
+        if other != rank and card.uid == cards[rank].uid:
             raise UsageError(
                 f"ranks {rank} and {other} are the same process (pid {card.pid}); "
                 "every rank needs a process of its own"
             )
 
 
+def _hosts(cards: list[Card]) -> list[list[int]]:
+    """The ranks of each host, hosts in the order of their first rank: the same on all ranks."""
+    hosts: dict[tuple[str, str, str], list[int]] = {}
+    for rank, card in enumerate(cards):
+        hosts.setdefault(card.host_key, []).append(rank)
+    return list(hosts.values())
+
+
 def _link(
     process: Process, register: _Register, cards: list[Card], rank: int, deadline: float
 ) -> dict[int, Link]:
-    """A link to every other member: those I connect to, then those that connect to me."""
-    others = {r: card for r, card in enumerate(cards) if r != rank}
+    """A link to every other member on this host: I connect to some, some connect to me."""
+    here = cards[rank].host_key
+    others = {r: card for r, card in enumerate(cards) if r != rank and card.host_key == here}
     problems: list[HostError] = []
 
     def connect() -> None:
@@ -190,16 +239,10 @@ def _link(
             try:
                 process.connect(card)
             except OSError as problem:
-                where = (
-                    "its process has ended"
-                    if card.network == cards[rank].network
-                    else "it is in another container (network namespace)"
-                )
                 problems.append(
                     HostError(
                         f"rank {other} (pid {card.pid} on {card.host}) cannot be reached from rank "
-                        f"{rank}: {where} ({problem.strerror}). All ranks must share a machine and "
-                        "a network namespace"
+                        f"{rank}: its process has ended ({problem.strerror})"
                     )
                 )
                 return
@@ -225,6 +268,29 @@ def _link(
     return links
 
 
+def _link_hosts(
+    process: Process, register: _Register, reach: Reach, cards: list[Card], deadline: float
+) -> dict[int, WideLink]:
+    """A link to every member on another host."""
+    if not reach.far:
+        return {}
+    process.loop.call(reach.await_group)
+    reach.prepare()
+    process.loop.call(reach.start)
+
+    def look() -> None:
+        process.loop.call(reach.advance)
+        reach.tell()
+        reach.look()
+
+    _wait(process, register, lambda: not reach.unlinked(), look, deadline, "connection to a host")
+    found = {rank: process.mesh.links.get(cards[rank].uid) for rank in reach.far}
+    for rank, link in found.items():
+        if link is None:
+            raise PeerLost(f"rank {rank} on {cards[rank].host} was lost while the group was made")
+    return {rank: link for rank, link in found.items() if link is not None}
+
+
 def _alive(card: Card) -> bool:
     """Whether a process still listens: its socket goes with it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -242,14 +308,19 @@ def _attach(
     process: Process,
     register: _Register,
     membership: Membership,
-    links: dict[int, Link],
+    links: dict[int, AnyLink],
+    hosts: list[list[int]],
     deadline: float,
 ) -> Group:
     """Map the first segment, register the group, and arrive with all."""
-    base = _base_segment(process, register, membership, links, deadline)
-    group = Group(process, membership, links, base)
-    group.board.check(membership.nonce)
-    group.small.reserve(membership.rank)
+    here = next(ranks for ranks in hosts if membership.rank in ranks)
+    near = {place: links[r] for place, r in enumerate(here) if r != membership.rank}
+    local = {place: link for place, link in near.items() if isinstance(link, Link)}
+    base = _base_segment(process, register, membership, here, local, deadline)
+    team = Team(process, membership, here, local, base)
+    group = Group(process, membership, links, team, hosts)
+    team.board.check(membership.nonce)
+    team.small.reserve(team.rank)
     base.forget_fd()
 
     def enlist() -> None:
@@ -260,11 +331,9 @@ def _attach(
                 group.member_gone(rank, link.gone)
 
     process.loop.call(enlist)
+    process.loop.call(lambda: process.mesh.enlisted(membership.nonce))
 
-    def plan() -> Plan:
-        yield group.arrive()
-
-    op = Operation(group, "join", 0, plan(), timeout_s=max(0.1, deadline - time.monotonic()))
+    op = Operation(group, "join", 0, _meet(group), timeout_s=max(0.1, deadline - time.monotonic()))
     process.loop.submit(op)
     try:
         while not process.loop.wait(op, LOOK_S):
@@ -277,18 +346,32 @@ def _attach(
     return group
 
 
+def _meet(group: Group) -> Plan:
+    """The hosts' first meeting, after that of the ranks of this one."""
+    yield group.team.arrive()
+    wide = group.wide
+    if wide is not None:
+        call = Call.of("join")
+        sequence = wide.begin()
+        wide.open(sequence, call)
+        yield wide.opened(sequence)
+        wide.take_opens(sequence, call)
+
+
 def _base_segment(
     process: Process,
     register: _Register,
     membership: Membership,
+    ranks: list[int],
     links: dict[int, Link],
     deadline: float,
 ) -> Segment:
-    nbytes = base_bytes(membership.size)
-    if membership.rank == 0:
+    size = len(ranks)
+    nbytes = base_bytes(size)
+    if membership.rank == ranks[0]:
         segment = Segment.create(membership.name, nbytes)
-        segment.reserve(0, board_bytes(membership.size))
-        Board(segment, 0, membership.size).found(membership.nonce)
+        segment.reserve(0, board_bytes(size))
+        Board(segment, 0, size).found(membership.nonce)
         frame = Frame(Kind.SEGMENT, membership.nonce, BASE_SEGMENT, nbytes)
 
         def hand_out() -> None:
@@ -300,9 +383,10 @@ def _base_segment(
     key = (membership.nonce, BASE_SEGMENT)
 
     def look() -> None:
-        for r, link in links.items():
+        for place, link in links.items():
             if link.gone:
-                raise PeerLost(f"rank {r} (pid {link.pid}) {link.gone} while the group was made")
+                who = f"rank {ranks[place]} (pid {link.pid})"
+                raise PeerLost(f"{who} {link.gone} while the group was made")
 
     _wait(process, register, lambda: key in process.segments, look, deadline, "shared memory")
     return Segment.attach(process.segments.pop(key), nbytes)

@@ -42,6 +42,7 @@ class Card:
     boot: str  # the kernel's boot id: other processes with the same one are on this machine
     network: str  # the network namespace, within which abstract socket names are found
     cores: list[int]  # the CPUs it may run on
+    identity: str = ""  # a forced host identity, for tests: ranks with different ones are apart
 
     def dump(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -50,7 +51,7 @@ class Card:
     def load(cls, raw: bytes) -> Card:
         try:
             card = cls(**json.loads(raw))
-            texts = (card.uid, card.token, card.host, card.boot, card.network)
+            texts = (card.uid, card.token, card.host, card.boot, card.network, card.identity)
             if not all(isinstance(text, str) and text.isascii() for text in texts):
                 raise ValueError("a field is not plain text")
             if not isinstance(card.pid, int) or not all(isinstance(c, int) for c in card.cores):
@@ -61,6 +62,11 @@ class Card:
                 "a rank introduced itself in a way this version does not know; "
                 "all ranks must run the same version of wiiiiided"
             ) from problem
+
+    @property
+    def host_key(self) -> tuple[str, str, str]:
+        """Equal for processes that find each other's sockets and can share memory."""
+        return self.boot, self.network, self.identity
 
     @property
     def address(self) -> str:

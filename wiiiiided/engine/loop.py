@@ -109,7 +109,7 @@ class Loop(Driver):
         self, group: Group, plan: Plan, nbytes: int, make: Callable[[], Operation]
     ) -> Operation | None:
         """As far as it goes without sleeping: None when done, else the Operation that is left."""
-        lagging, send, words = group.board.lagging, self._in_context, self.page.words
+        lagging, send, words = group.team.board.lagging, self._in_context, self.page.words
         begun, waited, in_plan = time.monotonic_ns(), 0, True
         wait: Wait = NOT_STARTED
         try:
@@ -118,7 +118,12 @@ class Loop(Driver):
                 wait = send(plan.send, None)
                 in_plan = False
                 if not isinstance(wait, int):
-                    if not wait.ready():
+                    if wait.ready():
+                        continue  # no memory of others is read for it: no fence is needed
+                    since = time.monotonic_ns()
+                    arrived = self._spin_far(group, wait)
+                    waited += time.monotonic_ns() - since
+                    if not arrived:
                         break
                 elif lagging(wait) >= 0:
                     since = time.monotonic_ns()

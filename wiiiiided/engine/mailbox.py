@@ -18,15 +18,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided.engine.lane import Transfer
+from wiiiiided.engine.link import Link
 from wiiiiided.engine.operation import Operation
-from wiiiiided.errors import HostError, Mismatch
+from wiiiiided.errors import BadFrame, HostError, Mismatch
+from wiiiiided.net.link import WideLink
 from wiiiiided.shm import stats
 from wiiiiided.shm.slots import Array
 from wiiiiided.wire.frame import Frame, Kind
+from wiiiiided.wire.header import Header
 
 if TYPE_CHECKING:
-    from wiiiiided.engine.group import Group
-    from wiiiiided.engine.link import Link
+    from wiiiiided.engine.group import AnyLink, Group
 
 ANY: Final = -1
 EAGER_BYTES: Final = 16 * 1024
@@ -121,6 +123,8 @@ class Mailbox:
             del self._coming[key]  # what is still on its way is thrown away
         for link in self._group.links.values():
             link.lanes.detach(op)
+            if isinstance(link, WideLink):
+                link.let_go(self._group.membership.nonce)
 
     def lose(self, rank: int) -> None:
         """A member is gone: what needs it cannot be done."""
@@ -137,11 +141,11 @@ class Mailbox:
     def _hopeless(self) -> bool:
         """Whether a receive from any rank can no longer be relied on: one died, or all left."""
         gone = self._group.gone
-        return "died" in gone.values() or len(gone) == self._group.size - 1
+        return any(how != "left" for how in gone.values()) or len(gone) == self._group.size - 1
 
     # -- frames ----
 
-    def on_frame(self, link: Link, frame: Frame) -> None:
+    def on_frame(self, link: AnyLink, frame: Frame) -> None:
         """A frame of this group's messages, from an authenticated peer."""
         source, number = frame.a, frame.b
         match frame.kind:
@@ -152,7 +156,7 @@ class Mailbox:
                 self._deliver(arrived, frame.tag)
             case Kind.WANT:
                 self._on_wanted(link, number)
-            case Kind.CHUNK:
+            case Kind.CHUNK if isinstance(link, Link):
                 self._chunk(link, frame)
             case Kind.WITHDRAWN:
                 post = self._coming.pop((source, number), None)
@@ -163,7 +167,7 @@ class Mailbox:
             case _:
                 pass  # not a message: no other kind comes here
 
-    def _on_wanted(self, link: Link, number: int) -> None:
+    def _on_wanted(self, link: AnyLink, number: int) -> None:
         """The receiver is ready for a message we offered."""
         nonce, me = self._group.membership.nonce, self._group.rank
         send = self._offered.pop(number, None)
@@ -248,6 +252,29 @@ class Mailbox:
             return
         link.lanes.take(frame, post.data[post.at :])
         post.at += frame.c
+        if post.at >= post.data.size:
+            del self._coming[key]
+            self._received(post.op)
+
+    def place_for(self, header: Header) -> memoryview:
+        """Where a chunk from another host goes: into the tensor that waits for it."""
+        post = self._coming.get((header.source, header.sequence))
+        if post is None:  # it gave up waiting: thrown away
+            return memoryview(bytearray(header.raw))
+        if header.extra != post.at or post.at + header.raw > post.data.size:
+            raise BadFrame(
+                f"rank {header.source} sent bytes {header.extra} to {header.extra + header.raw} of "
+                f"a message of {post.data.size}, of which {post.at} are there"
+            )
+        return post.data.data[post.at : post.at + header.raw]
+
+    def on_chunk(self, header: Header, nbytes: int) -> None:
+        """A chunk from another host is in its place."""
+        key = (header.source, header.sequence)
+        post = self._coming.get(key)
+        if post is None:
+            return
+        post.at += nbytes
         if post.at >= post.data.size:
             del self._coming[key]
             self._received(post.op)

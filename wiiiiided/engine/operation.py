@@ -115,7 +115,7 @@ class Operation:
         if not self.collective:
             return self.peers
         if isinstance(self.wait, int):
-            return self.group.board.missing(self.wait)
+            return self.group.team.missing(self.wait)
         return self.wait.missing()
 
     def sleep_until_done(self, timeout_s: float) -> bool:

@@ -26,7 +26,9 @@ from wiiiiided.config import Config
 from wiiiiided.engine.lane import Lanes
 from wiiiiided.engine.link import Card, Link, Then, peer_uid
 from wiiiiided.engine.loop import Loop
+from wiiiiided.engine.mesh import Mesh
 from wiiiiided.errors import HostError
+from wiiiiided.net.link import WideLink
 from wiiiiided.shm import board, stats
 from wiiiiided.shm.kernels import DTYPE_NAMES
 from wiiiiided.wire.frame import HEADER, HEADER_BYTES, Frame, Kind
@@ -99,6 +101,7 @@ class Process:
             boot=_boot_id(),
             network=os.readlink("/proc/self/ns/net"),
             cores=sorted(os.sched_getaffinity(0)),
+            identity=config.host_id,
         )
         self.dtype_names = DTYPE_NAMES
         self.links: dict[str, Link] = {}
@@ -110,6 +113,7 @@ class Process:
         self._listener.listen(128)
         self._listener.setblocking(False)
         self.loop = Loop(config, stats_page())
+        self.mesh = Mesh(self)
         self.loop.call(
             lambda: self.loop.watch.add(self._listener.fileno(), lambda _: self._accept())
         )
@@ -136,13 +140,33 @@ class Process:
         self.loop.set_ranks(len(cards), len({core for card in cards for core in card.cores}))
 
     def send(
-        self, link: Link, frame: Frame, descriptor: int = -1, then: Then | None = None
+        self, link: Link | WideLink, frame: Frame, descriptor: int = -1, then: Then | None = None
     ) -> None:
         """Send a frame, and have the loop send the rest if the socket is full."""
+        if isinstance(link, WideLink):
+            self._send_far(link, frame, then)
+            return
         busy = link.wants_to_write
         link.send(frame, descriptor, then)
         if link.wants_to_write != busy:
             self._note_unsent(link)
+
+    def _send_far(self, link: WideLink, frame: Frame, then: Then | None) -> None:
+        """A message's frame to another host, in the words of its header (wire.header)."""
+        group = self.groups.get(frame.group)
+        if group is None:
+            return
+        generation = group.membership.generation
+        link.send(
+            frame.kind, frame.group, generation, group.rank, frame.b, frame.c, frame.tag,
+            frame.payload, frame.dtype, then,
+        )  # fmt: skip
+        self.mesh.push(link)
+
+    def place_posted(self, link: Link | WideLink) -> None:
+        """A place for a piece was posted: a link that stopped for want of it goes on."""
+        if isinstance(link, WideLink):
+            self.mesh.place_posted(link)
 
     def _note_unsent(self, link: Link) -> None:
         self.loop.watch.writes(link.fd, link.wants_to_write)
@@ -169,15 +193,15 @@ class Process:
             for frame in frames:
                 self._on_frame(link, frame)
         except (HostError, OSError) as error:
-            self._fail_groups(link, error)
+            self.fail_groups(link, error)
             ended = True
         except BaseException as error:  # Ctrl-C among frames that are read and not handled
-            self._fail_groups(link, error)
+            self.fail_groups(link, error)
             raise
         if ended or events & select.EPOLLHUP:
             self._lose(link, "left" if link.said_bye else "died")
 
-    def _fail_groups(self, link: Link, error: BaseException) -> None:
+    def fail_groups(self, link: Link | WideLink, error: BaseException) -> None:
         """A frame could not be understood or served: nothing on that link can be relied on."""
         for group in list(self.groups.values()):
             if link in group.links.values():
@@ -210,12 +234,16 @@ class Process:
             return
         link.gone = how
         self._drop(link)
-        for group in list(self.groups.values()):
-            for rank, member in group.links.items():
-                if member is link:
-                    group.member_gone(rank, how)
+        self.members_gone(link, how)
         if self.links.get(link.peer.uid) is link:
             del self.links[link.peer.uid]
+
+    def members_gone(self, link: Link | WideLink, how: str) -> None:
+        """A link has ended: every group with its peer must know."""
+        for group in list(self.groups.values()):
+            for rank, member in list(group.links.items()):
+                if member is link:
+                    group.member_gone(rank, how)
 
     def _drop(self, link: Link) -> None:
         self.loop.unsent.discard(link.fd)
@@ -273,6 +301,7 @@ class Process:
         for link in group.links.values():
             link.lanes.withdraw(nonce)
         self.drop_segments(nonce)
+        self.mesh.forget(nonce)
 
     def drop_unclaimed(self) -> None:
         """A group was not made: what came for it is of no use."""
@@ -295,6 +324,7 @@ class Process:
                 link.drain(BYE_S)
                 self._drop(link)
             self.links.clear()
+            self.mesh.close()
             self.drop_segments()
             self.loop.watch.remove(self._listener.fileno())
             self._listener.close()
@@ -308,6 +338,7 @@ class Process:
             for link in list(self.links.values()):
                 link.send(Frame(Kind.BYE))
                 link.drain(BYE_S)
+            self.mesh.close()
 
     def abandon(self) -> None:
         """In a forked child."""
@@ -316,6 +347,7 @@ class Process:
         self.loop.abandon()
         self.drop_segments()
         self._listener.close()
+        self.mesh.abandon()
         for link in self.links.values():
             link.close()
         for stranger in self._strangers.values():

@@ -22,7 +22,7 @@ from wiiiiided.shm.segment import Segment, page_up
 from wiiiiided.shm.slots import Array
 
 if TYPE_CHECKING:
-    from wiiiiided.engine.group import Group
+    from wiiiiided.engine.team import Team
 
 
 PRIVATE = (0, 0)  # the place of a tensor that is not shared
@@ -38,10 +38,10 @@ class _Area:
 
 
 class SharedTensors:
-    """The shared tensors of a group that are still alive here."""
+    """The shared tensors of a team that are still alive here."""
 
-    def __init__(self, group: Group) -> None:
-        self._group = group
+    def __init__(self, team: Team) -> None:
+        self._team = team
         self._areas: dict[int, _Area] = {}
 
     @property
@@ -78,20 +78,20 @@ class SharedTensors:
 
     def make(self, call: Call, nbytes: int, into: list[Array]) -> Generator[Wait, None, None]:
         """The plan of shared_empty: appends my part, as bytes, to `into`."""
-        group = self._group
-        yield from group.open(call, _NOTHING, (0, 0), False, lambda: None)
-        segment_id = group.next_segment_id()
+        team = self._team
+        yield from team.open(call, _NOTHING, (0, 0), False, lambda: None)
+        segment_id = team.next_segment_id()
         stride = page_up(max(nbytes, 1))
-        segment = yield from group.obtain(segment_id, stride * group.size)
-        segment.reserve(group.rank * stride, stride)
+        segment = yield from team.obtain(segment_id, stride * team.size)
+        segment.reserve(team.rank * stride, stride)
         segment.forget_fd()
         mine = self._adopt(segment_id, segment, stride)
-        yield group.arrive()  # a rank without memory has failed the group by now
+        yield team.arrive()  # a rank without memory has failed the team by now
         into.append(mine[:nbytes])
 
     def _adopt(self, segment_id: int, segment: Segment, stride: int) -> Array:
         whole = np.frombuffer(segment.map, np.uint8)
-        mine = np.frombuffer(segment.map, np.uint8, stride, self._group.rank * stride)
+        mine = np.frombuffer(segment.map, np.uint8, stride, self._team.rank * stride)
         start = mine.__array_interface__["data"][0]
         self._areas[segment_id] = _Area(whole, stride, start, start + stride)
         # The tensor's storage keeps `mine`; when the last view of it is gone, so is the area.

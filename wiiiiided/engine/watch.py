@@ -1,6 +1,6 @@
 """What the loop sleeps on: every descriptor of ours in one epoll, and a way to be nudged.
 
-Links, pidfds and the listening socket are here today; sockets to other machines can join.
+Links, pidfds, listening sockets and the connections to other hosts are all here.
 """
 
 from __future__ import annotations
@@ -29,6 +29,12 @@ class Watch:
     def writes(self, fd: int, wanted: bool) -> None:
         """Also (or no longer) call it when fd is writable."""
         self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+
+    def interest(self, fd: int, *, reads: bool, writes: bool) -> None:
+        """Say anew what it is to be called for."""
+        wanted = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
+        if fd in self._handlers:
+            self._epoll.modify(fd, wanted)
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor, before it is closed."""

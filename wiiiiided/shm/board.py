@@ -52,7 +52,8 @@ HEAD_BYTES: Final = PAGE
 RANK_BYTES: Final = 1024
 _WORDS: Final = RANK_BYTES // 8
 _ARRIVED, _AWAITED, _MUSTERED, _CALL, _PLACE = 0, 8, 16, 24, 26
-_TEXT, _TEXT_BYTES = 256, 128
+CALL_BYTES: Final = 128  # a call in words
+_TEXT = 256
 _FAULT, _FAULT_HEAD, _FAULT_TEXT_BYTES = 512, 32, 472
 
 FAULT_KINDS: Final = ("died", "left", "late", "mismatch", "failed")
@@ -101,9 +102,9 @@ class Call:
 
     @classmethod
     def of(cls, text: str) -> Call:
-        raw = text.encode()[: _TEXT_BYTES - 1]
+        raw = text.encode()[: CALL_BYTES - 1]
         digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "little")
-        return cls(text, digest << 1, raw + b"\0" * (_TEXT_BYTES - len(raw)))
+        return cls(text, digest << 1, raw + b"\0" * (CALL_BYTES - len(raw)))
 
 
 def board_bytes(size: int) -> int:
@@ -200,8 +201,8 @@ class Board:
         words[mine + _CALL + parity] = call.digest | (segment != 0)
         if self._announced[parity] is not call:  # a training loop calls the same again and again
             self._announced[parity] = call
-            at = HEAD_BYTES + self.rank * RANK_BYTES + _TEXT + parity * _TEXT_BYTES
-            self._bytes[at : at + _TEXT_BYTES] = call.raw
+            at = HEAD_BYTES + self.rank * RANK_BYTES + _TEXT + parity * CALL_BYTES
+            self._bytes[at : at + CALL_BYTES] = call.raw
 
     def same_calls(self, call: Call, parity: int) -> bool:
         """Whether all others called the same with a tensor in private memory (the usual case)."""
@@ -221,8 +222,8 @@ class Board:
 
     def call_of(self, rank: int, parity: int) -> str:
         """What `rank` says it called."""
-        at = HEAD_BYTES + rank * RANK_BYTES + _TEXT + parity * _TEXT_BYTES
-        return bytes(self._bytes[at : at + _TEXT_BYTES]).rstrip(b"\0").decode(errors="replace")
+        at = HEAD_BYTES + rank * RANK_BYTES + _TEXT + parity * CALL_BYTES
+        return bytes(self._bytes[at : at + CALL_BYTES]).rstrip(b"\0").decode(errors="replace")
 
     def place_of(self, rank: int, parity: int) -> tuple[int, int]:
         """Where `rank` says its tensor lies: (segment id, offset); id 0 is private memory."""

@@ -14,7 +14,7 @@ the same values in the order of ranks; never in the order of arrival.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -127,6 +127,23 @@ def carrier(tensor: torch.Tensor) -> Array:
 def dtype_code(dtype: torch.dtype) -> int:
     """The number a dtype has in frames."""
     return DTYPE_NAMES.index(dtype_name(dtype))
+
+
+class Reduction(NamedTuple):
+    """A reduction in two levels: `partial` inside a host, `final` over the hosts' results.
+
+    A group on one host needs `final` alone. They differ for AVG, which divides once, at the end.
+    """
+
+    partial: Combine
+    final: Combine
+
+
+def reduction(op: str, dtype: torch.dtype, ranks: int) -> Reduction:
+    """The reduction `op` over so many ranks in all."""
+    partial = "SUM" if op == "AVG" else op
+    final = combiner(op, dtype, ranks)
+    return Reduction(final if partial == op else combiner(partial, dtype, ranks), final)
 
 
 def combiner(op: str, dtype: torch.dtype, ranks: int) -> Combine:

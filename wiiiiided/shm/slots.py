@@ -32,8 +32,15 @@ _PAIR: Final = (12, 256 * 1024)
 _MANY: Final = (6, 512 * 1024)
 
 
-def staging_shape(size: int) -> tuple[int, int]:
-    """How many staging slots each rank of a group has, and their bytes."""
+# A team whose group reaches other hosts needs a slot for every piece on its way over the wire
+# (collectives.wide.all_reduce has the arithmetic).
+_ACROSS: Final = (22, 256 * 1024)
+
+
+def staging_shape(size: int, *, across: bool = False) -> tuple[int, int]:
+    """How many staging slots each rank of a team has, and their bytes."""
+    if across:
+        return _ACROSS
     return _PAIR if size <= 2 else _MANY
 
 

@@ -10,6 +10,8 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 3  start, ns      7  bytes of tensors exchanged         10  operations that failed
                                                                  11  messages sent   12  received
     word 13 one more than the step the script reported last; 0: it never reported any
+    words 14-17  bytes between hosts: sent, received (as they travelled, headers included), and of
+            both the payload before the codec
 
 The layout only grows; its version changes when a word changes its meaning.
 """
@@ -31,6 +33,7 @@ PAGE_BYTES: Final = 4096
 RANK, WORLD = 4, 5
 OPERATIONS, BYTES, EXCHANGE_NS, WAITING_NS, FAILED, SENT, RECEIVED = 6, 7, 8, 9, 10, 11, 12
 STEP = 13
+WIRE_OUT, WIRE_IN, WIRE_OUT_RAW, WIRE_IN_RAW = 14, 15, 16, 17
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,10 @@ class Stats:
     bytes_shm: int
     exchange_s: float
     waiting_s: float
+    wire_out: int  # bytes sent to other hosts as they travelled, headers included
+    wire_in: int
+    wire_out_raw: int  # the payload of these before the codec
+    wire_in_raw: int
 
 
 class StatsPage:
@@ -72,6 +79,10 @@ class StatsPage:
             bytes_shm=w[BYTES],
             exchange_s=w[EXCHANGE_NS] / 1e9,
             waiting_s=w[WAITING_NS] / 1e9,
+            wire_out=w[WIRE_OUT],
+            wire_in=w[WIRE_IN],
+            wire_out_raw=w[WIRE_OUT_RAW],
+            wire_in_raw=w[WIRE_IN_RAW],
         )
 
 

@@ -43,7 +43,7 @@ def shared_empty(
     call = Call.of(f"shared_empty of {sizes} elements of {dtype_name(dtype)}")
     made: list[Array] = []
     inner = face.engine_group
-    op = Operation(inner, "shared_empty", nbytes, inner.shared.make(call, nbytes, made))
+    op = Operation(inner, "shared_empty", nbytes, inner.team.shared.make(call, nbytes, made))
     problem = inner.problem()
     if problem is not None:
         raise inner.error_for(op, problem)

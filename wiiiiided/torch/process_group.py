@@ -21,22 +21,20 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.autoload import BACKEND
-from wiiiiided.collectives.all_gather import all_gather
-from wiiiiided.collectives.all_reduce import Direct, all_reduce
-from wiiiiided.collectives.all_to_all import all_to_all
-from wiiiiided.collectives.barrier import barrier, monitored_barrier
-from wiiiiided.collectives.broadcast import broadcast
-from wiiiiided.collectives.reduce_scatter import reduce_scatter
-from wiiiiided.collectives.scatter import scatter
+from wiiiiided.collectives import plans
+from wiiiiided.collectives.local.all_reduce import Direct
+from wiiiiided.collectives.wide.all_reduce import Brief
 from wiiiiided.engine import process as processes
-from wiiiiided.engine.group import Group, Place
+from wiiiiided.engine.group import Group
 from wiiiiided.engine.join import join
 from wiiiiided.engine.mailbox import ANY
 from wiiiiided.engine.operation import Operation, Plan
 from wiiiiided.engine.shared import PRIVATE
+from wiiiiided.engine.team import Place
 from wiiiiided.errors import UsageError
 from wiiiiided.shm.board import Call
-from wiiiiided.shm.kernels import Combine, carrier, combiner, dtype_code, dtype_name
+from wiiiiided.shm.kernels import Reduction, carrier, dtype_code, dtype_name
+from wiiiiided.shm.kernels import reduction as kernel
 from wiiiiided.shm.slots import SMALL_BYTES, Array
 from wiiiiided.torch.arguments import (
     Tensors,
@@ -70,8 +68,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._name = group.membership.name
         self._desc = "undefined"
         self._calls: dict[tuple[Any, ...], Call] = {}
-        self._combiners: dict[tuple[str, torch.dtype], Combine] = {}
-        self._ready: dict[tuple[str, torch.dtype, int], Direct] = {}
+        self._reductions: dict[tuple[str, torch.dtype], Reduction] = {}
+        self._ready: dict[tuple[str, torch.dtype, int], Direct | Brief] = {}
         # What a blocking call returns when it is done: nobody holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
@@ -92,14 +90,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
         settles: list[Settle] = []
         x = flatten(tensor, settles)
-        call, combine = self._call("all_reduce", tensor, op), self._combiner(op, tensor.dtype)
-        plan = all_reduce(self._group, call, x, combine, self._place(tensor, x))
+        call, combine = self._call("all_reduce", tensor, op), self._reduction(op, tensor.dtype)
+        plan = plans.all_reduce(self._group, call, x, combine, self._place(tensor, x))
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
         elif x.nbytes <= SMALL_BYTES:
             if len(self._ready) >= _MOST_READY:
                 self._ready.clear()
-            ready = Direct(self._group, call, combine, x.dtype, x.size)
+            ready = plans.ready_all_reduce(self._group, call, x, combine)
             self._ready[op, tensor.dtype, x.size] = ready
         return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, settles)
 
@@ -110,11 +108,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         parts = packed(tensors, settles)
         plan = one_by_one(
             [
-                all_reduce(
+                plans.all_reduce(
                     self._group,
                     self._call_of("all_reduce", dtype, x.size, op),
                     x,
-                    self._combiner(op, dtype),
+                    self._reduction(op, dtype),
                 )
                 for x, dtype in parts
             ]
@@ -132,9 +130,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         x = flatten(tensor, settles if root == self._group.rank else None)
         if scale is not None and root != self._group.rank:
             x = x.copy()  # only the root's tensor may change
-        combine = self._combiner(op, tensor.dtype)
+        combine = self._reduction(op, tensor.dtype)
         call = self._call("reduce", tensor, op, root)
-        plan = all_reduce(self._group, call, x, combine, root=root)
+        plan = plans.all_reduce(self._group, call, x, combine, root=root)
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
         return self._launch("reduce", x.nbytes, plan, list(tensors), opts, settles)
@@ -146,7 +144,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         x = flatten(tensor, settles if root != self._group.rank else None)
         call = self._call("broadcast", tensor, "", root)
         place = self._place(tensor, x)
-        plan = broadcast(self._group, call, x, root, place)
+        plan = plans.broadcast(self._group, call, x, root, place)
         return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, settles)
 
     # -- gathering and scattering ----
@@ -206,7 +204,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         settles: list[Settle] = []
         arrays = flatten_each(outputs, settles)
         x, call = flatten(tensor), self._call("gather", tensor, "", root)
-        plan = all_gather(self._group, call, x, arrays)
+        plan = plans.gather(self._group, call, x, arrays, root)
         return self._launch("gather", x.nbytes, plan, outputs, opts, settles)
 
     def scatter(
@@ -220,7 +218,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         settles: list[Settle] = []
         arrays, out = flatten_each(inputs, None), flatten(output, settles)
         call = self._call("scatter", output, "", root)
-        plan = scatter(self._group, call, arrays, out, root)
+        plan = plans.scatter(self._group, call, arrays, out, root)
         return self._launch("scatter", out.nbytes, plan, list(output_tensors), opts, settles)
 
     def _gather_into(
@@ -234,7 +232,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         x = flatten(tensor)
         place = self._place(tensor, x)
         call = self._call("all_gather", tensor)
-        return all_gather(self._group, call, x, outputs, place), x.nbytes * self._group.size
+        return plans.all_gather(self._group, call, x, outputs, place), x.nbytes * self._group.size
 
     def _launch_gather(
         self, steps: list[tuple[Plan, int]], results: Any, opts: Any, settles: list[Settle]
@@ -283,21 +281,21 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         opts = opts or dist.ReduceScatterOptions()
         op, scale = reduction(opts.reduceOp, results)
         settles: list[Settle] = []
-        plans: list[Plan] = []
+        parts: list[Plan] = []
         nbytes = 0
         for inputs, whole, output in steps:
             array, place = whole or (None, (0, 0))
             if scale is not None:  # the inputs must not change
                 inputs, array, place = [x.copy() for x in inputs], None, (0, 0)
             call = self._call("reduce_scatter", output, op)
-            combine = self._combiner(op, output.dtype)
+            combine = self._reduction(op, output.dtype)
             out = flatten(output, settles)
-            plan = reduce_scatter(self._group, call, inputs, out, combine, array, place)
+            plan = plans.reduce_scatter(self._group, call, inputs, out, combine, array, place)
             if scale is not None:
                 plan = scaled([(x, output.dtype) for x in inputs], scale, plan)
-            plans.append(plan)
+            parts.append(plan)
             nbytes += out.nbytes * self._group.size
-        return self._launch("reduce_scatter", nbytes, one_by_one(plans), results, opts, settles)
+        return self._launch("reduce_scatter", nbytes, one_by_one(parts), results, opts, settles)
 
     # -- all_to_all ----
 
@@ -343,7 +341,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         if any(x.dtype != inputs[0].dtype for x in [*inputs, *outputs]):
             raise UsageError("all_to_all needs inputs and outputs of one dtype")
         call = self._call_of("all_to_all", dtype, -1)
-        plan = all_to_all(self._group, call, inputs, outputs)
+        plan = plans.all_to_all(self._group, call, inputs, outputs)
         nbytes = sum(x.nbytes for x in inputs)
         opts = opts or dist.AllToAllOptions()
         return self._launch("all_to_all", nbytes, plan, results, opts, settles)
@@ -386,7 +384,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def barrier(self, opts: Any = None) -> WiiiiideWork:
         call = self._call_of("barrier", None, -1)
-        plan = barrier(self._group, call)
+        plan = plans.barrier(self._group, call)
         return self._launch("barrier", 0, plan, [], opts or dist.BarrierOptions(), [])
 
     def monitored_barrier(
@@ -394,7 +392,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Wait for all ranks; on timeout name every missing one. The group stays usable."""
         seconds = timeout.total_seconds() if timeout is not None else None
-        plan = monitored_barrier(self._group)
+        plan = plans.monitored_barrier(self._group)
         name = "monitored_barrier"
         op = Operation(self._group, name, 0, plan, harmless=True, timeout_s=seconds)
         self._submit(op, [], []).wait()
@@ -478,7 +476,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def _place(self, tensor: torch.Tensor, x: Array) -> Place:
         """Where a tensor lies that is used as it is; what goes through a copy lies nowhere."""
-        shared = self._group.shared
+        shared = self._group.team.shared
         if shared.empty or not plain(tensor):
             return PRIVATE
         return shared.place(tensor.data_ptr(), x.nbytes)
@@ -497,11 +495,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             call = self._calls[key] = Call.of(describe(*key))
         return call
 
-    def _combiner(self, op: str, dtype: torch.dtype) -> Combine:
-        combine = self._combiners.get((op, dtype))
-        if combine is None:
-            combine = self._combiners[op, dtype] = combiner(op, dtype, self._group.size)
-        return combine
+    def _reduction(self, op: str, dtype: torch.dtype) -> Reduction:
+        found = self._reductions.get((op, dtype))
+        if found is None:
+            found = self._reductions[op, dtype] = kernel(op, dtype, self._group.size)
+        return found
 
     def _root(self, rank: int) -> int:
         if not 0 <= rank < self._group.size:

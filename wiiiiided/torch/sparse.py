@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wiiiiided.collectives.all_gather import all_gather
+from wiiiiided.collectives.plans import all_gather
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan
 from wiiiiided.errors import UsageError

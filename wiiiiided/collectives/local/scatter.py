@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wiiiiided.collectives.local.relay import relay, room
 from wiiiiided.collectives.pieces import pieces
-from wiiiiided.collectives.relay import relay, room
-from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.team import Team
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import Array
 
 
-def scatter(group: Group, call: Call, inputs: Sequence[Array], output: Array, root: int) -> Plan:
+def scatter(team: Team, call: Call, inputs: Sequence[Array], output: Array, root: int) -> Plan:
     """The plan. `inputs[r]` of the root becomes rank r's output; empty on the others."""
-    me, size = group.rank, group.size
-    large, room_elements = room(group, output, output.nbytes * size)
+    me, size = team.rank, team.size
+    large, room_elements = room(team, output, output.nbytes * size)
     most = max(1, room_elements // size)  # a slot holds a part for each rank
     cuts = pieces(output.size, most)
 
@@ -32,4 +32,4 @@ def scatter(group: Group, call: Call, inputs: Sequence[Array], output: Array, ro
         else:
             output[begin:end] = slots[root][me * most : me * most + end - begin]
 
-    yield from relay(group, call, output, (0, 0), large, len(cuts), put, take)
+    yield from relay(team, call, output, (0, 0), large, len(cuts), put, take)

@@ -10,17 +10,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from wiiiiided.collectives.local.relay import relay, room
 from wiiiiided.collectives.pieces import pieces
-from wiiiiided.collectives.relay import relay, room
-from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.team import Place, Team
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine
 from wiiiiided.shm.slots import Array
 
 
 def reduce_scatter(
-    group: Group,
+    team: Team,
     call: Call,
     inputs: Sequence[Array],
     output: Array,
@@ -29,8 +29,8 @@ def reduce_scatter(
     place: Place = (0, 0),
 ) -> Plan:
     """The plan. `whole` is the inputs as one array, if they are one; `place` says where it lies."""
-    me, size = group.rank, group.size
-    large, room_elements = room(group, output, output.nbytes * size)
+    me, size = team.rank, team.size
+    large, room_elements = room(team, output, output.nbytes * size)
     most = max(1, room_elements // size)  # a slot holds a part for each rank
     cuts = pieces(output.size, most)
     overlap = any(np.may_share_memory(x, output) for x in inputs)
@@ -54,8 +54,8 @@ def reduce_scatter(
     x = output if whole is None else whole
     if not large or overlap:
         place = (0, 0)
-    views = yield from relay(group, call, x, place, large, len(cuts), put, take)
+    views = yield from relay(team, call, x, place, large, len(cuts), put, take)
     if views is not None:
         n = output.size
         combine([view[me * n : (me + 1) * n] for view in views], output)
-        yield group.arrive()  # nobody reads my tensor any more
+        yield team.arrive()  # nobody reads my tensor any more

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Wait
+from wiiiiided.engine.team import Place, Team
 from wiiiiided.shm.board import Call, fence
 from wiiiiided.shm.slots import SMALL_BYTES, Array
 
@@ -26,30 +26,30 @@ Put = Callable[[int, list[Array]], None]
 Take = Callable[[int, list[Array]], None]
 
 
-def room(group: Group, x: Array, nbytes: int) -> tuple[bool, int]:
+def room(team: Team, x: Array, nbytes: int) -> tuple[bool, int]:
     """For `nbytes` to exchange: whether the large slots are needed, and a slot's elements."""
     large = nbytes > SMALL_BYTES
-    return large, (group.staging_bytes if large else SMALL_BYTES) // x.itemsize
+    return large, (team.staging_bytes if large else SMALL_BYTES) // x.itemsize
 
 
 def relay(
-    group: Group, call: Call, x: Array, place: Place, large: bool, count: int, put: Put, take: Take
+    team: Team, call: Call, x: Array, place: Place, large: bool, count: int, put: Put, take: Take
 ) -> Generator[Wait, None, list[Array] | None]:
     """Exchange `count` pieces. Returns all ranks' x if they can be used in place: then the caller
-    does its work on them (nothing was exchanged) and ends with `yield group.arrive()`."""
+    does its work on them (nothing was exchanged) and ends with `yield team.arrive()`."""
     slots: list[list[Array]] = []
 
     def put_next() -> None:
-        source = group.staging if large else group.small
+        source = team.staging if large else team.small
         assert source is not None
         slots.append(source.next(x.dtype))
         put(len(slots) - 1, slots[-1])
 
-    views = yield from group.open(call, x, place, large, put_next)
+    views = yield from team.open(call, x, place, large, put_next)
     if views is not None:
         return views
-    board, first = group.board, group.board.step  # the step of piece 0; piece k has first + k
-    taken, ahead = 0, (group.staging_slots - 2) // 2
+    board, first = team.board, team.board.step  # the step of piece 0; piece k has first + k
+    taken, ahead = 0, (team.staging_slots - 2) // 2
     while taken < count:
         if taken < len(slots) and board.lagging(first + taken) < 0:
             fence()
@@ -57,7 +57,7 @@ def relay(
             taken += 1
         elif len(slots) < count and len(slots) - taken <= ahead:
             put_next()
-            group.arrive()
+            team.arrive()
         else:
             yield first + taken
     return None

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wiiiiided.collectives.local.relay import relay, room
 from wiiiiided.collectives.pieces import pieces
-from wiiiiided.collectives.relay import relay, room
-from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.team import Place, Team
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import Array
 
 
 def all_gather(
-    group: Group, call: Call, x: Array, outputs: Sequence[Array], place: Place = (0, 0)
+    team: Team, call: Call, x: Array, outputs: Sequence[Array], place: Place = (0, 0)
 ) -> Plan:
     """The plan. `outputs[r]` becomes rank r's x; empty where the result is not wanted (gather)."""
-    me = group.rank
-    large, most = room(group, x, x.nbytes)
+    me = team.rank
+    large, most = room(team, x, x.nbytes)
     cuts = pieces(x.size, most)
     own = bool(outputs) and outputs[me].ctypes.data != x.ctypes.data
 
@@ -33,11 +33,9 @@ def all_gather(
             if r != me:
                 output[begin:end] = slots[r][: end - begin]
 
-    views = yield from relay(
-        group, call, x, place if large else (0, 0), large, len(cuts), put, take
-    )
+    views = yield from relay(team, call, x, place if large else (0, 0), large, len(cuts), put, take)
     if views is not None:
         for r, output in enumerate(outputs):
             if r != me or own:
                 output[:] = views[r]
-        yield group.arrive()  # nobody reads my tensor any more
+        yield team.arrive()  # nobody reads my tensor any more

@@ -26,11 +26,11 @@ from typing import Any
 
 import numpy as np
 
+from wiiiiided.collectives.local.relay import relay
 from wiiiiided.collectives.pieces import pieces, share_bounds
-from wiiiiided.collectives.relay import relay
-from wiiiiided.engine.group import Group, Place
 from wiiiiided.engine.operation import Plan, Wait
 from wiiiiided.engine.shared import PRIVATE
+from wiiiiided.engine.team import Place, Team
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Combine
 from wiiiiided.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
@@ -40,15 +40,15 @@ BLOCK_BYTES = 256 * 1024
 
 
 def all_reduce(
-    group: Group, call: Call, x: Array, combine: Combine, place: Place = PRIVATE, root: int = -1
+    team: Team, call: Call, x: Array, combine: Combine, place: Place = PRIVATE, root: int = -1
 ) -> Plan:
     """The plan. `root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
-    wanted = root in (-1, group.rank)
+    wanted = root in (-1, team.rank)
     if x.nbytes <= SMALL_BYTES:
-        return Direct(group, call, combine, x.dtype, x.size).plan(x, wanted)
-    if group.size == 2:
-        return _paired(group, call, x, combine, place if root < 0 else PRIVATE, wanted)
-    return _scattered(group, call, x, combine, place, root < 0, wanted)
+        return Direct(team, call, combine, x.dtype, x.size).plan(x, wanted)
+    if team.size == 2:
+        return _paired(team, call, x, combine, place if root < 0 else PRIVATE, wanted)
+    return _scattered(team, call, x, combine, place, root < 0, wanted)
 
 
 class Direct:
@@ -59,32 +59,30 @@ class Direct:
     """
 
     def __init__(
-        self, group: Group, call: Call, combine: Combine, dtype: np.dtype[Any], count: int
+        self, team: Team, call: Call, combine: Combine, dtype: np.dtype[Any], count: int
     ) -> None:
-        self._group, self._call, self._combine = group, call, combine
-        self._turns = [[slot[:count] for slot in turn] for turn in group.small.turns(dtype)]
-        self._mine = [turn[group.rank] for turn in self._turns]
+        self._team, self._call, self._combine = team, call, combine
+        self._turns = [[slot[:count] for slot in turn] for turn in team.small.turns(dtype)]
+        self._mine = [turn[team.rank] for turn in self._turns]
 
     def plan(self, x: Array, wanted: bool = True) -> Plan:
         """One call. Without `wanted` the result is for others."""
-        group, board, small = self._group, self._group.board, self._group.small
-        group.parity = parity = group.parity ^ 1
+        team, board, small = self._team, self._team.board, self._team.small
+        team.parity = parity = team.parity ^ 1
         board.announce(self._call, parity)
         turn = small.turn % SMALL_SLOTS
         small.turn += 1
         self._mine[turn][:] = x
-        yield group.arrive()
+        yield team.arrive()
         if not board.same_calls(self._call, parity):
-            group.verify(self._call)
+            team.verify(self._call)
         if wanted:
             self._combine(self._turns[turn], x)
 
 
-def _paired(
-    group: Group, call: Call, x: Array, combine: Combine, place: Place, wanted: bool
-) -> Plan:
-    me = group.rank
-    cuts = pieces(x.size, group.staging_bytes // x.itemsize)
+def _paired(team: Team, call: Call, x: Array, combine: Combine, place: Place, wanted: bool) -> Plan:
+    me = team.rank
+    cuts = pieces(x.size, team.staging_bytes // x.itemsize)
 
     def put(k: int, slots: list[Array]) -> None:
         begin, end = cuts[k]
@@ -96,13 +94,13 @@ def _paired(
             mine, other = x[begin:end], slots[1 - me][: end - begin]
             combine([mine, other] if me == 0 else [other, mine], mine)
 
-    views = yield from relay(group, call, x, place, True, len(cuts), put, take)
+    views = yield from relay(team, call, x, place, True, len(cuts), put, take)
     if views is not None:
-        yield from _in_place(group, views, combine)
+        yield from _in_place(team, views, combine)
 
 
 def _scattered(
-    group: Group,
+    team: Team,
     call: Call,
     x: Array,
     combine: Combine,
@@ -110,14 +108,14 @@ def _scattered(
     all_wanted: bool,
     wanted: bool,
 ) -> Plan:
-    me, size = group.rank, group.size
-    cuts = pieces(x.size, group.staging_bytes // x.itemsize)
+    me, size = team.rank, team.size
+    cuts = pieces(x.size, team.staging_bytes // x.itemsize)
     slots: list[list[Array]] = []
 
     def put() -> None:  # the shares of the next piece that the others reduce
         begin, end = cuts[len(slots)]
-        assert group.staging is not None
-        slots.append(group.staging.next(x.dtype))
+        assert team.staging is not None
+        slots.append(team.staging.next(x.dtype))
         low, high = share_bounds(end - begin, size)[me]
         mine, piece = slots[-1][me], x[begin:end]
         if low:
@@ -125,13 +123,13 @@ def _scattered(
         if high < piece.size:
             mine[high : piece.size] = piece[high:]
 
-    views = yield from group.open(call, x, place if all_wanted else PRIVATE, True, put)
+    views = yield from team.open(call, x, place if all_wanted else PRIVATE, True, put)
     if views is not None:
-        yield from _in_place(group, views, combine)
+        yield from _in_place(team, views, combine)
         return
     count = len(cuts)
-    delay = min(group.staging_slots // 3, count)
-    first = group.board.step
+    delay = min(team.staging_slots // 3, count)
+    first = team.board.step
     for k in range(1, count + 2 * delay):
         if k >= delay:
             yield first + k - delay
@@ -139,7 +137,7 @@ def _scattered(
             put()
         if 0 <= k - delay < count:
             at = k - delay
-            _reduce_share(group, x, cuts[at], slots[at], combine, wanted)
+            _reduce_share(team, x, cuts[at], slots[at], combine, wanted)
         if k - 2 * delay >= 0 and wanted:  # take the others' shares
             at = k - 2 * delay
             begin, end = cuts[at]
@@ -147,11 +145,11 @@ def _scattered(
                 if r != me and low < high:
                     x[begin + low : begin + high] = slots[at][r][low:high]
         if k < count + delay:
-            group.arrive()
+            team.arrive()
 
 
 def _reduce_share(
-    group: Group,
+    team: Team,
     x: Array,
     cut: tuple[int, int],
     slots: list[Array],
@@ -159,23 +157,23 @@ def _reduce_share(
     wanted: bool,
 ) -> None:
     begin, end = cut
-    low, high = share_bounds(end - begin, group.size)[group.rank]
+    low, high = share_bounds(end - begin, team.size)[team.rank]
     if low == high:
         return
     mine = x[begin + low : begin + high]
-    result = slots[group.rank][low:high]
-    inputs = [mine if r == group.rank else slots[r][low:high] for r in range(group.size)]
+    result = slots[team.rank][low:high]
+    inputs = [mine if r == team.rank else slots[r][low:high] for r in range(team.size)]
     combine(inputs, result)
     if wanted:
         mine[:] = result
 
 
-def _in_place(group: Group, views: list[Array], combine: Combine) -> Generator[Wait, None, None]:
-    low, high = share_bounds(views[0].size, group.size)[group.rank]
+def _in_place(team: Team, views: list[Array], combine: Combine) -> Generator[Wait, None, None]:
+    low, high = share_bounds(views[0].size, team.size)[team.rank]
     block = BLOCK_BYTES // views[0].itemsize
     for begin in range(low, high, block):
         parts = [view[begin : min(begin + block, high)] for view in views]
         combine(parts, parts[0])  # element by element: the first input may be the output
         for part in parts[1:]:
             part[:] = parts[0]
-    yield group.arrive()  # nobody reads or writes my tensor any more
+    yield team.arrive()  # nobody reads or writes my tensor any more

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from wiiiiided.collectives.relay import relay, room
-from wiiiiided.engine.group import Group
+from wiiiiided.collectives.local.relay import relay, room
 from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.team import Team
 from wiiiiided.errors import Mismatch
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import Array
@@ -21,23 +21,23 @@ from wiiiiided.shm.slots import Array
 _COUNT = np.dtype(np.int64)
 
 
-def all_to_all(group: Group, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> Plan:
+def all_to_all(team: Team, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> Plan:
     """The plan. `outputs[r]` becomes what rank r has for this one."""
-    me, size = group.rank, group.size
+    me, size = team.rank, team.size
     table: list[Array] = []
 
     def put_counts() -> None:
-        table.extend(group.small.next(_COUNT))
+        table.extend(team.small.next(_COUNT))
         table[me][:size] = [x.size for x in inputs]
         table[me][size : 2 * size] = [x.size for x in outputs]
 
-    yield from group.open(call, table_key, (0, 0), False, put_counts)
+    yield from team.open(call, table_key, (0, 0), False, put_counts)
     sends = np.array([slot[:size] for slot in table])
     expects = np.array([slot[size : 2 * size] for slot in table])
-    _check(group, sends, expects)
+    check_counts(team.name, sends, expects)
 
     largest = int(sends.max()) * outputs[0].itemsize
-    large, room_elements = room(group, outputs[0], largest * size)
+    large, room_elements = room(team, outputs[0], largest * size)
     most = max(1, room_elements // size)
     count = max(1, -(-int(sends.max()) // most))
 
@@ -58,17 +58,18 @@ def all_to_all(group: Group, call: Call, inputs: Sequence[Array], outputs: Seque
                 else slots[r][me * most : me * most + part.size]
             )
 
-    yield from relay(group, call, outputs[0], (0, 0), large, count, put, take)
+    yield from relay(team, call, outputs[0], (0, 0), large, count, put, take)
 
 
 table_key = np.empty(0, _COUNT)
 
 
-def _check(group: Group, sends: Array, expects: Array) -> None:
+def check_counts(name: str, sends: Array, expects: Array) -> None:
+    """`sends[r, q]` is what rank r has for q, `expects[q, r]` what q expects of it."""
     wrong = np.argwhere(sends != expects.T)
     if len(wrong):
         source, to = wrong[0]
         raise Mismatch(
-            f"all_to_all in group {group.membership.name}: rank {source} sends {sends[source, to]} "
+            f"all_to_all in group {name}: rank {source} sends {sends[source, to]} "
             f"elements to rank {to}, which expects {expects[to, source]}"
         )

@@ -1,0 +1,123 @@
+"""Which way a collective takes: inside one host, or in two levels when its group spans several.
+
+    one host        local.*   everything in shared memory
+    several hosts   wide.*    shared memory inside each host, one exchange between them
+
+The face of the backend asks here and need not know. The arguments mean the same on both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wiiiiided.collectives.local.all_gather import all_gather as local_all_gather
+from wiiiiided.collectives.local.all_reduce import Direct
+from wiiiiided.collectives.local.all_reduce import all_reduce as local_all_reduce
+from wiiiiided.collectives.local.all_to_all import all_to_all as local_all_to_all
+from wiiiiided.collectives.local.barrier import barrier as local_barrier
+from wiiiiided.collectives.local.barrier import monitored_barrier as local_monitored_barrier
+from wiiiiided.collectives.local.broadcast import broadcast as local_broadcast
+from wiiiiided.collectives.local.reduce_scatter import reduce_scatter as local_reduce_scatter
+from wiiiiided.collectives.local.scatter import scatter as local_scatter
+from wiiiiided.collectives.wide.all_gather import all_gather as wide_all_gather
+from wiiiiided.collectives.wide.all_reduce import Brief
+from wiiiiided.collectives.wide.all_reduce import all_reduce as wide_all_reduce
+from wiiiiided.collectives.wide.broadcast import broadcast as wide_broadcast
+from wiiiiided.collectives.wide.meet import barrier as wide_barrier
+from wiiiiided.collectives.wide.meet import monitored_barrier as wide_monitored_barrier
+from wiiiiided.collectives.wide.pairwise import all_to_all as wide_all_to_all
+from wiiiiided.collectives.wide.pairwise import gather as wide_gather
+from wiiiiided.collectives.wide.pairwise import scatter as wide_scatter
+from wiiiiided.collectives.wide.reduce_scatter import reduce_scatter as wide_reduce_scatter
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.shared import PRIVATE
+from wiiiiided.engine.team import Place
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.kernels import Reduction
+from wiiiiided.shm.slots import Array
+
+
+def ready_all_reduce(group: Group, call: Call, x: Array, reduction: Reduction) -> Direct | Brief:
+    """A small all_reduce, made ready once for all calls of its kind."""
+    if group.wide is None:
+        return Direct(group.team, call, reduction.final, x.dtype, x.size)
+    return Brief(group, call, reduction, x.dtype, x.size)
+
+
+def all_reduce(
+    group: Group,
+    call: Call,
+    x: Array,
+    reduction: Reduction,
+    place: Place = PRIVATE,
+    root: int = -1,
+) -> Plan:
+    """`root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
+    if group.wide is None:
+        return local_all_reduce(group.team, call, x, reduction.final, place, root)
+    return wide_all_reduce(group, call, x, reduction, root)
+
+
+def broadcast(group: Group, call: Call, x: Array, root: int, place: Place = PRIVATE) -> Plan:
+    """The root's array to all."""
+    if group.wide is None:
+        return local_broadcast(group.team, call, x, root, place)
+    return wide_broadcast(group, call, x, root)
+
+
+def all_gather(
+    group: Group, call: Call, x: Array, outputs: Sequence[Array], place: Place = PRIVATE
+) -> Plan:
+    """`outputs[r]` becomes rank r's x."""
+    if group.wide is None:
+        return local_all_gather(group.team, call, x, outputs, place)
+    return wide_all_gather(group, call, x, outputs)
+
+
+def gather(group: Group, call: Call, x: Array, outputs: Sequence[Array], root: int) -> Plan:
+    """`outputs[r]` of the root becomes rank r's x; the others have none."""
+    if group.wide is None:
+        return local_all_gather(group.team, call, x, outputs)
+    return wide_gather(group, call, x, outputs, root)
+
+
+def scatter(group: Group, call: Call, inputs: Sequence[Array], output: Array, root: int) -> Plan:
+    """`inputs[r]` of the root becomes rank r's output; the others have none."""
+    if group.wide is None:
+        return local_scatter(group.team, call, inputs, output, root)
+    return wide_scatter(group, call, inputs, output, root)
+
+
+def reduce_scatter(
+    group: Group,
+    call: Call,
+    inputs: Sequence[Array],
+    output: Array,
+    reduction: Reduction,
+    whole: Array | None = None,
+    place: Place = PRIVATE,
+) -> Plan:
+    """`whole` is the inputs as one array, if they are one; `place` says where it lies."""
+    if group.wide is None:
+        return local_reduce_scatter(group.team, call, inputs, output, reduction.final, whole, place)
+    return wide_reduce_scatter(group, call, inputs, output, reduction)
+
+
+def all_to_all(group: Group, call: Call, inputs: Sequence[Array], outputs: Sequence[Array]) -> Plan:
+    """`outputs[r]` becomes what rank r has for this one."""
+    if group.wide is None:
+        return local_all_to_all(group.team, call, inputs, outputs)
+    return wide_all_to_all(group, call, inputs, outputs)
+
+
+def barrier(group: Group, call: Call) -> Plan:
+    """Done when all ranks have called it."""
+    return local_barrier(group.team, call) if group.wide is None else wide_barrier(group, call)
+
+
+def monitored_barrier(group: Group) -> Plan:
+    """Done when all have entered; giving up leaves the group whole."""
+    if group.wide is None:
+        return local_monitored_barrier(group.team)
+    return wide_monitored_barrier(group)

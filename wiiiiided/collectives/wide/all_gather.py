@@ -1,0 +1,151 @@
+"""all_gather over several hosts: every rank's array to all.
+
+brief      small: a host's arrays travel together with its OPEN; one trip
+pipelined  a rank sends its pieces to one *carrier* on each other host, who receives them into
+           its slot, where all of that host take them: every array crosses once to each host
+
+    slot of a rank:   │ its own piece │ piece of a far rank it carries │ of another … │
+
+In turn i a rank does its part of piece i (put and send it, post where others go), waits for the
+far pieces of i-w, and takes piece i-w-a, having waited for all of its host to be done with turn
+i-a. All are then done with taking i-2a-w: that many slots are enough.
+A rank that is alone on its host receives straight into its outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from wiiiiided.collectives.pieces import pieces
+from wiiiiided.collectives.wide.layout import as_hosts, carriers
+from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.wide import Ticket
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.slots import SMALL_BYTES, Array
+
+AHEAD: Final = 2
+FLIGHT: Final = 8
+
+
+def all_gather(group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> Plan:
+    """The plan. `outputs[r]` becomes rank r's x."""
+    most = max(len(ranks) for ranks in across(group).hosts)
+    if x.nbytes * most <= SMALL_BYTES:
+        return _brief(group, call, x, outputs)
+    return _Pipeline(group, call, x, outputs).plan()
+
+
+def _brief(group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> Plan:
+    team, wide = group.team, across(group)
+    slots: list[Array] = []
+
+    def put() -> None:
+        slots.extend(team.small.next(x.dtype))
+        slots[team.rank][: x.size] = x
+
+    yield from team.open(call, x, (0, 0), False, put)
+    here = np.concatenate([slot[: x.size] for slot in slots])
+    sequence = wide.begin()
+    wide.open(sequence, call, here)
+    yield wide.opened(sequence)
+    said = wide.take_opens(sequence, call)
+    for h, ranks in enumerate(wide.hosts):
+        there = here if h == wide.host else np.frombuffer(said[h].data, x.dtype)
+        for place, rank in enumerate(ranks):
+            outputs[rank][:] = there[place * x.size : (place + 1) * x.size]
+
+
+class _Pipeline:
+    """One large all_gather under way."""
+
+    def __init__(self, group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> None:
+        self._group, self._team, self._wide = group, group.team, across(group)
+        self._call, self._x, self._outputs = call, x, outputs
+        self._alone = group.team.size == 1
+        hosts = as_hosts(self._wide.hosts)
+        to = carriers(hosts)
+        self._targets = list(to[group.rank].values())
+        # Which far ranks each rank of this host carries, in the order they lie in its slot.
+        host = self._wide.host
+        self._carried = {
+            rank: [r for r, there in to.items() if there.get(host) == rank] for rank in hosts[host]
+        }
+        parts = 1 + max(
+            sum(there.get(h) == rank for there in to.values())
+            for h, ranks in enumerate(hosts)
+            for rank in ranks
+        )
+        self._room = group.team.staging_bytes // x.itemsize // parts
+        self._cuts = pieces(x.size, self._room)
+        self._slots: dict[int, list[Array]] = {}
+        self._tickets: dict[int, list[Ticket]] = {}
+        self._sends: list[Ticket] = []
+        self._sequence = 0
+
+    def plan(self) -> Plan:
+        alone, team, count = self._alone, self._team, len(self._cuts)
+
+        def put() -> None:
+            if not alone:
+                self._put(0)
+
+        self._sequence = yield from meet(self._group, self._call, self._x, not alone, put)
+        self._exchange(0)
+        a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
+        first, board = team.board.step, team.board
+        for turn in range(count + a + w):
+            if a and turn >= a and board.lagging(first + turn - a) >= 0:
+                yield first + turn - a
+            if 0 < turn < count:
+                if not alone:
+                    self._put(turn)
+                self._exchange(turn)
+            if 0 <= turn - w < count:
+                tickets = self._tickets.pop(turn - w)
+                if not all(ticket.done for ticket in tickets):
+                    yield self._wide.tickets(tickets, "pieces of other hosts")
+            if 0 <= turn - w - a < count and not alone:
+                self._take(turn - w - a)
+            if a and 0 < turn < count + w:
+                team.arrive()
+        if not all(ticket.done for ticket in self._sends):
+            yield self._wide.tickets(self._sends, "the network to take pieces")
+
+    def _put(self, k: int) -> None:
+        begin, end = self._cuts[k]
+        assert self._team.staging is not None
+        slots = self._slots[k] = self._team.staging.next(self._x.dtype)
+        slots[self._team.rank][: end - begin] = self._x[begin:end]
+
+    def _exchange(self, k: int) -> None:
+        """Send my piece, and post where the pieces go that I carry."""
+        begin, end = self._cuts[k]
+        wide, me, sequence = self._wide, self._group.rank, self._sequence
+        mine = self._outputs[me]
+        if mine.ctypes.data != self._x.ctypes.data:
+            mine[begin:end] = self._x[begin:end]
+        tickets = []
+        for nth, rank in enumerate(self._carried[me], 1):
+            if self._alone:
+                into = self._outputs[rank][begin:end]
+            else:
+                into = self._slots[k][self._team.rank][nth * self._room :][: end - begin]
+            tickets.append(wide.post(rank, sequence, 0, k, into))
+        self._tickets[k] = tickets
+        self._sends = [ticket for ticket in self._sends if not ticket.done]
+        for rank in self._targets:
+            self._sends.append(wide.send(rank, sequence, 0, k, self._x[begin:end]))
+
+    def _take(self, k: int) -> None:
+        begin, end = self._cuts[k]
+        for place, slot in enumerate(self._slots.pop(k)):
+            rank = self._team.ranks[place]
+            if rank != self._group.rank:
+                self._outputs[rank][begin:end] = slot[: end - begin]
+            for nth, far in enumerate(self._carried[rank], 1):
+                self._outputs[far][begin:end] = slot[nth * self._room :][: end - begin]

@@ -1,0 +1,287 @@
+"""all_reduce and reduce over several hosts.
+
+    brief      up to 64 KiB: reduce inside the host as `local` does, then every rank sends its
+               host's sum along with OPEN and adds up what the others sent: one trip over the wire
+    pipelined  larger: pieces, each in four or five phases, several pieces in each phase at once
+
+        A  put       lay the others' parts of my piece into my slot; post where answers go
+        B  reduce    my parts of the piece, over the ranks of this host; send the sums
+        C  combine   what the other hosts sent with my sum: the result of what is mine
+                     (three hosts and more: and send it back to them)
+        E  collect   results of the other hosts' shares (three hosts and more)
+        D  take      the results of the other ranks of this host, out of their slots
+
+    In turn i a rank does A of piece i, B of i-a, C of i-a-w, E of i-a-w-v, D of i-2a-w-v, having
+    waited for all of its host to be done with turn i-a. So the adds of a piece, the wire and the
+    copies of others overlap, and w pieces are on the wire in each direction. When I am at turn i
+    all are done with turn i-a, hence with D of piece i-3a-w-v: that many slots are enough.
+
+    A piece's parts lie where they belong:
+
+        slot of place 1, piece k:  │ its input for place 0 │ RESULT of 1 │ its input for place 2 │
+
+Each level adds in the order of ranks, then of hosts, and every element is added up by one rank (two
+hosts: by two, with the same operands in the same order): the bits are the same everywhere, whatever
+came first. Half precision is rounded once inside the host and once between hosts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from wiiiiided.collectives.pieces import pieces
+from wiiiiided.collectives.wide.layout import Exchange, as_hosts, exchange
+from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Plan, Wait
+from wiiiiided.engine.wide import Ticket
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.kernels import Reduction
+from wiiiiided.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
+
+AHEAD: Final = 2  # a: turns that ranks of a host may be apart
+FLIGHT: Final = 8  # w, v: pieces on the wire (bench/results/two_hosts.md)
+
+
+def all_reduce(group: Group, call: Call, x: Array, reduction: Reduction, root: int = -1) -> Plan:
+    """The plan. `root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
+    if x.nbytes <= SMALL_BYTES:
+        wanted = root in (-1, group.rank)
+        return Brief(group, call, reduction, x.dtype, x.size).plan(x, wanted)
+    return _Pipeline(group, call, x, reduction, root).plan()
+
+
+class Brief:
+    """A small all_reduce, made ready once for all calls of its kind."""
+
+    def __init__(
+        self, group: Group, call: Call, reduction: Reduction, dtype: np.dtype[Any], count: int
+    ) -> None:
+        self._group, self._wide, self._call, self._reduction = group, across(group), call, reduction
+        self._dtype, self._count = dtype, count
+        self._turns = [[slot[:count] for slot in turn] for turn in group.team.small.turns(dtype)]
+        self._mine = [turn[group.team.rank] for turn in self._turns]
+
+    def plan(self, x: Array, wanted: bool = True) -> Plan:
+        """One call. Without `wanted` the result is for others."""
+        team, wide, call = self._group.team, self._wide, self._call
+        if team.size > 1:
+            team.parity = parity = team.parity ^ 1
+            team.board.announce(call, parity)
+            turn = team.small.turn % SMALL_SLOTS
+            team.small.turn += 1
+            self._mine[turn][:] = x
+            yield team.arrive()
+            if not team.board.same_calls(call, parity):
+                team.verify(call)
+            mine = np.empty(self._count, self._dtype)
+            self._reduction.partial(self._turns[turn], mine)
+        else:
+            mine = x
+        sequence = wide.begin()
+        wide.open(sequence, call, mine)
+        yield wide.opened(sequence)
+        said = wide.take_opens(sequence, call)
+        if wanted:
+            sums = [
+                mine if h == wide.host else np.frombuffer(said[h].data, self._dtype)
+                for h in range(len(wide.hosts))
+            ]
+            if mine is x:  # only the first may be the result, or with two the second
+                sums[wide.host] = x.copy()
+            self._reduction.final(sums, x)
+
+
+class _Pipeline:
+    """One large all_reduce under way."""
+
+    def __init__(self, group: Group, call: Call, x: Array, reduction: Reduction, root: int) -> None:
+        self._group, self._wide, self._team = group, across(group), group.team
+        self._call, self._x, self._reduction = call, x, reduction
+        self._alone = group.team.size == 1
+        self._cuts = pieces(x.size, group.team.staging_bytes // x.itemsize)
+        self._hosts = as_hosts(self._wide.hosts)
+        self._wanted = root in (-1, group.rank)
+        # Hosts that need the result: all, or the root's.
+        self._needing = {h for h, ranks in enumerate(self._hosts) if root < 0 or root in ranks}
+        count = len(self._cuts)
+        self._ahead = 0 if self._alone else min(AHEAD, count)
+        self._flight = min(FLIGHT, count)
+        self._back = self._flight if len(self._hosts) > 2 else 0
+        self._slots: dict[int, list[Array]] = {}
+        self._incoming: dict[int, list[Ticket]] = {}
+        self._outgoing: dict[int, list[Ticket]] = {}
+        self._collected: dict[int, list[Ticket]] = {}
+        self._sequence = 0
+        self._make_buffers()
+
+    def _make_buffers(self) -> None:
+        """Rings for local sums and for what the other hosts send of my part."""
+        x, largest = self._x, self._cuts[0][1] - self._cuts[0][0]
+        self._ring = self._ahead + self._flight + 1
+        if not self._alone:
+            raw = self._wide.buffer("sums", self._ring * largest * x.itemsize)
+            self._sums = raw.view(x.dtype).reshape(self._ring, largest)
+        # Rounded to whole cache lines, a share of the last, smaller piece can be the larger one.
+        owns = [self._exchange(k).own for k in (0, len(self._cuts) - 1)]
+        self._part = max(high - low for low, high in owns)
+        others = len(self._hosts) - 1
+        raw = self._wide.buffer("heard", self._ring * others * self._part * x.itemsize)
+        self._heard = raw.view(x.dtype).reshape(self._ring, others, self._part)
+
+    def _exchange(self, k: int) -> Exchange:
+        begin, end = self._cuts[k]
+        return exchange(end - begin, self._hosts, self._wide.host, self._wide.place)
+
+    def plan(self) -> Plan:
+        first_put = not self._alone
+
+        def put() -> None:
+            if first_put:
+                self._put(0)
+
+        self._sequence = yield from meet(self._group, self._call, self._x, not self._alone, put)
+        self._post(0)
+        a, w, v, count = self._ahead, self._flight, self._back, len(self._cuts)
+        first, board = self._team.board.step, self._team.board
+        for turn in range(count + 2 * a + w + v):
+            if a and turn >= a and board.lagging(first + turn - a) >= 0:
+                yield first + turn - a
+            if 0 < turn < count:
+                if not self._alone:
+                    self._put(turn)
+                self._post(turn)
+            if 0 <= turn - a < count:
+                self._reduce(turn - a)
+            if 0 <= (k := turn - a - w) < count:
+                yield from self._await(self._incoming.pop(k), "pieces of other hosts")
+                yield from self._await(self._outgoing.pop(k), "the network to take pieces")
+                self._combine(k)
+            if v and 0 <= (k := turn - a - w - v) < count:
+                yield from self._await(self._collected.pop(k), "results of other hosts")
+                yield from self._await(self._outgoing.pop(k, []), "the network to take results")
+            if 0 <= (k := turn - 2 * a - w - v) < count and not self._alone:
+                self._take(k)
+            if a and 0 < turn < count + a + w + v:
+                self._team.arrive()
+
+    def _await(self, tickets: list[Ticket], what: str) -> Iterator[Wait]:
+        for ticket in tickets:
+            if not ticket.done:
+                yield self._wide.tickets(tickets, what)
+                return
+
+    # -- the phases ----
+
+    def _put(self, k: int) -> None:
+        """A: the parts that the other ranks of this host reduce."""
+        begin, end = self._cuts[k]
+        assert self._team.staging is not None
+        slots = self._slots[k] = self._team.staging.next(self._x.dtype)
+        mine, piece = slots[self._team.rank], self._x[begin:end]
+        for place in range(self._team.size):
+            if place != self._team.rank:
+                there = exchange(end - begin, self._hosts, self._wide.host, place)
+                for low, high in there.mine:
+                    mine[low:high] = piece[low:high]
+
+    def _post(self, k: int) -> None:
+        """A: where the others' sums of my part go, and their results."""
+        wide, work, sequence = self._wide, self._exchange(k), self._sequence
+        if wide.host in self._needing or self._back:
+            heard, base = self._heard[k % self._ring], work.own[0]
+            self._incoming[k] = [
+                wide.post(
+                    leg.rank, sequence, 0, k,
+                    heard[self._nth(leg.host), leg.begin - base : leg.end - base],
+                )
+                for leg in work.receives
+            ]  # fmt: skip
+        else:
+            self._incoming[k] = []
+        results = work.results if wide.host in self._needing else ()
+        into = self._result(k)
+        self._collected[k] = [
+            wide.post(leg.rank, sequence, 1, k, into[leg.begin : leg.end]) for leg in results
+        ]
+
+    def _reduce(self, k: int) -> None:
+        """B: my parts, over the ranks of this host; the sums go to the other hosts."""
+        begin, end = self._cuts[k]
+        work, piece = self._exchange(k), self._x[begin:end]
+        sums = piece
+        if not self._alone:
+            sums, me, slots = self._sums[k % self._ring], self._team.rank, self._slots[k]
+            for low, high in work.mine:
+                if low < high:
+                    parts = [
+                        piece[low:high] if place == me else slot[low:high]
+                        for place, slot in enumerate(slots)
+                    ]
+                    self._reduction.partial(parts, sums[low:high])
+        self._outgoing[k] = [
+            self._wide.send(leg.rank, self._sequence, 0, k, sums[leg.begin : leg.end])
+            for leg in work.sends
+            if self._back or leg.host in self._needing
+        ]
+
+    def _combine(self, k: int) -> None:
+        """C: the hosts' sums of my part become its result."""
+        work, wide = self._exchange(k), self._wide
+        low, high = work.own
+        if low == high or not (self._back or wide.host in self._needing):
+            return
+        begin, end = self._cuts[k]
+        piece = self._x[begin:end]
+        heard = self._heard[k % self._ring]
+        mine = piece[low:high] if self._alone else self._sums[k % self._ring][low:high]
+        parts = [
+            mine if h == wide.host else heard[self._nth(h)][: high - low]
+            for h in range(len(self._hosts))
+        ]
+        if self._alone and not self._wanted and wide.host == 0:
+            parts[0] = mine.copy()
+        # Only the first of the operands may be the result, so it is computed there and copied to
+        # where it can stay until it is sent: what was heard makes room for the next piece.
+        result = parts[0]
+        self._reduction.final(parts, result)
+        if self._wanted:
+            piece[low:high] = result
+        if not self._alone:
+            self._slots[k][self._team.rank][low:high] = result
+            result = self._slots[k][self._team.rank][low:high]
+        elif work.returns:
+            result = piece[low:high] if self._wanted else result.copy()
+        if self._back:
+            self._outgoing[k] = [
+                wide.send(leg.rank, self._sequence, 1, k, result[leg.begin - low : leg.end - low])
+                for leg in work.returns
+                if leg.host in self._needing
+            ]
+
+    def _take(self, k: int) -> None:
+        """D: what the ranks of this host have, out of their slots (mine: what hosts sent me)."""
+        slots = self._slots.pop(k)
+        if not self._wanted:
+            return
+        begin, end = self._cuts[k]
+        piece = self._x[begin:end]
+        own = self._exchange(k).own
+        for place, slot in enumerate(slots):
+            for low, high in exchange(end - begin, self._hosts, self._wide.host, place).mine:
+                if (low, high) != own:
+                    piece[low:high] = slot[low:high]
+
+    def _result(self, k: int) -> Array:
+        """Where results of other hosts' shares are received: my slot, or my own array."""
+        if not self._alone:
+            return self._slots[k][self._team.rank]
+        begin, end = self._cuts[k]
+        return self._x[begin:end]
+
+    def _nth(self, host: int) -> int:
+        """Which row of `heard` is another host's."""
+        return host if host < self._wide.host else host - 1

@@ -1,0 +1,157 @@
+"""broadcast over several hosts: the root's array to all.
+
+brief      small: the ranks of the root's host send it along with their OPEN; one trip
+pipelined  a chain of hosts, beginning with the root's: each passes a piece on while it receives
+           the next, so every link carries the array once, whatever the number of hosts
+
+    root ──► host 1, carrier of piece k ──► host 2, carrier of piece k ──► …
+               └► its slot, where its host takes it
+
+Pieces are carried in turn by the ranks of a host, each over its own connections. In turn i a
+rank does its part of piece i (root: put and send; carrier: post where it goes), waits for
+piece i-w if it carries it and passes it on, and takes piece i-w-a, having waited for all of its
+host to be done with turn i-a. Slots: 2a+w.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from wiiiiided.collectives.pieces import pieces
+from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Plan
+from wiiiiided.engine.wide import Ticket
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.slots import SMALL_BYTES, Array
+
+AHEAD: Final = 2
+FLIGHT: Final = 8
+
+
+def broadcast(group: Group, call: Call, x: Array, root: int) -> Plan:
+    """The plan."""
+    if x.nbytes <= SMALL_BYTES:
+        return _brief(group, call, x, root)
+    return _Pipeline(group, call, x, root).plan()
+
+
+def _brief(group: Group, call: Call, x: Array, root: int) -> Plan:
+    team, wide = group.team, across(group)
+    home = next(h for h, ranks in enumerate(wide.hosts) if root in ranks)
+    slots: list[Array] = []
+
+    def put() -> None:
+        slots.extend(team.small.next(x.dtype))
+        if group.rank == root:
+            slots[team.rank][: x.size] = x
+
+    yield from team.open(call, x, (0, 0), False, put)
+    sequence = wide.begin()
+    here = slots[team.ranks.index(root)][: x.size].copy() if home == wide.host else None
+    wide.open(sequence, call, here)
+    yield wide.opened(sequence)
+    said = wide.take_opens(sequence, call)
+    if group.rank != root:
+        x[:] = np.frombuffer(said[home].data, x.dtype) if here is None else here
+
+
+class _Pipeline:
+    """One large broadcast under way."""
+
+    def __init__(self, group: Group, call: Call, x: Array, root: int) -> None:
+        self._group, self._team, self._wide = group, group.team, across(group)
+        self._call, self._x, self._root = call, x, root
+        self._alone = group.team.size == 1
+        hosts = self._wide.hosts
+        home = next(h for h, ranks in enumerate(hosts) if root in ranks)
+        chain = [(home + n) % len(hosts) for n in range(len(hosts))]
+        at = chain.index(self._wide.host)
+        self._before = hosts[chain[at - 1]] if at else None
+        self._after = hosts[chain[at + 1]] if at + 1 < len(chain) else None
+        self._home = home
+        self._cuts = pieces(x.size, group.team.staging_bytes // x.itemsize)
+        self._slots: dict[int, list[Array]] = {}
+        self._incoming: dict[int, Ticket] = {}
+        self._passed: dict[int, Ticket] = {}
+        self._sequence = 0
+
+    def plan(self) -> Plan:
+        alone, team, count = self._alone, self._team, len(self._cuts)
+
+        def put() -> None:
+            if not alone:
+                self._put(0)
+
+        self._sequence = yield from meet(self._group, self._call, self._x, not alone, put)
+        self._begin(0)
+        a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
+        first, board = team.board.step, team.board
+        for turn in range(count + a + w):
+            if a and turn >= a and board.lagging(first + turn - a) >= 0:
+                yield first + turn - a
+            if 0 < turn < count:
+                if not alone:
+                    self._put(turn)
+                self._begin(turn)
+            if (incoming := self._incoming.pop(turn - w, None)) is not None:
+                if not incoming.done:
+                    yield self._wide.tickets([incoming], "a piece of another host")
+                self._pass_on(turn - w)
+            if 0 <= (k := turn - w - a) < count:
+                passed = self._passed.pop(k, None)
+                if passed is not None and not passed.done:
+                    yield self._wide.tickets([passed], "the network to take a piece")
+                if not alone:
+                    self._take(k)
+            if a and 0 < turn < count + w:
+                team.arrive()
+
+    def _put(self, k: int) -> None:
+        begin, end = self._cuts[k]
+        assert self._team.staging is not None
+        slots = self._slots[k] = self._team.staging.next(self._x.dtype)
+        if self._group.rank == self._root:
+            slots[self._team.rank][: end - begin] = self._x[begin:end]
+
+    def _begin(self, k: int) -> None:
+        """The root sends piece k on its way; who carries it posts where it goes."""
+        if self._group.rank == self._root:
+            self._send_on(k)
+        elif self._before is not None and self._carrier(k) == self._group.rank:
+            # In the root's host the root itself sends; in the others, who carries.
+            before = self._before
+            source = self._root if self._root in before else before[k % len(before)]
+            self._incoming[k] = self._wide.post(source, self._sequence, 0, k, self._piece(k))
+
+    def _pass_on(self, k: int) -> None:
+        self._send_on(k)
+        begin, end = self._cuts[k]
+        if not self._alone:
+            self._x[begin:end] = self._piece(k)
+
+    def _send_on(self, k: int) -> None:
+        if self._after is not None:
+            to = self._after[k % len(self._after)]
+            self._passed[k] = self._wide.send(to, self._sequence, 0, k, self._piece(k))
+
+    def _take(self, k: int) -> None:
+        begin, end = self._cuts[k]
+        slots, carrier = self._slots.pop(k), self._carrier(k)
+        if self._group.rank != carrier:
+            self._x[begin:end] = slots[self._team.ranks.index(carrier)][: end - begin]
+
+    def _carrier(self, k: int) -> int:
+        """Who of this host has piece k first."""
+        if self._wide.host == self._home:
+            return self._root
+        return self._team.ranks[k % self._team.size]
+
+    def _piece(self, k: int) -> Array:
+        """Where this rank has piece k: the root in its array, a carrier in its slot."""
+        begin, end = self._cuts[k]
+        if self._alone or self._group.rank == self._root:
+            return self._x[begin:end]
+        return self._slots[k][self._team.rank][: end - begin]

@@ -1,0 +1,77 @@
+"""How a large message crosses to another host: CHUNK frames out of the sender's memory.
+
+    sender                              wire                           receiver
+    data[at : at + 256 KiB] ── CHUNK ── payload ──► straight into the posted tensor, at its offset
+
+The receiver has said WANT: the place is there. Two chunks are queued at a time, so that other
+groups' frames come between them. The face is that of `engine.lane`, which does the same in memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Final
+
+from wiiiiided.codec.base import About
+from wiiiiided.wire.frame import Kind
+
+if TYPE_CHECKING:
+    from wiiiiided.engine.lane import Transfer
+    from wiiiiided.engine.operation import Operation
+    from wiiiiided.engine.process import Process
+    from wiiiiided.net.link import WideLink
+
+CHUNK_BYTES: Final = 256 * 1024
+QUEUED: Final = 2
+_ABOUT: Final = About()
+
+
+class Chunks:
+    """The large messages on their way out over one wide link."""
+
+    def __init__(self, process: Process, link: WideLink) -> None:
+        self._process, self._link = process, link
+        self._waiting: deque[Transfer] = deque()
+        self._queued = 0
+
+    def carry(self, transfer: Transfer) -> None:
+        """Send a message whose receiver is ready for it."""
+        self._waiting.append(transfer)
+        self._pump()
+
+    def withdraw(self, group: int) -> None:
+        """A group is closed: what is left of its messages is not sent."""
+        self._waiting = deque(t for t in self._waiting if t.group != group)
+
+    def detach(self, op: Operation) -> None:
+        """A send gave up in the middle: what is left of it is sent from a copy."""
+        for transfer in self._waiting:
+            if transfer.op is op:
+                transfer.data = transfer.data.copy()
+        self._link.data.detach()
+
+    def _pump(self) -> None:
+        while self._waiting and self._queued < QUEUED:
+            transfer = self._waiting[0]
+            group = self._process.groups.get(transfer.group)
+            if group is None:
+                self._waiting.popleft()
+                continue
+            piece = transfer.data[transfer.at : transfer.at + CHUNK_BYTES]
+            offset, transfer.at = transfer.at, transfer.at + piece.size
+            last = transfer.at >= transfer.data.size
+            if last:
+                self._waiting.popleft()
+            self._queued += 1
+
+            def sent(transfer: Transfer = transfer, last: bool = last) -> None:
+                self._queued -= 1
+                if last:
+                    transfer.when_sent()
+                self._process.loop.soon(self._pump)
+
+            self._link.send_data(
+                Kind.CHUNK, transfer.group, group.membership.generation, transfer.source,
+                transfer.number, offset, 0, 0, piece.data, _ABOUT, sent,
+            )  # fmt: skip
+            self._process.mesh.push(self._link)

@@ -1,0 +1,394 @@
+"""This process among those of other hosts: one door, one wide link to each peer, for all groups.
+
+    join ─► expect(peers) ─► door: listen, connect, handshake ─► both halves there ─► WideLink
+    WideLink ─► place / arrived ─► the group's `wide` (collectives) or `mailbox` (messages)
+
+Nothing here exists in a program whose groups stay on one host: no socket, no certificate.
+"""
+
+from __future__ import annotations
+
+import select
+from typing import TYPE_CHECKING, Final
+
+from wiiiiided import log
+from wiiiiided.codec.encoder import Encoder
+from wiiiiided.engine.chunks import CHUNK_BYTES, Chunks
+from wiiiiided.engine.faults import read_cause
+from wiiiiided.engine.link import Card
+from wiiiiided.errors import BadFrame, HostError
+from wiiiiided.net.door import Attempt, Door
+from wiiiiided.net.link import WideLink, is_silence
+from wiiiiided.net.rate import LinkRate
+from wiiiiided.net.stream import Stream
+from wiiiiided.shm import stats
+from wiiiiided.wire.frame import Frame, Kind
+from wiiiiided.wire.handshake import Claim
+from wiiiiided.wire.header import Header
+
+if TYPE_CHECKING:
+    from wiiiiided.engine.group import Group
+    from wiiiiided.engine.process import Process
+
+MAX_EAGER: Final = 64 * 1024
+_NOWHERE: Final = bytearray(CHUNK_BYTES)  # where the rest of a group goes that is gone
+# What a peer says before we have made the group it says it in: its OPEN, a fault, a good-bye.
+MAX_EARLY: Final = 4096
+MAX_EARLY_FRAMES: Final = 4096
+MEASURE_BYTES: Final = 2 << 20
+DRAIN_S: Final = 5.0  # at the end: how long a slow link may take without any progress
+
+
+class Mesh:
+    """The wide links of this process. Everything here runs as the loop's driver."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+        self._watch = process.loop.watch
+        self.links: dict[str, WideLink] = {}  # by the peer's uid
+        self.door: Door | None = None
+        self._known: dict[str, Card] = {}
+        # Groups that are being made: a peer may be done with that before we are.
+        self._early: dict[int, list[tuple[WideLink, Header, memoryview]]] = {}
+        self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
+        self._open: dict[str, tuple[str, int]] = {}  # where the door is open, by address
+        self._rates: dict[str, LinkRate] = {}
+        self._measured: dict[str, int] = {}  # bytes sent when the rate was last looked at
+        self._absent: set[int] = set()  # descriptors that are paused and cannot be watched
+
+    # -- set-up ----
+
+    def listen(self, addresses: list[str]) -> list[tuple[str, int]]:
+        """Open the door on these addresses; what is open already stays."""
+        config = self._process.config
+        if self.door is None:
+            self.door = Door(self._watch, self._process.card.uid, self._welcome, tls=config.tls)
+            self._process.loop.on_patrol.append(self.door.tick)
+        for address in addresses:
+            if address not in self._open:
+                self._open[address] = self.door.listen(address)
+        return [self._open[address] for address in addresses]
+
+    def expect(self, group: int, generation: int, key: bytes, peers: list[Card]) -> None:
+        """Who may come through the door, and with which key."""
+        assert self.door is not None
+        self._known.update((card.uid, card) for card in peers)
+        self.door.expect(group, generation, key)
+
+    def await_group(self, group: int) -> None:
+        """A group is being made: what comes for it is kept until it stands."""
+        self._early[group] = []
+
+    def enlisted(self, group: int) -> None:
+        """The group stands: what came for it meanwhile is its."""
+        for link, header, payload in self._early.pop(group, []):
+            if not link.gone:
+                self.arrived(link, header, payload)
+
+    def connect(self, address: str, port: int, key: bytes, claim: Claim) -> Attempt:
+        """Begin one of the two connections of a link."""
+        assert self.door is not None
+        return self.door.connect(address, port, key, claim)
+
+    def _welcome(self, stream: Stream, claim: Claim) -> None:
+        """An authenticated connection, in or out: with its other half it is a link."""
+        me = self._process.card.uid
+        uid = claim.acceptor_uid if claim.connector_uid == me else claim.connector_uid
+        peer = self._known.get(uid)
+        if peer is None or uid in self.links:
+            stream.close()  # a second try crossed the first
+            return
+        halves = self._halves.setdefault(uid, {})
+        if claim.role in halves:
+            halves.pop(claim.role).close()
+        halves[claim.role] = stream
+        if len(halves) == 2:
+            del self._halves[uid]
+            self._adopt(peer, halves["data"], halves["watch"])
+
+    def _adopt(self, peer: Card, data: Stream, watch: Stream) -> None:
+        config = self._process.config
+        encoder = Encoder(config.codec)
+        link = WideLink(data, watch, peer, self, encoder, config.checksum)
+        link.lanes = Chunks(self._process, link)
+        self.links[peer.uid] = link
+        self._rates[peer.uid] = LinkRate()
+        self._measured[peer.uid] = 0
+        self._watch.add(data.fileno(), lambda events: self._on_data(link, events))
+        self._watch.add(watch.fileno(), lambda events: self._on_watch(link, events))
+        # TLS may have decrypted the first frames along with the handshake: nothing would tell.
+        self._process.loop.soon(lambda: self._go_on(link))
+        self._process.loop.soon(lambda: self._on_watch(link, select.EPOLLIN))
+
+    def forget(self, group: int) -> None:
+        """A group is closed or was never made."""
+        self._early.pop(group, None)
+        if self.door is not None:
+            self.door.forget(group)
+        self.divert(group)
+
+    def divert(self, group: int) -> None:
+        """A group has failed or closed: its memory is left alone, and holds up nobody."""
+        for link in list(self.links.values()):
+            link.divert(group)
+            if link.data.paused is not None and link.data.paused.group == group:
+                self._resume(link)
+
+    # -- out ----
+
+    def push(self, link: WideLink) -> None:
+        """Something was queued: send what the kernel takes, the loop sends the rest."""
+        fd = link.data.stream.fileno()
+        if fd in self._process.loop.unsent or link.gone:
+            return  # it is full: the loop goes on when it drains
+        self._flush(link)
+
+    def push_watch(self, link: WideLink) -> None:
+        """A fault was queued on the watch connection, which is hardly ever full."""
+        if not link.gone:
+            self._flush_watch(link)
+
+    def _flush_watch(self, link: WideLink) -> None:
+        fd = link.watch.stream.fileno()
+        try:
+            link.watch.flush()
+        except OSError:
+            return  # reading will say how it ended
+        self._watch.interest(fd, reads=True, writes=link.watch.wants_to_write)
+
+    def _flush(self, link: WideLink) -> None:
+        before = link.data.sent_bytes
+        try:
+            link.data.flush()
+        except OSError as problem:
+            self._lose(link, "silent" if is_silence(problem) else "died")
+            return
+        self._process.loop.page.words[stats.WIRE_OUT] += link.data.sent_bytes - before
+        if link.data.sent_bytes - self._measured[link.peer.uid] >= MEASURE_BYTES:
+            self._measure(link)
+        self._note(link)
+
+    def _note(self, link: WideLink) -> None:
+        """Have the loop watch for what the link waits for."""
+        fd, unsent = link.data.stream.fileno(), self._process.loop.unsent
+        wants = link.wants_to_write
+        (unsent.add if wants else unsent.discard)(fd)
+        if fd not in self._absent:
+            self._watch.interest(fd, reads=link.data.paused is None, writes=wants)
+
+    def _measure(self, link: WideLink) -> None:
+        """What the kernel knows of the link's rate, for the choice of codec."""
+        self._measured[link.peer.uid] = link.data.sent_bytes
+        sock = getattr(link.data.stream, "sock", None)
+        sample = self._rates[link.peer.uid].sample(sock) if sock is not None else None
+        if sample is None:
+            return
+        switches = link.encoder.switches
+        link.encoder.note_link(sample.nbytes, sample.seconds)
+        if link.encoder.switches != switches:
+            log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {link.encoder.reason}")
+
+    # -- in ----
+
+    def _on_data(self, link: WideLink, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush(link)
+        if link.gone or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        if link.data.paused is not None:
+            if events & (select.EPOLLHUP | select.EPOLLERR):  # its end, again and again: not now
+                self._watch.remove(link.data.stream.fileno())
+                self._absent.add(link.data.stream.fileno())
+            return
+        self._receive(link)
+
+    def _receive(self, link: WideLink) -> None:
+        before = link.data.received_bytes
+        ended, how = False, "left" if link.said_bye else "died"
+        try:
+            ended = link.data.receive()
+        except HostError as error:  # a frame that is none: nothing on this link can be relied on
+            log.warn(f"pid {self._process.card.pid}", f"{_far(link)}: {error}")
+            self._process.fail_groups(link, HostError(f"{_far(link)}: {error}"))
+            ended = True
+        except OSError as problem:
+            ended, how = True, "silent" if is_silence(problem) else how
+        except BaseException as error:  # Ctrl-C among frames that are read and not handled
+            self._process.fail_groups(link, error)
+            raise
+        self._process.loop.page.words[stats.WIRE_IN] += link.data.received_bytes - before
+        if ended:
+            self._lose(link, "left" if link.said_bye else how)
+        elif not link.gone:
+            self._note(link)
+            if link.data.paused is None and link.data.stream.pending():
+                self._process.loop.soon(lambda: self._go_on(link))
+
+    def _go_on(self, link: WideLink) -> None:
+        """There is more inside the stream, of which its descriptor says nothing."""
+        if not link.gone and link.data.paused is None:
+            self._receive(link)
+
+    def _resume(self, link: WideLink) -> None:
+        """A frame that had no place may have one now."""
+        link.data.resume()
+        fd = link.data.stream.fileno()
+        if fd in self._absent:
+            self._absent.discard(fd)
+            self._watch.add(fd, lambda events: self._on_data(link, events))
+        self._receive(link)
+
+    def place_posted(self, link: WideLink) -> None:
+        """A place was posted: if the link stopped for want of one, try again."""
+        if link.data.paused is not None and not link.gone:
+            # Not from here: the plan that posts is in the middle of its own bookkeeping.
+            self._process.loop.soon(lambda: self._try_again(link))
+
+    def _try_again(self, link: WideLink) -> None:
+        if link.data.paused is not None and not link.gone:
+            self._resume(link)
+
+    def _on_watch(self, link: WideLink, events: int) -> None:
+        if events & select.EPOLLOUT:
+            self._flush_watch(link)
+        if link.gone or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
+            return
+        try:
+            if not link.watch.receive():
+                return
+        except HostError as error:
+            self._process.fail_groups(link, HostError(f"{_far(link)}: {error}"))
+            self._lose(link, "died")
+            return
+        except OSError as problem:
+            if is_silence(problem):
+                self._lose(link, "silent")
+                return
+        # It ended or was reset, as the data connection is or will be: that one says how.
+        self._watch.remove(link.watch.stream.fileno())
+
+    # -- Upper: what a link asks ----
+
+    def place(self, link: WideLink, header: Header) -> memoryview | None:
+        """Where the payload of a frame goes; see net.link.Upper."""
+        group = self._group_of(link, header)
+        if group is None and header.group in self._early and header.raw <= MAX_EARLY:
+            return memoryview(bytearray(header.raw))
+        if group is None or group.problem() is not None:
+            if header.raw > len(_NOWHERE):
+                return memoryview(bytearray(header.raw))
+            return memoryview(_NOWHERE)[: header.raw]
+        match header.kind:
+            case Kind.OPEN | Kind.PIECE:
+                assert group.wide is not None
+                return group.wide.place_for(header)
+            case Kind.CHUNK:
+                return group.mailbox.place_for(header)
+            case Kind.EAGER if header.raw <= MAX_EAGER:
+                return memoryview(bytearray(header.raw))
+            case _ if header.raw == 0:
+                return memoryview(bytearray())
+        raise BadFrame(f"a frame of kind {header.kind} with {header.raw} bytes")
+
+    def arrived(self, link: WideLink, header: Header, payload: memoryview) -> None:
+        """A whole frame is there; see net.link.Upper."""
+        self._process.loop.page.words[stats.WIRE_IN_RAW] += header.raw
+        if header.kind == Kind.BYE:
+            link.said_bye = True
+            return
+        group = self._group_of(link, header)
+        if group is None:
+            early = self._early.get(header.group)
+            if early is not None and len(early) < MAX_EARLY_FRAMES:
+                early.append((link, header, payload))
+            return
+        if header.kind == Kind.FAULT:
+            group.adopt_far(read_cause(payload))
+        elif group.problem() is not None:
+            return
+        elif header.kind == Kind.LEAVE:
+            group.member_gone(header.source, "left")
+        elif header.kind in (Kind.OPEN, Kind.PIECE, Kind.MUSTER):
+            assert group.wide is not None
+            group.wide.on_frame(header, payload)
+        elif header.kind == Kind.CHUNK:
+            group.mailbox.on_chunk(header, len(payload))
+        else:
+            group.mailbox.on_frame(link, _as_frame(header, payload))
+
+    def _group_of(self, link: WideLink, header: Header) -> Group | None:
+        """The group a frame is for, if it is open here; only its members may speak in it."""
+        group = self._process.groups.get(header.group)
+        if group is None:
+            return None
+        if header.generation != group.membership.generation:
+            raise BadFrame(
+                f"a frame of generation {header.generation} of group {group.membership.name}, "
+                f"which is in generation {group.membership.generation}"
+            )
+        if group.links.get(header.source) is not link:
+            raise BadFrame(f"a frame in the name of rank {header.source}, whose link this is not")
+        return group
+
+    # -- end ----
+
+    def _lose(self, link: WideLink, how: str) -> None:
+        if link.gone:
+            return
+        link.gone = how
+        self._drop(link)
+        if self.links.get(link.peer.uid) is link:
+            del self.links[link.peer.uid]
+        self._process.members_gone(link, how)
+
+    def _drop(self, link: WideLink) -> None:
+        for frames in (link.data, link.watch):
+            fd = frames.stream.fileno()
+            self._process.loop.unsent.discard(fd)
+            self._absent.discard(fd)
+            self._watch.remove(fd)
+        link.close()
+
+    def close(self) -> None:
+        """The last group is closed: what we sent must arrive, then the links end."""
+        for link in list(self.links.values()):
+            link.send(Kind.BYE)
+        links = list(self.links.values())
+        for link in links:
+            link.drain(DRAIN_S)
+        for link in links:
+            self._drop(link)
+        self.links.clear()
+        for halves in self._halves.values():
+            for stream in halves.values():
+                stream.close()
+        if self.door is not None:
+            self.door.close()
+
+    def abandon(self) -> None:
+        """In a forked child: the links live on in the parent."""
+        for link in self.links.values():
+            link.close()
+        for halves in self._halves.values():
+            for stream in halves.values():
+                stream.close()
+        if self.door is not None:
+            self.door.abandon()
+
+
+def _far(link: WideLink) -> str:
+    return f"the link to pid {link.peer.pid} on {link.peer.host}"
+
+
+def _as_frame(header: Header, payload: memoryview) -> Frame:
+    """A message's frame, in the words of the mailbox."""
+    return Frame(
+        Kind(header.kind),
+        header.group,
+        header.source,
+        header.sequence,
+        header.extra,
+        header.piece,
+        bytes(payload),
+        header.dtype,
+    )

@@ -1,0 +1,222 @@
+"""How the links between hosts come to be, once everybody's card is known.
+
+    1  publish    the addresses of this machine; read those of one rank of every other host
+    2  listen     on the address that routes to them (net.address says which, and why)
+    3  publish    address and port; read those of the peers that have no link to us yet
+    4  connect    of the two connections of a link the one with the smaller uid opens `data`, the
+                  other one `watch`: so every pair is tried in both directions
+    5  turn       a direction that does not work (a firewall, a route one way) is told in the Store,
+                  and the other side opens that connection too. Neither works: an error with both
+                  reasons
+
+Links that exist from an earlier group are used again: then nothing of this happens.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from wiiiiided import log
+from wiiiiided.errors import HostError
+from wiiiiided.net import address, interfaces
+from wiiiiided.wire.handshake import Claim
+
+if TYPE_CHECKING:
+    from wiiiiided.engine.group import Membership
+    from wiiiiided.engine.link import Card
+    from wiiiiided.engine.process import Process
+    from wiiiiided.net.door import Attempt
+
+ROLES: Final = ("data", "watch")
+
+
+class Notes(Protocol):
+    """An incarnation's keys in the Store."""
+
+    def publish(self, name: str, value: Any) -> None: ...
+    def read_all(self, names: list[str]) -> list[Any]: ...
+    def look_up(self, name: str) -> Any: ...
+
+
+class Reach:
+    """The links of this rank to those on other hosts, while they are made."""
+
+    def __init__(
+        self, process: Process, notes: Notes, membership: Membership, cards: list[Card], key: bytes
+    ) -> None:
+        self._process, self._notes, self._membership = process, notes, membership
+        self._cards, self._key, self._rank = cards, key, membership.rank
+        mine = cards[self._rank]
+        self._far = [r for r, card in enumerate(cards) if card.host_key != mine.host_key]
+        self._missing = [r for r in self._far if cards[r].uid not in process.mesh.links]
+        self._mine: list[address.Candidate] = []
+        self._doors: dict[int, list[tuple[str, int]]] = {}
+        self._approaches: dict[tuple[int, str], _Approach] = {}
+        self._turned: set[tuple[int, str]] = set()
+        self._pending: list[tuple[str, str]] = []  # turns to ask for, in the Store
+
+    def await_group(self) -> None:
+        """Peers may be done before us; runs as the driver."""
+        self._process.mesh.await_group(self._membership.nonce)
+
+    def prepare(self) -> None:
+        """Steps 1 to 3; blocks in the Store."""
+        if not self._missing:
+            return
+        mine, config = self._cards[self._rank], self._process.config
+        one_machine = all(
+            (card.boot, card.network) == (mine.boot, mine.network) for card in self._cards
+        )
+        if not one_machine:
+            self._mine = interfaces.candidates(config.interface, config.store_host)
+        self._notes.publish(f"addresses/{self._rank}", address.dump(self._mine))
+        choice = address.choose(
+            self._mine,
+            self._candidates(),
+            interfaces.route,
+            loopback=one_machine,
+            here=mine.host,
+        )
+        doors: list[tuple[str, int]] = []
+        self._process.loop.call(lambda: doors.extend(self._process.mesh.listen(choice.listen)))
+        self._notes.publish(f"door/{self._rank}", doors)
+        log.tell(f"pid {mine.pid}", f"listening on {doors}: {choice.reason}")
+        published = self._notes.read_all([f"door/{rank}" for rank in self._missing])
+        self._doors = {
+            rank: _door(said, self._cards[rank])
+            for rank, said in zip(self._missing, published, strict=True)
+        }
+
+    def start(self) -> None:
+        """Step 4; runs as the driver."""
+        m, mesh = self._membership, self._process.mesh
+        if not self._missing:
+            return
+        mesh.expect(m.nonce, m.generation, self._key, [self._cards[r] for r in self._missing])
+        me = self._cards[self._rank].uid
+        for rank in self._missing:
+            first = me < self._cards[rank].uid
+            self._approach(rank, "data" if first else "watch")
+
+    def advance(self) -> None:
+        """Now and then: give up on addresses that do not answer, take turns; runs as the driver."""
+        if self._process.mesh.door is not None:
+            self._process.mesh.door.tick()
+        for (rank, role), approach in list(self._approaches.items()):
+            if approach.advance() or (rank, role) in self._turned:
+                continue
+            self._turned.add((rank, role))
+            self._turn(rank, role, approach)
+
+    def look(self) -> None:
+        """Now and then, where the Store may be asked: has a peer asked us to connect instead?"""
+        for rank in self.unlinked():
+            for role in ROLES:
+                if (rank, role) in self._approaches:
+                    continue
+                said = self._notes.look_up(f"turn/{role}/{rank}-{self._rank}")
+                if said is not None:
+                    self._process.loop.call(
+                        lambda rank=rank, role=role, said=said: self._approach(rank, role, said)  # type: ignore[misc]
+                    )
+
+    def unlinked(self) -> list[int]:
+        """The ranks that are still without a link."""
+        links = self._process.mesh.links
+        return [rank for rank in self._missing if self._cards[rank].uid not in links]
+
+    @property
+    def far(self) -> list[int]:
+        """All ranks on other hosts."""
+        return self._far
+
+    def _approach(self, rank: int, role: str, theirs: str = "") -> None:
+        mine, card, m = self._cards[self._rank], self._cards[rank], self._membership
+        claim = Claim(m.nonce, m.generation, self._rank, rank, mine.uid, card.uid, role)
+        ports = dict(self._doors[rank])
+        order = address.targets(list(ports), self._mine, interfaces.route, card.host)
+        doors = [(one, ports[one]) for one in order]
+
+        def connect(where: tuple[str, int]) -> Attempt:
+            return self._process.mesh.connect(*where, self._key, claim)
+
+        self._approaches[rank, role] = _Approach(doors, connect, theirs)
+
+    def _turn(self, rank: int, role: str, approach: _Approach) -> None:
+        """No address of a peer answers: ask it to connect, or, if it asked us, give up."""
+        mine, card = self._cards[self._rank], self._cards[rank]
+        problem = f"from {mine.host} to {card.host}: {approach.problem}"
+        if approach.theirs:
+            raise HostError(
+                f"rank {self._rank} on {mine.host} and rank {rank} on {card.host} cannot reach "
+                f"each other: {approach.theirs}; {problem}. {address.WHAT_TO_DO}, and let "
+                "firewalls pass connections between these machines"
+            )
+        log.warn(
+            f"rank {self._rank}",
+            f"{problem}. {card.host} is asked to open this connection the other way",
+        )
+        self._pending.append((f"turn/{role}/{self._rank}-{rank}", problem))
+
+    def tell(self) -> None:
+        """Write down which turns are asked for; blocks in the Store."""
+        while self._pending:
+            name, problem = self._pending.pop()
+            self._notes.publish(name, problem)
+
+    def _candidates(self) -> dict[str, list[address.Candidate]]:
+        """The addresses of every other host, as its first rank published them."""
+        first: dict[tuple[str, str, str], int] = {}
+        for rank in self._far:
+            first.setdefault(self._cards[rank].host_key, rank)
+        ranks = list(first.values())
+        published = self._notes.read_all([f"addresses/{rank}" for rank in ranks])
+        found = {}
+        for rank, said in zip(ranks, published, strict=True):
+            host = self._cards[rank].host
+            label = host if host not in found else f"{host} (rank {rank})"
+            found[label] = address.load(said, host)
+        return found
+
+
+class _Approach:
+    """One connection that is ours to open: one address after the other until one works."""
+
+    def __init__(
+        self,
+        doors: list[tuple[str, int]],
+        connect: Callable[[tuple[str, int]], Attempt],
+        theirs: str = "",
+    ) -> None:
+        self.theirs = theirs  # why the peer could not open it
+        self._left, self._connect = list(doors), connect
+        self._problems: list[str] = []
+        self._attempt: Attempt | None = None
+        self.advance()
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(self._problems) or "it listens nowhere"
+
+    def advance(self) -> bool:
+        """Go on; False when every address has failed."""
+        while self._attempt is None or self._attempt.state == "failed":
+            if self._attempt is not None:
+                self._problems.append(self._attempt.problem)
+                self._attempt = None
+            if not self._left:
+                return False
+            self._attempt = self._connect(self._left.pop(0))
+        return True
+
+
+def _door(said: Any, card: Card) -> list[tuple[str, int]]:
+    try:
+        doors = [(str(one), int(port)) for one, port in said]
+        if all(0 < port < 65536 for _, port in doors):
+            return doors
+    except (TypeError, ValueError):
+        pass
+    raise HostError(f"{card.host} published {json.dumps(said)[:100]}, which is no address and port")

@@ -1,0 +1,220 @@
+"""Frames on one stream: gathered sends out of where the data lies, receives straight into place.
+
+    out   │ header │ payload of the caller's memory │ header │ …    one sendmsg takes many of them
+    in    4 KiB of scratch find the header; what of the payload came along is copied (at most that
+          much); the rest goes from the kernel into its place, and with the same call the next
+          header into scratch
+
+Who gets a frame decides where it goes (`Sink.place`) before its payload is read. Where there is no
+place yet, reading stops (`paused`) and the kernel holds the sender back; `resume` goes on. Nothing
+is ever allocated by what a header claims beyond what the sink grants.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Final, Protocol
+
+from wiiiiided.errors import BadFrame
+from wiiiiided.net.stream import Stream
+from wiiiiided.wire.header import HEADER_BYTES, Header, unpack, verify
+
+SCRATCH_BYTES: Final = 4096
+GATHERED: Final = 32  # buffers in one send: half of them headers
+GATHERED_BYTES: Final = 1 << 20
+TURN_BYTES: Final = 4 << 20  # read from one stream before the others have their turn
+
+Then = Callable[[], None]
+
+
+class Sink(Protocol):
+    """Who gets the frames of a stream."""
+
+    def place(self, header: Header) -> memoryview | None:
+        """Memory for the payload as it travels (`header.length` bytes); None: not yet."""
+
+    def arrived(self, header: Header, payload: memoryview) -> None:
+        """A whole frame is there, its payload checked."""
+
+
+class _Out:
+    """A buffer on its way out, and whose it is."""
+
+    __slots__ = ("group", "head", "then", "view")
+
+    def __init__(self, view: memoryview, group: int, then: Then | None, head: bool) -> None:
+        self.view, self.group, self.then, self.head = view, group, then, head
+
+
+class Frames:
+    """One stream's frames, both ways. Never blocks."""
+
+    def __init__(self, stream: Stream, sink: Sink) -> None:
+        self.stream = stream
+        self.paused: Header | None = None  # a frame that has no place yet
+        self.sent_bytes = self.received_bytes = 0
+        self._sink = sink
+        self._out: deque[_Out] = deque()
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._view = memoryview(self._scratch)
+        self._begin = self._end = 0  # what of the scratch is not used yet
+        self._header: Header | None = None  # of the payload that is being received
+        self._place = memoryview(b"")
+        self._filled = 0
+
+    # -- out ----
+
+    def put(
+        self, header: bytes, payload: memoryview | None, group: int = 0, then: Then | None = None
+    ) -> None:
+        """Queue a frame; `then` is called when the kernel has all of it."""
+        if payload is None or not len(payload):
+            self._out.append(_Out(memoryview(header), group, then, True))
+            return
+        self._out.append(_Out(memoryview(header), group, None, True))
+        self._out.append(_Out(payload, group, then, False))
+
+    def __len__(self) -> int:
+        """Bytes that wait for the kernel."""
+        return sum(len(out.view) for out in self._out)
+
+    @property
+    def wants_to_write(self) -> bool:
+        return bool(self._out) or self.stream.wants_write()
+
+    def flush(self) -> None:
+        """Send what waits, as far as the kernel takes it. OSError: the stream is broken."""
+        while self._out:
+            sent = self.stream.send(list(self._next()))
+            if not sent:
+                return
+            self.sent_bytes += sent
+            self._taken(sent)
+        if self.stream.wants_write():
+            self.stream.send(())  # TLS: what it took may still have to be written
+
+    def _next(self) -> Iterator[memoryview]:
+        total = 0
+        for out in islice(self._out, GATHERED):
+            yield out.view
+            total += len(out.view)
+            if total >= GATHERED_BYTES:
+                return
+
+    def _taken(self, count: int) -> None:
+        while count:
+            first = self._out[0]
+            size = len(first.view)
+            if count < size:
+                first.view = first.view[count:]
+                return
+            count -= size
+            self._out.popleft()
+            if first.then is not None:
+                first.then()
+
+    # -- in ----
+
+    def receive(self) -> bool:
+        """Read what has come, up to a turn's worth; whether the stream has ended.
+
+        BadFrame: what came is no frame. OSError: the stream is broken.
+        """
+        turn = 0
+        while turn < TURN_BYTES:
+            if not self._use_scratch():
+                return False  # paused
+            count = self._read()
+            if count < 0:
+                return False
+            if count == 0:
+                if self._header is not None or self._end > self._begin:
+                    raise BadFrame("the stream ended in the middle of a frame")
+                return True
+            turn += count
+        return False
+
+    def resume(self) -> None:
+        """There may be a place now for the frame that had none: forget that we paused."""
+        self.paused = None
+
+    @property
+    def receiving(self) -> int:
+        """The group whose payload is half here; 0: none."""
+        return self._header.group if self._header is not None else 0
+
+    def let_go(self, group: int) -> None:
+        """What is being received for a group goes nowhere."""
+        if self.receiving == group:
+            self._place = memoryview(bytearray(self._place))  # with what has come: it is summed
+
+    def detach(self) -> None:
+        """What waits to be sent goes out of copies."""
+        for out in self._out:
+            out.view = memoryview(bytes(out.view))
+
+    def divert(self, group: int) -> None:
+        """A group is over: nothing more goes into its memory, nothing more is sent out of it."""
+        self.let_go(group)
+        kept: deque[_Out] = deque()
+        begun = True  # the first frame may be half sent: its rest must follow, from a copy
+        for at, out in enumerate(self._out):
+            begun = begun and (at == 0 or not out.head)
+            if out.group == group and begun:
+                out.view, out.then = memoryview(bytes(out.view)), None
+            if out.group != group or begun:
+                kept.append(out)
+        self._out = kept
+
+    def _read(self) -> int:
+        """One read: the rest of a payload and the scratch behind it."""
+        self._begin, self._end = self._compact()
+        if self._header is None:
+            count = self.stream.receive([self._view[self._end :]])
+            if count > 0:
+                self._end += count
+                self.received_bytes += count
+            return count
+        rest = self._place[self._filled :]
+        count = self.stream.receive([rest, self._view])
+        if count > 0:
+            self.received_bytes += count
+            into = min(count, len(rest))
+            self._filled += into
+            self._begin, self._end = 0, count - into
+            if self._filled == len(self._place):
+                self._finish()
+        return count
+
+    def _compact(self) -> tuple[int, int]:
+        left = self._end - self._begin
+        if self._begin and left:
+            self._scratch[:left] = self._scratch[self._begin : self._end]
+        return 0, left
+
+    def _use_scratch(self) -> bool:
+        """Frames that lie in the scratch; False when one of them has no place yet."""
+        while self._header is None and self._end - self._begin >= HEADER_BYTES:
+            header = self.paused or unpack(self._scratch, self._begin)
+            place = self._sink.place(header)
+            if place is None:
+                self.paused = header
+                return False
+            self.paused = None
+            self._begin += HEADER_BYTES
+            here = min(header.length, self._end - self._begin)
+            self._header, self._place, self._filled = header, place, here
+            place[:here] = self._view[self._begin : self._begin + here]
+            self._begin += here
+            if here == header.length:
+                self._finish()
+        return True
+
+    def _finish(self) -> None:
+        header, place = self._header, self._place
+        assert header is not None
+        self._header, self._place = None, memoryview(b"")
+        verify(header, place)
+        self._sink.arrived(header, place)

@@ -1,0 +1,238 @@
+"""The link between two processes on different hosts: two TCP connections, made once for all groups.
+
+    data    frames of all groups, both ways. It may be full for seconds: that is its work
+    watch   no data ever. The kernels keep it alive (net.tuning), so its end by time-out means a
+            silent host, however much data waits on the other connection; and FAULT frames take
+            it, because the news of a death must not stand in line behind what the dead will
+            never read
+
+Both are opened by the same side and authenticated each for itself (wire.handshake). A process that
+ends closes both; only the data connection's end counts, since what was sent before it still lies
+there to be read.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import struct
+import termios
+import time
+from typing import Any, Final, Protocol
+
+from wiiiiided.codec.base import About
+from wiiiiided.codec.encoder import Decoder, Encoder
+from wiiiiided.errors import BadFrame
+from wiiiiided.net.frames import Frames, Then
+from wiiiiided.net.stream import Stream
+from wiiiiided.wire.frame import Kind
+from wiiiiided.wire.header import SUMMED, Header, pack, payload_sum
+
+# What the kernel says of a connection whose other end no longer answers.
+SILENT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
+MAX_FAULT: Final = 4096
+SILENCE_S: Final = 8  # how long until they say so: net.tuning sets it
+
+
+class Peer(Protocol):
+    """What a link knows of its other end."""
+
+    @property
+    def uid(self) -> str: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def host(self) -> str: ...
+
+
+class Upper(Protocol):
+    """Who gets the frames of a link, decoded."""
+
+    def place(self, link: WideLink, header: Header) -> memoryview | None:
+        """Memory for `header.raw` bytes; None: there is none yet, stop reading."""
+
+    def arrived(self, link: WideLink, header: Header, payload: memoryview) -> None:
+        """A whole frame is there."""
+
+
+class WideLink:
+    """One end. Only the driver of the loop touches it."""
+
+    def __init__(
+        self,
+        data: Stream,
+        watch: Stream,
+        peer: Peer,
+        upper: Upper,
+        encoder: Encoder,
+        summed: bool = True,
+    ) -> None:
+        self.peer = peer
+        self.pid = peer.pid
+        self.gone = ""  # how it ended: "died", "left" or "silent"; empty while it lives
+        self.said_bye = False
+        self.encoder = encoder
+        self.decoder = Decoder(encoder)
+        self._decoding = _Decoding(self, upper)
+        self.data = Frames(data, self._decoding)
+        self.watch = Frames(watch, _FaultsOnly(self, upper))
+        self.lanes: Any = None  # its process sets it: how large messages cross (engine.chunks)
+        self._flags = SUMMED if summed else 0
+
+    # -- out ----
+
+    def send(
+        self,
+        kind: Kind,
+        group: int = 0,
+        generation: int = 0,
+        source: int = 0,
+        sequence: int = 0,
+        extra: int = 0,
+        piece: int = 0,
+        payload: bytes | memoryview = b"",
+        dtype: int = 0,
+        then: Then | None = None,
+    ) -> None:
+        """A frame as it is, without a codec."""
+        if self.gone:
+            return
+        view = memoryview(payload)
+        size = len(view)
+        flags = self._flags if size else 0
+        total = payload_sum(view) if flags else 0
+        header = pack(
+            kind, 0, flags, dtype, group, generation, source, sequence, extra, piece, size, size,
+            total,
+        )  # fmt: skip
+        frames = self.watch if kind is Kind.FAULT else self.data
+        frames.put(header, view if size else None, group, then)
+
+    def send_data(
+        self,
+        kind: Kind,
+        group: int,
+        generation: int,
+        source: int,
+        sequence: int,
+        extra: int,
+        piece: int,
+        lane: int,
+        data: memoryview,
+        about: About,
+        then: Then | None = None,
+    ) -> None:
+        """A piece of somebody's array, encoded if that pays. `then`: its memory is free again."""
+        if self.gone:
+            return
+        codec, coded = self.encoder.encode(data, about)
+        view = memoryview(coded)
+        size = len(view)
+        total = payload_sum(view) if self._flags else 0
+        header = pack(
+            kind, codec, self._flags, about.dtype, group, generation, source, sequence, extra,
+            piece, size, len(data), total, lane,
+        )  # fmt: skip
+        self.data.put(header, view, group, then)
+
+    @property
+    def wants_to_write(self) -> bool:
+        return self.data.wants_to_write
+
+    def let_go(self, group: int) -> None:
+        """What is being received for a group goes nowhere."""
+        if self.data.receiving == group:
+            self._decoding.divert()
+        self.data.let_go(group)
+
+    def divert(self, group: int) -> None:
+        """A group is over: its memory is neither read nor written any more."""
+        self.let_go(group)
+        self.data.divert(group)
+
+    def drain(self, patience_s: float) -> None:
+        """Before the end: until the peer's kernel has it all, as long as it takes some of it.
+
+        What we have not read when we close would have our kernel reset the connection, and throw
+        away what is still on its way to the peer: so it is read, and nobody wants it any more.
+        """
+        fd, least, since = self.data.stream.fileno(), None, time.monotonic()
+        nowhere = bytearray(1 << 16)
+        try:
+            while time.monotonic() - since < patience_s:
+                self.data.flush()
+                while (count := self.data.stream.receive([nowhere])) > 0:
+                    pass
+                if count == 0:
+                    return  # the peer has closed: it reads no more
+                left = len(self.data) + self.data.wants_to_write + outstanding(fd)
+                if not left:
+                    return
+                if least is None or left < least:
+                    least, since = left, time.monotonic()
+                time.sleep(0.002)
+        except OSError:
+            return  # it is gone
+
+    def close(self) -> None:
+        """Close both connections; harmless when repeated."""
+        self.data.stream.close()
+        self.watch.stream.close()
+
+
+class _Decoding:
+    """Payloads that come encoded are received beside their place and decoded into it."""
+
+    def __init__(self, link: WideLink, upper: Upper) -> None:
+        self._link, self._upper = link, upper
+        self._coded = bytearray(0)
+        self._target = memoryview(b"")
+
+    def place(self, header: Header) -> memoryview | None:
+        target = self._upper.place(self._link, header)
+        if target is None or not header.codec:
+            return target
+        self._target = target
+        if len(self._coded) < header.length:  # bounded: unpack has refused more than MAX_PAYLOAD
+            self._coded = bytearray(header.length)
+        return memoryview(self._coded)[: header.length]
+
+    def divert(self) -> None:
+        """What is being received is decoded to nowhere."""
+        self._target = memoryview(bytearray(len(self._target)))
+
+    def arrived(self, header: Header, payload: memoryview) -> None:
+        if header.codec:
+            target, self._target = self._target, memoryview(b"")
+            about = About(dtype=header.dtype)
+            self._link.decoder.decode(header.codec, payload, target, about)
+            payload = target
+        self._upper.arrived(self._link, header, payload)
+
+
+class _FaultsOnly:
+    """The watch connection: small frames of one kind."""
+
+    def __init__(self, link: WideLink, upper: Upper) -> None:
+        self._link, self._upper = link, upper
+
+    def place(self, header: Header) -> memoryview | None:
+        if header.kind != Kind.FAULT or header.length > MAX_FAULT or header.codec:
+            raise BadFrame(
+                f"a frame of kind {header.kind} on a connection that carries faults only"
+            )
+        return memoryview(bytearray(header.length))
+
+    def arrived(self, header: Header, payload: memoryview) -> None:
+        self._upper.arrived(self._link, header, payload)
+
+
+def outstanding(fd: int) -> int:
+    """Bytes that the kernel has taken and the peer's has not acknowledged (SIOCOUTQ)."""
+    (count,) = struct.unpack("i", fcntl.ioctl(fd, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
+
+
+def is_silence(problem: OSError) -> bool:
+    """Whether a connection broke because nobody answers any more."""
+    return problem.errno in SILENT
