@@ -50,12 +50,12 @@ class Client:
             )
         self.census: Census = self._receive(settings.START_SECONDS)
 
-    def run(self, test: str) -> Outcome:
-        """Run one test of the suite."""
-        outcome: Outcome = self._receive(settings.TEST_SECONDS + 30, after_sending=test)
+    def run(self, test: str, hosts: int = 1) -> Outcome:
+        """Run one test of the suite, its ranks spread over so many hosts."""
+        outcome: Outcome = self._receive(settings.TEST_SECONDS + 30, after_sending=(test, hosts))
         return outcome
 
-    def _receive(self, seconds: float, *, after_sending: str | None = None) -> Any:
+    def _receive(self, seconds: float, *, after_sending: tuple[str, int] | None = None) -> Any:
         try:
             if after_sending is not None:
                 self._connection.send(after_sending)

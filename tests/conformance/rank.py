@@ -15,8 +15,10 @@ from pathlib import Path
 SHOW_STACKS = signal.SIGUSR1
 
 
-def main(rank: int, ranks: int, test: str, folder: Path) -> None:
+def main(rank: int, ranks: int, hosts: int, test: str, folder: Path) -> None:
     """Run `test` and exit as the suite exits; what is printed goes to `output(folder, rank)`."""
+    if hosts > 1:  # neighbours lie apart: ranks 0 and 2 against rank 1
+        os.environ["WIIIIIDE_HOST_ID"] = f"host{rank % hosts}"
     log = os.open(output(folder, rank), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)

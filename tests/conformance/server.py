@@ -38,10 +38,10 @@ def main(client: Connection, folder: Path) -> None:
     client.send(census)
     while True:
         try:
-            test: str = client.recv()
+            test, hosts = client.recv()
         except EOFError:
             break
-        outcome = _run(test, census[test].ranks, folder / test, client)
+        outcome = _run(test, census[test].ranks, hosts, folder / test, client)
         with contextlib.suppress(BrokenPipeError):
             client.send(outcome)
     # The client does this too, unless it was killed.
@@ -62,11 +62,11 @@ def _send_census(to: Connection) -> None:
     to.send(verdicts.take())
 
 
-def _run(test: str, ranks: int, folder: Path, client: Connection) -> Outcome:
+def _run(test: str, ranks: int, hosts: int, folder: Path, client: Connection) -> Outcome:
     rank.prepare(folder)
     began = time.monotonic()
     processes = [
-        _context.Process(target=rank.main, args=(number, ranks, test, folder))
+        _context.Process(target=rank.main, args=(number, ranks, hosts, test, folder))
         for number in range(ranks)
     ]
     for process in processes:

@@ -19,8 +19,9 @@ pytestmark = [
 AT_LEAST = 133
 
 
-def test_suite(suite_test: str, client: Client) -> None:
-    outcome = client.run(suite_test)
+@pytest.mark.parametrize("hosts", [1, 2], ids=["one_host", "two_hosts"])
+def test_suite(suite_test: str, hosts: int, client: Client) -> None:
+    outcome = client.run(suite_test, hosts)
     if outcome.failure is not None:
         pytest.fail(outcome.failure, pytrace=False)
 

@@ -43,17 +43,35 @@ def random_of(
     return torch.randint(low, 120, sizes, generator=generator).to(dtype)
 
 
+hosts = ""  # the placement of the ranks of this run, a letter for each; tests.kit.ranks sets it
+
+
 def reduced(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The reduction of one tensor of each rank, in the order of ranks; narrow floats in float32."""
-    dtype = tensors[0].dtype
+    """The reduction of one tensor of each rank, in the order of ranks; narrow floats in float32.
+
+    Of the whole world on several hosts: first inside each host, then over the hosts in the order of
+    their first rank, narrow floats rounded after each.
+    """
+    if len(set(hosts)) < 2 or len(tensors) != len(hosts):
+        return _level(op, tensors)
+    partial = "SUM" if op == "AVG" else op
+    sums = [
+        _level(partial, [t for t, h in zip(tensors, hosts, strict=True) if h == host])
+        for host in dict.fromkeys(hosts)
+    ]
+    return _level(op, sums, len(tensors))
+
+
+def _level(op: str, tensors: Sequence[torch.Tensor], ranks: int = 0) -> torch.Tensor:
+    dtype, ranks = tensors[0].dtype, ranks or len(tensors)
     if dtype in _NARROW:
-        return _combined(op, [t.to(torch.float32) for t in tensors]).to(dtype)
+        return _combined(op, [t.to(torch.float32) for t in tensors], ranks).to(dtype)
     if dtype in INTEGERS:  # in 64 bits, cut at the end: the same as wrapping at every step
-        return _wrapped(op, [t.to(torch.int64) for t in tensors], dtype)
-    return _combined(op, list(tensors))
+        return _wrapped(op, [t.to(torch.int64) for t in tensors], dtype, ranks)
+    return _combined(op, list(tensors), ranks)
 
 
-def _combined(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+def _combined(op: str, tensors: Sequence[torch.Tensor], ranks: int) -> torch.Tensor:
     pair = {
         "SUM": torch.add,
         "AVG": torch.add,
@@ -68,15 +86,17 @@ def _combined(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     for tensor in tensors[1:]:
         total = pair(total, tensor)
     if op == "AVG":
-        total = total / len(tensors)
+        total = total / ranks
     return total
 
 
-def _wrapped(op: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
+def _wrapped(
+    op: str, tensors: Sequence[torch.Tensor], dtype: torch.dtype, ranks: int
+) -> torch.Tensor:
     if op != "AVG":
-        return _combined(op, tensors).to(dtype)
-    total = _combined("SUM", tensors).to(dtype).to(torch.int64)
-    return torch.div(total, len(tensors), rounding_mode="trunc").to(dtype)
+        return _combined(op, tensors, ranks).to(dtype)
+    total = _combined("SUM", tensors, ranks).to(dtype).to(torch.int64)
+    return torch.div(total, ranks, rounding_mode="trunc").to(dtype)
 
 
 def bits(tensor: torch.Tensor) -> bytes:

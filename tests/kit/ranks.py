@@ -3,6 +3,10 @@
     def body(rank: Rank) -> int: ...            # a module-level function: it is sent by name
     values = run_ranks(body, 3)                 # raises with every rank's traceback if one failed
     outcomes = watch_ranks(body, 3)             # also for ranks that are meant to fail or die
+    values = run_ranks(body, "aab")             # three ranks, the last one on another host
+
+Hosts are only pretended (WIIIIIDE_HOST_ID): ranks with different letters share no memory and talk
+over TCP on loopback, as ranks on different machines do over the network.
 
 Processes come from a fork server that has torch and the backend loaded, so a rank starts in tens of
 milliseconds. Every run has a deadline; what is left of it then is killed and reported.
@@ -20,6 +24,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
+
+from tests.kit import data
 
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
@@ -55,7 +61,7 @@ class Outcome:
     notes: list[tuple[float, Any]] = field(default_factory=list)  # what it reported, and when
 
 
-def run_ranks(body: Callable[..., Any], size: int, *args: Any, **options: Any) -> list[Any]:
+def run_ranks(body: Callable[..., Any], size: int | str, *args: Any, **options: Any) -> list[Any]:
     """Run and require success; returns what each rank returned."""
     outcomes = watch_ranks(body, size, *args, **options)
     bad = [o for o in outcomes if o.error or o.exit_code != 0]
@@ -68,7 +74,7 @@ def run_ranks(body: Callable[..., Any], size: int, *args: Any, **options: Any) -
 
 def watch_ranks(
     body: Callable[..., Any],
-    size: int,
+    size: int | str,
     *args: Any,
     backend: str | None = "wiiiiide",
     timeout_s: float = 60.0,
@@ -80,9 +86,12 @@ def watch_ranks(
     the place to kill or stop ranks (`outcomes[r].pid`, `.notes`). backend None: makes no group.
     """
     with tempfile.TemporaryDirectory(prefix="wiiiiide-test-") as folder:
-        settings = (backend, folder, group_timeout_s, env or {})
+        hosts = size if isinstance(size, str) else "a" * size
+        size = len(hosts)
         processes, pipes, outcomes = [], [], []
-        for rank in range(size):
+        for rank, host in enumerate(hosts):
+            place = {"WIIIIIDE_HOST_ID": host} if len(set(hosts)) > 1 else {}
+            settings = (backend, folder, group_timeout_s, {**place, **(env or {})}, hosts)
             ours, theirs = _context.Pipe(duplex=False)
             process = _context.Process(
                 target=_rank_main, args=(theirs, body, Rank(rank, size, folder), settings, args)
@@ -165,7 +174,7 @@ def _read(pipe: Any, rank: int, outcome: Outcome, open_pipes: dict[int, Any], no
 def _rank_main(pipe: Any, body: Callable[..., Any], me: Rank, settings: Any, args: Any) -> None:
     global _pipe
     _pipe = pipe
-    backend, folder, group_timeout_s, env = settings
+    backend, folder, group_timeout_s, env, data.hosts = settings
     os.environ.update(env)
     import torch
     import torch.distributed as dist

@@ -1,4 +1,5 @@
-"""Every collective against what plain torch says, blocking and async, on 1, 2, 3 and 5 ranks."""
+"""Every collective against what plain torch says, blocking and async, on 1, 2, 3 and 5 ranks of
+one host, and spread over two and three."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from torch._C._distributed_c10d import _make_nccl_premul_sum
 from tests.kit.data import assert_same, bits, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
 
-SIZES = [1, 2, 3, 5]
+SIZES: list[int | str] = [1, 2, 3, 5, "ab", "aba", "abcab"]
 # In float32: nothing, one, small, larger than a small slot, several pieces.
 COUNTS = [0, 1, 37, 20_011, 270_001]
 
@@ -55,7 +56,7 @@ def _all_reduce(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_reduce_reduces_with_every_operator(size: int) -> None:
+def test_all_reduce_reduces_with_every_operator(size: int | str) -> None:
     run_ranks(_all_reduce, size)
 
 
@@ -80,7 +81,7 @@ def _premul_sum(me: Rank) -> None:
 
 
 @all_sizes
-def test_premul_sum_multiplies_by_a_number_or_a_tensor_first(size: int) -> None:
+def test_premul_sum_multiplies_by_a_number_or_a_tensor_first(size: int | str) -> None:
     run_ranks(_premul_sum, size)
 
 
@@ -114,7 +115,7 @@ def _coalesced(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_reduce_coalesced_reduces_every_tensor_of_the_list(size: int) -> None:
+def test_all_reduce_coalesced_reduces_every_tensor_of_the_list(size: int | str) -> None:
     run_ranks(_coalesced, size)
 
 
@@ -143,7 +144,7 @@ def _coalescing_manager(me: Rank) -> None:
 
 
 @all_sizes
-def test_the_coalescing_manager_of_torch_works(size: int) -> None:
+def test_the_coalescing_manager_of_torch_works(size: int | str) -> None:
     run_ranks(_coalescing_manager, size)
 
 
@@ -167,7 +168,7 @@ def _sparse(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_reduce_adds_sparse_tensors(size: int) -> None:
+def test_all_reduce_adds_sparse_tensors(size: int | str) -> None:
     run_ranks(_sparse, size)
 
 
@@ -181,7 +182,7 @@ def _broadcast(me: Rank) -> None:
 
 
 @all_sizes
-def test_broadcast_gives_all_ranks_what_the_root_has(size: int) -> None:
+def test_broadcast_gives_all_ranks_what_the_root_has(size: int | str) -> None:
     run_ranks(_broadcast, size)
 
 
@@ -201,7 +202,7 @@ def _reduce(me: Rank) -> None:
 
 
 @all_sizes
-def test_reduce_changes_the_tensor_of_the_root_only(size: int) -> None:
+def test_reduce_changes_the_tensor_of_the_root_only(size: int | str) -> None:
     run_ranks(_reduce, size)
 
 
@@ -229,7 +230,7 @@ def _all_gather(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_gather_collects_the_tensors_of_all_ranks(size: int) -> None:
+def test_all_gather_collects_the_tensors_of_all_ranks(size: int | str) -> None:
     run_ranks(_all_gather, size)
 
 
@@ -252,7 +253,7 @@ def _all_gather_coalesced(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_gather_coalesced_collects_every_tensor_of_the_list(size: int) -> None:
+def test_all_gather_coalesced_collects_every_tensor_of_the_list(size: int | str) -> None:
     run_ranks(_all_gather_coalesced, size)
 
 
@@ -283,7 +284,7 @@ def _reduce_scatter(me: Rank) -> None:
 
 
 @all_sizes
-def test_reduce_scatter_gives_each_rank_its_part_of_the_reduction(size: int) -> None:
+def test_reduce_scatter_gives_each_rank_its_part_of_the_reduction(size: int | str) -> None:
     run_ranks(_reduce_scatter, size)
 
 
@@ -303,7 +304,7 @@ def _reduce_scatter_coalesced(me: Rank) -> None:
 
 
 @all_sizes
-def test_reduce_scatter_coalesced_reduces_every_tensor_of_the_list(size: int) -> None:
+def test_reduce_scatter_coalesced_reduces_every_tensor_of_the_list(size: int | str) -> None:
     run_ranks(_reduce_scatter_coalesced, size)
 
 
@@ -341,7 +342,7 @@ def _all_to_all(me: Rank) -> None:
 
 
 @all_sizes
-def test_all_to_all_exchanges_even_and_uneven_parts(size: int) -> None:
+def test_all_to_all_exchanges_even_and_uneven_parts(size: int | str) -> None:
     run_ranks(_all_to_all, size)
 
 
@@ -361,7 +362,7 @@ def _gather_and_scatter(me: Rank) -> None:
 
 
 @all_sizes
-def test_gather_and_scatter_move_between_the_root_and_all(size: int) -> None:
+def test_gather_and_scatter_move_between_the_root_and_all(size: int | str) -> None:
     run_ranks(_gather_and_scatter, size)
 
 
@@ -374,7 +375,7 @@ def _barrier(me: Rank) -> None:
 
 
 @all_sizes
-def test_barrier_ends_when_all_have_entered(size: int) -> None:
+def test_barrier_ends_when_all_have_entered(size: int | str) -> None:
     run_ranks(_barrier, size)
 
 
