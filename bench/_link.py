@@ -29,17 +29,22 @@ def die_with_parent() -> None:
 
 
 def serve(rank: int, handlers: Mapping[str, Handler]) -> None:
-    """Answers one line of JSON per line received, until told to stop."""
+    """Answers whoever started this rank, until told to stop."""
     with socket.socket(socket.AF_UNIX) as line:
         line.connect(address(os.environ[NAME]))
-        with line.makefile("rw") as stream:
-            _say(stream.write, stream.flush, {"rank": rank, "pid": os.getpid()})
-            for text in stream:
-                message: Message = json.loads(text)
-                answer = _answer(handlers, message)
-                _say(stream.write, stream.flush, answer)
-                if message["do"] == "stop":
-                    return
+        serve_on(line, rank, handlers)
+
+
+def serve_on(line: socket.socket, rank: int, handlers: Mapping[str, Handler]) -> None:
+    """Answers one line of JSON per line received, until told to stop."""
+    with line.makefile("rw") as stream:
+        _say(stream.write, stream.flush, {"rank": rank, "pid": os.getpid()})
+        for text in stream:
+            message: Message = json.loads(text)
+            answer = _answer(handlers, message)
+            _say(stream.write, stream.flush, answer)
+            if message["do"] == "stop":
+                return
     # The measuring program is gone. Leaving the ordinary way could wait for other ranks.
     os._exit(1)
 

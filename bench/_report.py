@@ -72,15 +72,19 @@ def _three_digits(number: float) -> str:
     return f"{number:.1f}" if number >= 10 else f"{number:.2f}"
 
 
+def show_sheet(sheet: Sheet, screen: Console) -> None:
+    table = Table(title=sheet.title, box=box.SIMPLE_HEAD, title_justify="left", show_lines=True)
+    for number, column in enumerate(sheet.columns):
+        last = number == len(sheet.columns) - 1
+        table.add_column(column, justify="left" if number == 0 or last else "right")
+    for row in sheet.rows:
+        table.add_row(*(_coloured(cell) for cell in row))
+    screen.print(table)
+
+
 def show(result: Result, screen: Console) -> None:
     for sheet in result.sheets:
-        table = Table(title=sheet.title, box=box.SIMPLE_HEAD, title_justify="left", show_lines=True)
-        for number, column in enumerate(sheet.columns):
-            last = number == len(sheet.columns) - 1
-            table.add_column(column, justify="left" if number == 0 or last else "right")
-        for row in sheet.rows:
-            table.add_row(*(_coloured(cell) for cell in row))
-        screen.print(table)
+        show_sheet(sheet, screen)
     for note in result.notes:
         screen.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     about = result.about

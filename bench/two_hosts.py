@@ -1,0 +1,176 @@
+"""How fast are collectives between hosts, next to gloo and to what the link allows?
+
+Two and three hosts are made out of network namespaces on this machine, each with an address, a
+link and a /dev/shm of its own. Links are as fast as the kernel goes, or slowed down to 1 Gbit and
+100 Mbit. gloo is told which interface to use; wiiiiide is told nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import _machine
+import _net_hosts
+import _net_iperf
+import _program
+import _report
+import _two_hosts_table as table
+from _cells import MB
+from _fleet import FleetError
+from _net_hosts import Hosts
+from _report import Result, console
+from _two_hosts_parts import PARTS, by_hosts
+from _two_hosts_rig import Plan, Rig
+from _two_hosts_sides import Sides
+from _two_hosts_table import Grid
+from rich.console import Console
+from rich.status import Status
+
+FULL = Plan(rounds=7, round_seconds=1.0, nbytes=25 * MB, memory_nbytes=100 * MB, iperf_seconds=2)
+QUICK = Plan(rounds=3, round_seconds=0.2, nbytes=4 * MB, memory_nbytes=8 * MB, iperf_seconds=1)
+METHOD = (
+    "Hosts are network namespaces of one machine with an address, a link to a common switch and"
+    " shared memory of their own; tbf slows each end of a link down (burst 256 KB, latency 50"
+    " ms). All processes share the machine's cores. float32, sum, one thread a rank. Sides are"
+    " alive next to each other and take turns in {rounds} rounds within one run, iperf3"
+    " (--bidir, as many streams as a host has ranks) among them; a call's time is that of its"
+    " slowest rank, after a barrier and on fresh data (small operations: 32 in a row); shown is"
+    " the median over rounds of each round's median, in brackets the least and the most of them;"
+    " ratios are those of each round. Results are compared with a sum in double precision within"
+    " what rounding may do, zeros and copies exactly, and bit by bit between ranks, outside of"
+    " the timed part. The least bytes a host must send, and receive, are 2(H−1)/H × N for"
+    " all_reduce, half of that for reduce_scatter and all_gather. What iperf3's rate allows is"
+    " these bytes at the best rate of its rounds (payload, the mean of both directions), less"
+    " the 256 KB that tbf lets through at once after a rest. Bytes are those of the hosts'"
+    " interface counters over all calls and the barriers between them. These count Ethernet, IP"
+    " and TCP headers (66 bytes) once for each packet as the kernel hands it over: a veth takes"
+    " segments of up to 64 KB whole, where a cable would see a header every 1448 bytes. So"
+    " headers stay in where bytes are held against the least; without headers means less 66"
+    " bytes for every packet counted. Memory is what a rank has more than before it joined the"
+    " others: its part of anonymous and shared pages, looked at every 20 ms while operations"
+    " run, and its host's socket buffers (ss --memory) divided by the host's ranks. 1 MB is 1024"
+    " × 1024 bytes."
+)
+
+
+@dataclass
+class Found:
+    """All that a run gave."""
+
+    grids: list[Grid] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class Screen:
+    """Where tables and news go."""
+
+    console: Console
+    status: Status
+    judged: bool
+
+    def say(self, what: str) -> None:
+        self.status.update(what)
+        if not self.console.is_terminal:
+            print(f"… {what}", file=sys.stderr)
+
+    def show(self, grid: Grid) -> None:
+        _report.show_sheet(grid.sheet(self.judged), self.console)
+
+
+def run(plan: Plan, sides: Sides, names: Sequence[str], screen: Screen) -> Found:
+    """Runs the parts; each shows its tables as soon as it is through."""
+    found = Found()
+    for ranks, here in by_hosts(names).items():
+        screen.say(f"making {len(ranks)} hosts")
+        with Hosts(ranks) as hosts, Rig(hosts, plan, screen.say) as rig:
+            for part in here:
+                for grid in part.run(rig, sides):
+                    found.grids.append(grid)
+                    screen.show(grid)
+                rig.keep_only([sides.theirs, sides.ours])
+            found.notes += rig.notes
+            found.failed = found.failed or rig.failed
+    return found
+
+
+def options() -> argparse.Namespace:
+    parser = _program.parser(__doc__ or "", rounds=FULL.rounds, torch=False)
+    listed = "; ".join(f"{name}: {part.title}" for name, part in PARTS.items())
+    parser.add_argument("--parts", default=",".join(PARTS), help=f"some of: {listed}")
+    parser.add_argument(
+        "--contenders",
+        default="gloo,wiiiiide",
+        help="two backends: the one compared with, and the one measured (gloo,wiiiiide)",
+    )
+    parser.add_argument("--save", action="store_true", help="keep the results in --out")
+    given = parser.parse_args()
+    given.parts = given.parts.split(",")
+    given.contenders = given.contenders.split(",")
+    unknown = [name for name in given.parts if name not in PARTS]
+    if unknown:
+        parser.error(f"--parts: there is no {unknown[0]}; there are {', '.join(PARTS)}")
+    if len(given.contenders) != 2 or not all(given.contenders):
+        parser.error("--contenders: two names are wanted, such as gloo,wiiiiide")
+    return given
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    plan = QUICK if given.quick else FULL
+    return Plan(**{**vars(plan), "rounds": given.rounds or plan.rounds})
+
+
+def _about() -> dict[str, str]:
+    facts = _machine.about()
+    facts["iperf3"] = _net_iperf.version()
+    del facts["open_mpi"]  # takes no part here
+    return facts
+
+
+def _notes(given: argparse.Namespace, about: dict[str, str], judged: bool) -> list[str]:
+    notes = _machine.busy_notes(about)
+    notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
+    notes += filter(None, [_net_iperf.absent()])
+    if given.quick:
+        notes.append("a quick look: only a full run is held against what is asked")
+    elif not judged:
+        shown = " against ".join(reversed(given.contenders))
+        notes.append(f"{shown}: only wiiiiide against gloo is held against what is asked")
+    return notes
+
+
+def main() -> int:
+    given = options()
+    if reason := _net_hosts.forbidden():
+        raise FleetError(reason)
+    theirs, ours = given.contenders
+    _program.name_stand_in(ours)
+    judged = not given.quick and given.contenders == ["gloo", "wiiiiide"]
+    plan, about, shown = _plan(given), _about(), console()
+    begin = time.monotonic()
+    with shown.status("") as status:
+        screen = Screen(shown, status, judged)
+        found = run(plan, Sides.of(theirs, ours), given.parts, screen)
+    name = _program.file_name("two_hosts", given.quick)
+    notes = _notes(given, about, judged) + found.notes
+    targets = table.targets(found.grids, judged)
+    sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
+    data = {"tables": [grid.data(judged) for grid in found.grids]}
+    method = METHOD.format(rounds=plan.rounds)
+    _report.show(Result(name, about, method, [targets], notes, data), shown)
+    ended = f"after {time.monotonic() - begin:.0f} s"
+    if given.save:
+        written = _report.write(Result(name, about, method, sheets, notes, data), given.out)
+        ended = f"written: {', '.join(path.name for path in written)}, {ended}"
+    shown.print(ended, style="dim")
+    return 1 if found.failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(_program.guarded(main))
