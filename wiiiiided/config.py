@@ -24,7 +24,7 @@ class Config:
     log: str = "normal"  # WIIIIIDE_LOG: silent | normal | verbose
     interface: str = ""  # WIIIIIDE_INTERFACE: name, address or network to reach other hosts by
     codec: str = "auto"  # WIIIIIDE_CODEC: auto | none | lz4; what travels between hosts
-    checksum: bool = True  # WIIIIIDE_CHECKSUM: on | off; a sum over every payload between hosts
+    checksum: str = "auto"  # WIIIIIDE_CHECKSUM: auto | on | off; a sum over each payload
     tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
@@ -40,7 +40,7 @@ class Config:
             log=_choice(env, "WIIIIIDE_LOG", ("normal", "silent", "verbose")),
             interface=env.get("WIIIIIDE_INTERFACE", "").strip(),
             codec=_choice(env, "WIIIIIDE_CODEC", ("auto", "none", "lz4")),
-            checksum=_choice(env, "WIIIIIDE_CHECKSUM", ("on", "off")) == "on",
+            checksum=_choice(env, "WIIIIIDE_CHECKSUM", ("auto", "on", "off")),
             tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),

@@ -22,6 +22,7 @@ from wiiiiided.collectives.local.scatter import scatter as local_scatter
 from wiiiiided.collectives.wide.all_gather import all_gather as wide_all_gather
 from wiiiiided.collectives.wide.all_reduce import Brief
 from wiiiiided.collectives.wide.all_reduce import all_reduce as wide_all_reduce
+from wiiiiided.collectives.wide.batch import Errand
 from wiiiiided.collectives.wide.broadcast import broadcast as wide_broadcast
 from wiiiiided.collectives.wide.meet import barrier as wide_barrier
 from wiiiiided.collectives.wide.meet import monitored_barrier as wide_monitored_barrier
@@ -43,6 +44,11 @@ def ready_all_reduce(group: Group, call: Call, x: Array, reduction: Reduction) -
     if group.wide is None:
         return Direct(group.team, call, reduction.final, x.dtype, x.size)
     return Brief(group, call, reduction, x.dtype, x.size)
+
+
+def errand(ready: Direct | Brief, x: Array) -> Errand | None:
+    """What lets a small all_reduce travel with those queued beside it, between hosts."""
+    return Errand(ready, x) if isinstance(ready, Brief) and x.size else None
 
 
 def all_reduce(

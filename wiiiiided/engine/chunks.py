@@ -13,6 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided.codec.base import About
+from wiiiiided.shm import stats
 from wiiiiided.wire.frame import Kind
 
 if TYPE_CHECKING:
@@ -74,4 +75,5 @@ class Chunks:
                 Kind.CHUNK, transfer.group, group.membership.generation, transfer.source,
                 transfer.number, offset, 0, 0, piece.data, _ABOUT, sent,
             )  # fmt: skip
+            self._process.loop.page.words[stats.WIRE_OUT_RAW] += piece.size
             self._process.mesh.push(self._link)

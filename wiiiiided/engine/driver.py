@@ -112,6 +112,12 @@ class Driver:
             if queue and op.group.problem() is None:  # else they are failed, not begun
                 self._begin(queue[0])
 
+    def finish_next(self, group: Group) -> None:
+        """The operation behind the head of a group's queue was done along with it."""
+        op = group.queue[1]
+        del group.queue[1]
+        self.finish(op)
+
     def fail_group(self, group: Group, error: BaseException) -> None:
         """Everything queued or under way in a group fails with the cause."""
         for op in [op for op in self.messages if op.group is group]:
@@ -156,10 +162,13 @@ class Driver:
                         self._patrol()
                 continue
             empty += 1
-            if empty < allowed:
-                if self.messages or self._far():
+            far = self._far()
+            # A socket wakes us from sleep. Who spins keeps a peer of ours from its core, and in the
+            # background the program's own thread from the interpreter.
+            if empty < allowed and not (far and (self._crowded or until is None)):
+                if self.messages or far:
                     self.watch.poll(0.0)
-                if self._crowded:
+                elif self._crowded:
                     sched_yield()
                 continue
             if until is None and self._closing:
@@ -280,6 +289,8 @@ class Driver:
 
     def _spin_far(self, group: Group, wait: Until) -> bool:
         """Look at the sockets for as long as spinning pays; whether the wait is over."""
+        if self._crowded:
+            return False  # a socket wakes us; who spins keeps a peer of ours from its core
         patience = self._patience
         allowed = left = patience.passes()
         while left:
@@ -291,8 +302,6 @@ class Driver:
                 return True
             if group.problem() is not None:
                 return False
-            if self._crowded:
-                sched_yield()
             left -= 1
         patience.in_vain()
         return False
@@ -332,6 +341,8 @@ class Driver:
         next_ns = now + int(PATROL_S * 1e9)
         for op in [*self.active, *self.messages]:
             if op.done:
+                continue
+            if op.group.gone and op.group.lose_unmet(op, now):
                 continue
             if now >= op.deadline_ns:
                 op.group.give_up(op)

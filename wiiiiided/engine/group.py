@@ -11,10 +11,11 @@ Only the driver of the loop touches a group, except for `number`, which any call
 from __future__ import annotations
 
 import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wiiiiided import log
 from wiiiiided.codec.base import About
@@ -25,7 +26,9 @@ from wiiiiided.engine.operation import Operation, Until
 from wiiiiided.engine.team import Team
 from wiiiiided.engine.wide import Wide
 from wiiiiided.errors import GroupClosed, GroupFailed, Mismatch, PeerLate, PeerLost, WiiiiideError
-from wiiiiided.net.link import SILENCE_S, WideLink
+from wiiiiided.net.link import WideLink
+from wiiiiided.net.tuning import SILENT_AFTER_S
+from wiiiiided.shm import stats
 from wiiiiided.shm.board import FAULT_KINDS, Fault
 from wiiiiided.wire.frame import Frame, Kind
 
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from wiiiiided.engine.process import Process
 
 AnyLink = Link | WideLink
+UNMET_NS: Final = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,7 @@ class Group:
         self.gone: dict[int, str] = {}  # members that will never arrive again, and how they went
         self.who = f"rank {self.rank} pid {process.card.pid} group {membership.name}"
         self._fault: BaseException | None = None
+        self._death_ns = 0  # when the last member died, as far as is known here
         self._numbers = itertools.count(1)
 
     def number(self) -> int:
@@ -98,6 +103,7 @@ class Group:
         link, m = self.links[to], self.membership
         assert isinstance(link, WideLink)
         link.send(kind, m.nonce, m.generation, self.rank, sequence, extra, piece, payload)
+        self.loop.page.words[stats.WIRE_OUT_RAW] += len(payload)
         mesh = self.process.mesh
         (mesh.push_watch if kind is Kind.FAULT else mesh.push)(link)
 
@@ -118,6 +124,7 @@ class Group:
             Kind.PIECE, m.nonce, m.generation, self.rank, sequence, 0, piece, lane, data, about,
             then,
         )  # fmt: skip
+        self.loop.page.words[stats.WIRE_OUT_RAW] += len(data)
         self.process.mesh.push(link)
 
     # -- faults ----
@@ -154,6 +161,7 @@ class Group:
             # Written down even if I need nothing of it now: who waits for a rank that gave up
             # because of this death must find the death, not that rank.
             self.team.board.record("died", rank, self._death(rank, how))
+            self._death_ns = time.monotonic_ns()
         self.mailbox.lose(rank)
 
     def lose_missing(self, op: Operation) -> bool:
@@ -163,6 +171,20 @@ class Group:
             return False
         rank = min(lost, key=lambda r: self.gone[r] == "left")
         self.lose(op, rank)
+        return True
+
+    def lose_unmet(self, op: Operation, now_ns: int) -> bool:
+        """If a member died before all hosts met for a collective, they never will: fail the group.
+
+        Whom it waits for may be another rank, which computes and knows nothing of it. Not at once:
+        who was done with the operation may end while a word of its host is on its way to me.
+        """
+        dead = next((rank for rank, how in self.gone.items() if how != "left"), -1)
+        if self.wide is None or dead < 0 or not op.collective or op.harmless:
+            return False
+        if self.wide.met_ns >= op.begun_ns or now_ns - self._death_ns < UNMET_NS:
+            return False
+        self.lose(op, dead)
         return True
 
     def lose(self, op: Operation, rank: int) -> None:
@@ -177,8 +199,8 @@ class Group:
             return f"{self._member(rank)} left the group while others needed it"
         if how == "silent":
             return (
-                f"{self._member(rank)} is lost: its machine has not answered for {SILENCE_S} s "
-                "(no power, no network, or a firewall that drops)"
+                f"{self._member(rank)} is lost: its machine has not answered for "
+                f"{SILENT_AFTER_S} s (no power, no network, or a firewall that drops)"
             )
         return f"{self._member(rank)} died"
 
@@ -201,6 +223,7 @@ class Group:
         if fault is not None and self._fault is None:
             self._fault = self._error_from(fault, None)
             self._let_go()
+            self._tell_far()  # who sees me leave because of it must have the cause from me
             self.loop.fail_group(self, self._fault)
 
     def adopt_far(self, cause: tuple[str, int, str, int]) -> None:
@@ -236,6 +259,9 @@ class Group:
         frame = Frame(Kind.FAULT, self.membership.nonce)
         for link in self.team.links.values():
             self.process.send(link, frame)
+        self._tell_far()
+
+    def _tell_far(self) -> None:
         cause = self.team.board.cause()
         if self.wide is None or cause is None:
             return

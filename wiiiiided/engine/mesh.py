@@ -18,6 +18,7 @@ from wiiiiided.engine.faults import read_cause
 from wiiiiided.engine.link import Card
 from wiiiiided.errors import BadFrame, HostError
 from wiiiiided.net.door import Attempt, Door
+from wiiiiided.net.integrity import judge
 from wiiiiided.net.link import WideLink, is_silence
 from wiiiiided.net.rate import LinkRate
 from wiiiiided.net.stream import Stream
@@ -53,6 +54,7 @@ class Mesh:
         self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
         self._open: dict[str, tuple[str, int]] = {}  # where the door is open, by address
         self._rates: dict[str, LinkRate] = {}
+        self._switches: dict[str, int] = {}  # how often a codec had changed when we last told
         self._measured: dict[str, int] = {}  # bytes sent when the rate was last looked at
         self._absent: set[int] = set()  # descriptors that are paused and cannot be watched
 
@@ -109,7 +111,7 @@ class Mesh:
     def _adopt(self, peer: Card, data: Stream, watch: Stream) -> None:
         config = self._process.config
         encoder = Encoder(config.codec)
-        link = WideLink(data, watch, peer, self, encoder, config.checksum)
+        link = WideLink(data, watch, peer, self, encoder, judge(config.checksum, None).summed)
         link.lanes = Chunks(self._process, link)
         self.links[peer.uid] = link
         self._rates[peer.uid] = LinkRate()
@@ -119,6 +121,12 @@ class Mesh:
         # TLS may have decrypted the first frames along with the handshake: nothing would tell.
         self._process.loop.soon(lambda: self._go_on(link))
         self._process.loop.soon(lambda: self._on_watch(link, select.EPOLLIN))
+
+    def on_this_machine(self) -> list[Card]:
+        """The peers that are hosts of their own and yet share our kernel: containers."""
+        boot = self._process.card.boot
+        cards = [self._known[uid] for uid in self.links]
+        return [card for card in cards if card.boot == boot]
 
     def forget(self, group: int) -> None:
         """A group is closed or was never made."""
@@ -161,8 +169,9 @@ class Mesh:
         try:
             link.data.flush()
         except OSError as problem:
-            self._lose(link, "silent" if is_silence(problem) else "died")
-            return
+            if is_silence(problem):
+                self._lose(link, "silent")
+            return  # else reading says how it ended, after what the peer said before that
         self._process.loop.page.words[stats.WIRE_OUT] += link.data.sent_bytes - before
         if link.data.sent_bytes - self._measured[link.peer.uid] >= MEASURE_BYTES:
             self._measure(link)
@@ -183,10 +192,15 @@ class Mesh:
         sample = self._rates[link.peer.uid].sample(sock) if sock is not None else None
         if sample is None:
             return
-        switches = link.encoder.switches
         link.encoder.note_link(sample.nbytes, sample.seconds)
-        if link.encoder.switches != switches:
-            log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {link.encoder.reason}")
+        who, seen = f"pid {self._process.card.pid}", self._switches.get(link.peer.uid, 0)
+        if link.encoder.switches != seen:
+            self._switches[link.peer.uid] = link.encoder.switches
+            log.tell(who, f"{_far(link)}: {link.encoder.reason}")
+        verdict = judge(self._process.config.checksum, sample.rate, link.summed)
+        if verdict.summed != link.summed:
+            link.summed = verdict.summed
+            log.tell(who, f"{_far(link)}: sums of payloads {verdict.reason}")
 
     # -- in ----
 
@@ -218,6 +232,8 @@ class Mesh:
             raise
         self._process.loop.page.words[stats.WIRE_IN] += link.data.received_bytes - before
         if ended:
+            # Why it went, if it said so, lies on the other connection: that is the cause, not it.
+            self._on_watch(link, select.EPOLLIN)
             self._lose(link, "left" if link.said_bye else how)
         elif not link.gone:
             self._note(link)

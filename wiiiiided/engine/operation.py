@@ -48,6 +48,7 @@ class Operation:
         "collective",
         "deadline_ns",
         "done",
+        "errand",
         "error",
         "group",
         "harmless",
@@ -90,6 +91,7 @@ class Operation:
         self.wait: Wait = NOT_STARTED
         self.done = False
         self.error: BaseException | None = None
+        self.errand: Any = None  # of a small all_reduce: what a batch needs (collectives.wide)
         self.settles: list[Callable[[], None]] = []  # copies back to where the caller wants it
         self.source = -1  # of a receive: who sent
         self.peers: list[int] = []  # of a message: whom it needs

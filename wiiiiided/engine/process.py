@@ -135,8 +135,12 @@ class Process:
         self.send(link, Frame(Kind.HELLO, payload=hello.dump()))
 
     def count_ranks(self) -> None:
-        """Tell the loop how many ranks share how many cores here (pinned ranks: their union)."""
-        cards = [self.card, *(link.peer for link in self.links.values())]
+        """Tell the loop how many ranks share how many cores here (pinned ranks: their union).
+
+        Those in other containers of this machine are other hosts to us, but want its cores too.
+        """
+        near = [link.peer for link in self.links.values()]
+        cards = [self.card, *near, *self.mesh.on_this_machine()]
         self.loop.set_ranks(len(cards), len({core for card in cards for core in card.cores}))
 
     def send(

@@ -17,6 +17,7 @@ begun.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -82,6 +83,8 @@ class Wide:
             if place % mine == self.place
         ]
         self.sequence = 0
+        self.agreed = 0  # small operations at the head of everybody's queue: to be run as one
+        self.met_ns = 0  # when the hosts last met
         self.mustered = dict.fromkeys((r for h in others for r in self.hosts[h]), 0)
         self.scratch: dict[str, Array] = {}  # buffers of the large collectives, by purpose
         self._speakers = frozenset(self.counterparts.values())
@@ -120,9 +123,14 @@ class Wide:
 
         return Until(ready, missing, "the other hosts")
 
+    def hear(self, sequence: int) -> dict[int, Open]:
+        """What the other hosts said, by host."""
+        self.met_ns = time.monotonic_ns()
+        return {h: self._opens.pop((sequence, rank)) for h, rank in self.counterparts.items()}
+
     def take_opens(self, sequence: int, call: Call) -> dict[int, Open]:
         """What the other hosts said, by host: they must have called the same."""
-        said = {h: self._opens.pop((sequence, rank)) for h, rank in self.counterparts.items()}
+        said = self.hear(sequence)
         for h, there in said.items():
             if there.digest != call.digest:
                 text = there.text.rstrip(b"\0").decode(errors="replace")

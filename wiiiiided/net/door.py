@@ -33,7 +33,7 @@ from wiiiiided.errors import HostError, Refused, UsageError
 from wiiiiided.net import tls as secure
 from wiiiiided.net.guest import Ended, Guest, Incoming, Outgoing, Stage, overdue, sentence
 from wiiiiided.net.stream import Stream, Watch
-from wiiiiided.net.tuning import tune_data, tune_listener, tune_watch
+from wiiiiided.net.tuning import BACKLOG, tune_data, tune_listener, tune_watch
 from wiiiiided.wire.handshake import Claim, Reason
 
 MAX_SILENT: Final = 64
@@ -44,7 +44,6 @@ HANDSHAKE_S: Final = 30.0  # in all; a rank may read the Store that much later t
 CONNECT_S: Final = 5.0
 # Behind a flood of strangers a member must still find room, or its SYN waits a second to be sent
 # again. The kernel has its own bound (net.core.somaxconn, 4,096).
-BACKLOG: Final = 1024
 COMPLAINT_S: Final = 1.0
 ACCEPTS: Final = 16  # in one turn: the loop has other things to do than to open
 
@@ -92,8 +91,6 @@ class Door:
         listener = socket.socket(family, socket.SOCK_STREAM)
         try:
             listener.setblocking(False)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             tune_listener(listener)
             listener.bind((address, 0))
             listener.listen(BACKLOG)

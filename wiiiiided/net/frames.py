@@ -12,12 +12,12 @@ is ever allocated by what a header claims beyond what the sink grants.
 
 from __future__ import annotations
 
+import errno
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
-from wiiiiided.errors import BadFrame
 from wiiiiided.net.stream import Stream
 from wiiiiided.wire.header import HEADER_BYTES, Header, unpack, verify
 
@@ -42,10 +42,13 @@ class Sink(Protocol):
 class _Out:
     """A buffer on its way out, and whose it is."""
 
-    __slots__ = ("group", "head", "then", "view")
+    __slots__ = ("alone", "group", "head", "then", "view")
 
-    def __init__(self, view: memoryview, group: int, then: Then | None, head: bool) -> None:
-        self.view, self.group, self.then, self.head = view, group, then, head
+    def __init__(
+        self, view: memoryview, group: int, then: Then | None, head: bool, alone: bool = False
+    ) -> None:
+        self.view, self.group, self.then = view, group, then
+        self.head, self.alone = head, alone  # a header; of a frame without payload
 
 
 class Frames:
@@ -71,7 +74,7 @@ class Frames:
     ) -> None:
         """Queue a frame; `then` is called when the kernel has all of it."""
         if payload is None or not len(payload):
-            self._out.append(_Out(memoryview(header), group, then, True))
+            self._out.append(_Out(memoryview(header), group, then, True, alone=True))
             return
         self._out.append(_Out(memoryview(header), group, None, True))
         self._out.append(_Out(payload, group, then, False))
@@ -120,18 +123,21 @@ class Frames:
     def receive(self) -> bool:
         """Read what has come, up to a turn's worth; whether the stream has ended.
 
-        BadFrame: what came is no frame. OSError: the stream is broken.
+        BadFrame: what came is no frame. OSError: the stream is broken, or its sender ended in the
+        middle of a frame.
         """
         turn = 0
-        while turn < TURN_BYTES:
-            if not self._use_scratch():
-                return False  # paused
+        # The scratch is used up before a turn ends: of what lies there no event would tell.
+        while self._use_scratch() and turn < TURN_BYTES:
             count = self._read()
             if count < 0:
                 return False
             if count == 0:
                 if self._header is not None or self._end > self._begin:
-                    raise BadFrame("the stream ended in the middle of a frame")
+                    # Its process was killed while it sent: a death, not a damaged frame.
+                    raise ConnectionAbortedError(
+                        errno.ECONNABORTED, "the stream ended in the middle of a frame"
+                    )
                 return True
             turn += count
         return False
@@ -156,16 +162,20 @@ class Frames:
             out.view = memoryview(bytes(out.view))
 
     def divert(self, group: int) -> None:
-        """A group is over: nothing more goes into its memory, nothing more is sent out of it."""
+        """A group is over: nothing more goes into its memory, nothing more is sent out of it.
+
+        Frames without payload stay: they hold no memory, and a good-bye must be said.
+        """
         self.let_go(group)
         kept: deque[_Out] = deque()
         begun = True  # the first frame may be half sent: its rest must follow, from a copy
         for at, out in enumerate(self._out):
             begun = begun and (at == 0 or not out.head)
-            if out.group == group and begun:
+            if out.group == group:
+                if not (begun or out.alone):
+                    continue
                 out.view, out.then = memoryview(bytes(out.view)), None
-            if out.group != group or begun:
-                kept.append(out)
+            kept.append(out)
         self._out = kept
 
     def _read(self) -> int:

@@ -31,7 +31,6 @@ from wiiiiided.wire.header import SUMMED, Header, pack, payload_sum
 # What the kernel says of a connection whose other end no longer answers.
 SILENT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 MAX_FAULT: Final = 4096
-SILENCE_S: Final = 8  # how long until they say so: net.tuning sets it
 
 
 class Peer(Protocol):
@@ -77,7 +76,7 @@ class WideLink:
         self.data = Frames(data, self._decoding)
         self.watch = Frames(watch, _FaultsOnly(self, upper))
         self.lanes: Any = None  # its process sets it: how large messages cross (engine.chunks)
-        self._flags = SUMMED if summed else 0
+        self.summed = summed  # whether payloads carry a sum (net.integrity)
 
     # -- out ----
 
@@ -99,7 +98,7 @@ class WideLink:
             return
         view = memoryview(payload)
         size = len(view)
-        flags = self._flags if size else 0
+        flags = SUMMED if size and self.summed else 0
         total = payload_sum(view) if flags else 0
         header = pack(
             kind, 0, flags, dtype, group, generation, source, sequence, extra, piece, size, size,
@@ -128,9 +127,10 @@ class WideLink:
         codec, coded = self.encoder.encode(data, about)
         view = memoryview(coded)
         size = len(view)
-        total = payload_sum(view) if self._flags else 0
+        flags = SUMMED if self.summed else 0
+        total = payload_sum(view) if flags else 0
         header = pack(
-            kind, codec, self._flags, about.dtype, group, generation, source, sequence, extra,
+            kind, codec, flags, about.dtype, group, generation, source, sequence, extra,
             piece, size, len(data), total, lane,
         )  # fmt: skip
         self.data.put(header, view, group, then)

@@ -10,6 +10,7 @@ Every word has one writer, and ranks' blocks share no cache line, so there are n
       +192  call[2]    digest of what rank r called, for even and odd operations; its lowest bit
                        says that the rank's tensor lies in shared memory
       +208  place[2]   segment id and offset of that tensor, if it does (even, odd)
+      +240  ahead[2]   small operations rank r has queued behind this one (even, odd)
       +256  text[2]    the call in words, 128 bytes each: what a mismatch shows
       +512  fault      time (0: none), kind, culprit+1, length, text (≤ 440 bytes)
 
@@ -51,7 +52,7 @@ VERSION: Final = 1
 HEAD_BYTES: Final = PAGE
 RANK_BYTES: Final = 1024
 _WORDS: Final = RANK_BYTES // 8
-_ARRIVED, _AWAITED, _MUSTERED, _CALL, _PLACE = 0, 8, 16, 24, 26
+_ARRIVED, _AWAITED, _MUSTERED, _CALL, _PLACE, _AHEAD = 0, 8, 16, 24, 26, 30
 CALL_BYTES: Final = 128  # a call in words
 _TEXT = 256
 _FAULT, _FAULT_HEAD, _FAULT_TEXT_BYTES = 512, 32, 472
@@ -203,6 +204,14 @@ class Board:
             self._announced[parity] = call
             at = HEAD_BYTES + self.rank * RANK_BYTES + _TEXT + parity * CALL_BYTES
             self._bytes[at : at + CALL_BYTES] = call.raw
+
+    def announce_ahead(self, parity: int, ahead: int) -> None:
+        """Write down how many small operations I have queued behind this one."""
+        self.words[self._mine + _AHEAD + parity] = ahead
+
+    def least_ahead(self, parity: int) -> int:
+        """What all have queued behind this one, after all have arrived."""
+        return min(self.words[base + _AHEAD + parity] for base in self._base)
 
     def same_calls(self, call: Call, parity: int) -> bool:
         """Whether all others called the same with a tensor in private memory (the usual case)."""

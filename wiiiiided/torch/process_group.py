@@ -84,7 +84,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         ready = self._ready.get((op, tensor.dtype, tensor.numel()))
         if ready is not None and plain(tensor):  # small, and called before
             x = carrier(tensor)
-            return self._launch("all_reduce", x.nbytes, ready.plan(x), tensors, opts, [])
+            errand = plans.errand(ready, x) if opts.asyncOp else None
+            return self._launch("all_reduce", x.nbytes, ready.plan(x), tensors, opts, [], errand)
         if tensor.layout is torch.sparse_coo:
             plan = sparse_all_reduce(self._group, tensor, op)
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
@@ -444,7 +445,14 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     # -- machinery ----
 
     def _launch(
-        self, name: str, nbytes: int, plan: Plan, results: Any, opts: Any, settles: list[Settle]
+        self,
+        name: str,
+        nbytes: int,
+        plan: Plan,
+        results: Any,
+        opts: Any,
+        settles: list[Settle],
+        errand: Any = None,
     ) -> WiiiiideWork:
         group, seq = self._group, self._group.number()
 
@@ -453,7 +461,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             op = Operation(
                 group, name, nbytes, plan, timeout_s=timeout_s if timeout_s > 0 else None, seq=seq
             )
-            op.settles = settles
+            op.settles, op.errand = settles, errand
             return op
 
         if opts.asyncOp or group.problem() is not None:

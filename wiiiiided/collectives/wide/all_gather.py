@@ -29,7 +29,7 @@ from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import SMALL_BYTES, Array
 
 AHEAD: Final = 2
-FLIGHT: Final = 8
+FLIGHT: Final = 4
 
 
 def all_gather(group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> Plan:

@@ -33,6 +33,7 @@ from typing import Any, Final
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces
+from wiiiiided.collectives.wide.batch import Errand, queued_errands, run_batch
 from wiiiiided.collectives.wide.layout import Exchange, as_hosts, exchange
 from wiiiiided.collectives.wide.meet import across, meet
 from wiiiiided.engine.group import Group
@@ -43,7 +44,7 @@ from wiiiiided.shm.kernels import Reduction
 from wiiiiided.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
 
 AHEAD: Final = 2  # a: turns that ranks of a host may be apart
-FLIGHT: Final = 8  # w, v: pieces on the wire (bench/results/two_hosts.md)
+FLIGHT: Final = 4  # w, v: pieces on the wire (bench/results/two_hosts.md)
 
 
 def all_reduce(group: Group, call: Call, x: Array, reduction: Reduction, root: int = -1) -> Plan:
@@ -55,36 +56,47 @@ def all_reduce(group: Group, call: Call, x: Array, reduction: Reduction, root: i
 
 
 class Brief:
-    """A small all_reduce, made ready once for all calls of its kind."""
+    """A small all_reduce, made ready once for all calls of its kind.
+
+    Those that are queued behind one another travel together (see `batch`).
+    """
 
     def __init__(
         self, group: Group, call: Call, reduction: Reduction, dtype: np.dtype[Any], count: int
     ) -> None:
-        self._group, self._wide, self._call, self._reduction = group, across(group), call, reduction
-        self._dtype, self._count = dtype, count
+        self._group, self._wide, self._call = group, across(group), call
+        self._reduction, self._dtype, self._count = reduction, dtype, count
+        self.digest = call.digest
+        self.kind = (reduction, dtype)  # operations of one kind can be added up as one array
         self._turns = [[slot[:count] for slot in turn] for turn in group.team.small.turns(dtype)]
         self._mine = [turn[group.team.rank] for turn in self._turns]
 
     def plan(self, x: Array, wanted: bool = True) -> Plan:
         """One call. Without `wanted` the result is for others."""
         team, wide, call = self._group.team, self._wide, self._call
+        if wide.agreed and (yield from run_batch(self._group, Errand(self, x))):
+            return
+        ahead = queued_errands(self._group, 1)
         if team.size > 1:
             team.parity = parity = team.parity ^ 1
             team.board.announce(call, parity)
+            team.board.announce_ahead(parity, ahead)
             turn = team.small.turn % SMALL_SLOTS
             team.small.turn += 1
             self._mine[turn][:] = x
             yield team.arrive()
             if not team.board.same_calls(call, parity):
                 team.verify(call)
+            ahead = team.board.least_ahead(parity)
             mine = np.empty(self._count, self._dtype)
             self._reduction.partial(self._turns[turn], mine)
         else:
             mine = x
         sequence = wide.begin()
-        wide.open(sequence, call, mine)
+        wide.open(sequence, call, mine, ahead)
         yield wide.opened(sequence)
         said = wide.take_opens(sequence, call)
+        wide.agreed = min(ahead, *(there.ahead for there in said.values()))
         if wanted:
             sums = [
                 mine if h == wide.host else np.frombuffer(said[h].data, self._dtype)
@@ -116,7 +128,6 @@ class _Pipeline:
         self._outgoing: dict[int, list[Ticket]] = {}
         self._collected: dict[int, list[Ticket]] = {}
         self._sequence = 0
-        self._make_buffers()
 
     def _make_buffers(self) -> None:
         """Rings for local sums and for what the other hosts send of my part."""
@@ -137,6 +148,7 @@ class _Pipeline:
         return exchange(end - begin, self._hosts, self._wide.host, self._wide.place)
 
     def plan(self) -> Plan:
+        self._make_buffers()  # here: who has no memory for it fails the group, not only itself
         first_put = not self._alone
 
         def put() -> None:
@@ -242,19 +254,19 @@ class _Pipeline:
             mine if h == wide.host else heard[self._nth(h)][: high - low]
             for h in range(len(self._hosts))
         ]
-        if self._alone and not self._wanted and wide.host == 0:
-            parts[0] = mine.copy()
-        # Only the first of the operands may be the result, so it is computed there and copied to
-        # where it can stay until it is sent: what was heard makes room for the next piece.
-        result = parts[0]
-        self._reduction.final(parts, result)
-        if self._wanted:
-            piece[low:high] = result
+        # The result goes to where it can stay until it is sent.
         if not self._alone:
-            self._slots[k][self._team.rank][low:high] = result
             result = self._slots[k][self._team.rank][low:high]
-        elif work.returns:
-            result = piece[low:high] if self._wanted else result.copy()
+            self._reduction.final(parts, result)
+            if self._wanted:
+                piece[low:high] = result
+        elif self._wanted and (wide.host == 0 or len(parts) == 2):
+            result = mine  # one of the operands, but one that may be the result
+            self._reduction.final(parts, result)
+        else:
+            result = piece[low:high] if self._wanted else np.empty_like(mine)
+            parts[wide.host] = mine.copy()
+            self._reduction.final(parts, result)
         if self._back:
             self._outgoing[k] = [
                 wide.send(leg.rank, self._sequence, 1, k, result[leg.begin - low : leg.end - low])

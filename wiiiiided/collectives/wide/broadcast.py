@@ -28,7 +28,7 @@ from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import SMALL_BYTES, Array
 
 AHEAD: Final = 2
-FLIGHT: Final = 8
+FLIGHT: Final = 4
 
 
 def broadcast(group: Group, call: Call, x: Array, root: int) -> Plan:

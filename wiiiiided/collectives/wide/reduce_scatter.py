@@ -30,7 +30,7 @@ from wiiiiided.shm.kernels import Reduction
 from wiiiiided.shm.slots import SMALL_BYTES, Array
 
 AHEAD: Final = 2
-FLIGHT: Final = 8
+FLIGHT: Final = 4
 
 
 def reduce_scatter(
@@ -83,7 +83,6 @@ class _Pipeline:
         self._incoming: dict[int, list[Ticket]] = {}
         self._outgoing: dict[int, list[Ticket]] = {}
         self._sequence = 0
-        self._make_buffers()
 
     def _make_buffers(self) -> None:
         """Rings: my host's sums for me and the far ranks I serve; what other hosts send me."""
@@ -96,6 +95,7 @@ class _Pipeline:
         self._heard = heard.view(dtype).reshape(self._ring, others, self._room)
 
     def plan(self) -> Plan:
+        self._make_buffers()  # here: who has no memory for it fails the group, not only itself
         alone, team, count = self._alone, self._team, len(self._cuts)
 
         def put() -> None:

@@ -1,0 +1,145 @@
+"""Small all_reduces that wait behind one another, run as one: one step, one frame, one trip.
+
+A rank must not decide alone what it puts together: the others may have queued more, or less. So
+every small all_reduce says along with its data how many more its rank has queued behind it, as far
+as they fit a slot (on the board to those of its host, in OPEN to the other hosts). Everybody hears
+everybody's number before it is done, so the smallest is known to all: `wide.agreed`. The next
+operation in the queue then runs that many as one:
+
+    slot, and payload of OPEN:   │ x of the 1st │ x of the 2nd │ … │   each at a multiple of 64
+
+and says itself how many wait behind the batch. The calls must be the same on all ranks, which their
+digests show; where they are not, nothing is done, and one by one the wrong one is found and named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Wait
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.slots import SMALL_BYTES, Array
+
+if TYPE_CHECKING:
+    from wiiiiided.collectives.wide.all_reduce import Brief
+    from wiiiiided.shm.kernels import Reduction
+
+ALIGN: Final = 64
+MOST: Final = 512  # operations in a batch
+_BYTE: Final = np.dtype(np.uint8)
+_DISSENT: Final = Call("different calls in one batch", 0, Call.of("different calls").raw)
+
+
+class Errand(NamedTuple):
+    """A small all_reduce as a batch needs it."""
+
+    brief: Brief
+    x: Array
+
+
+class _Run(NamedTuple):
+    """Operations of one kind that lie beside each other: they are added up as one array."""
+
+    reduction: Reduction
+    dtype: np.dtype[Any]
+    begin: int
+    end: int
+
+
+def queued_errands(group: Group, begin: int) -> int:
+    """How many small all_reduces wait in the queue from `begin` on, as far as they fit a slot."""
+    queue = group.queue
+    if len(queue) <= begin:
+        return 0
+    count = total = 0
+    for op in islice(queue, begin, begin + MOST):
+        if op.errand is None:
+            break
+        total += _room(op.errand)
+        if total > SMALL_BYTES:
+            break
+        count += 1
+    return count
+
+
+def run_batch(group: Group, first: Errand) -> Generator[Wait, None, bool]:
+    """Run the operation at the head of the queue with those behind it that all agreed on.
+
+    False: the ranks called different things, and nothing was done.
+    """
+    wide, team = group.wide, group.team
+    assert wide is not None
+    count, wide.agreed = wide.agreed, 0
+    errands = [first, *(op.errand for op in islice(group.queue, 1, count))]
+    starts, total = _layout(errands)
+    call, runs = _call_of(errands), _runs(errands, starts)
+    mine = np.zeros(total, np.uint8)
+    for start, (_, x) in zip(starts, errands, strict=True):
+        mine[start : start + x.nbytes] = x.view(np.uint8)
+    same, ahead = True, queued_errands(group, count)
+    if team.size > 1:
+        team.parity = parity = team.parity ^ 1
+        team.board.announce(call, parity)
+        team.board.announce_ahead(parity, ahead)
+        slots = [slot[:total] for slot in team.small.next(_BYTE)]
+        slots[team.rank][:] = mine
+        yield team.arrive()
+        same, ahead = team.board.same_calls(call, parity), team.board.least_ahead(parity)
+        for run in runs if same else ():
+            parts = [slot[run.begin : run.end].view(run.dtype) for slot in slots]
+            run.reduction.partial(parts, mine[run.begin : run.end].view(run.dtype))
+    sequence = wide.begin()
+    wide.open(sequence, call if same else _DISSENT, mine, ahead)
+    yield wide.opened(sequence)
+    said = wide.hear(sequence)
+    if not same or any(there.digest != call.digest for there in said.values()):
+        return False
+    wide.agreed = min(ahead, *(there.ahead for there in said.values()))
+    sums = [
+        mine if h == wide.host else np.frombuffer(said[h].data, np.uint8)
+        for h in range(len(wide.hosts))
+    ]
+    results = np.empty(total, np.uint8)
+    for run in runs:
+        parts = [one[run.begin : run.end].view(run.dtype) for one in sums]
+        run.reduction.final(parts, results[run.begin : run.end].view(run.dtype))
+    for start, (_, x) in zip(starts, errands, strict=True):
+        x.view(np.uint8)[:] = results[start : start + x.nbytes]
+    for _ in errands[1:]:
+        group.loop.finish_next(group)
+    return True
+
+
+def _room(errand: Errand) -> int:
+    return -(-errand.x.nbytes // ALIGN) * ALIGN
+
+
+def _layout(errands: Sequence[Errand]) -> tuple[list[int], int]:
+    starts, at = [], 0
+    for errand in errands:
+        starts.append(at)
+        at += _room(errand)
+    return starts, at
+
+
+def _runs(errands: Sequence[Errand], starts: Sequence[int]) -> list[_Run]:
+    runs: list[_Run] = []
+    for start, errand in zip(starts, errands, strict=True):
+        reduction, dtype = errand.brief.kind
+        end = start + _room(errand)
+        if runs and (runs[-1].reduction, runs[-1].dtype) == (reduction, dtype):
+            runs[-1] = runs[-1]._replace(end=end)
+        else:
+            runs.append(_Run(reduction, dtype, start, end))
+    return runs
+
+
+def _call_of(errands: Sequence[Errand]) -> Call:
+    """The batch as a call: equal digests on all ranks if all of its calls are."""
+    digests = tuple(errand.brief.digest for errand in errands)
+    return Call.of(f"{len(errands)} small operations as one [{hash(digests) & (2**64 - 1):x}]")

@@ -1,0 +1,38 @@
+"""Whether a link's payloads carry a sum: where that costs less than 3 % of their time on the wire.
+
+TCP's own checksum has sixteen bits and is computed, on most machines, by the card: what a broken
+card or switch changes in memory passes it. Our sum (xxh3, wire.header) is read twice over every
+payload, which is next to nothing beside a gigabit link and not beside a bus in memory.
+
+    slower than 0.6 GB/s   on
+    faster than 0.8 GB/s   off: there it would cost more than 3 % (bench/results/codec.md)
+    between                as it was
+
+Every frame says for itself whether it has one, so the two ends need not agree.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+ON_BELOW: Final = 0.6e9  # bytes a second
+OFF_ABOVE: Final = 0.8e9
+
+
+class Verdict(NamedTuple):
+    """Whether payloads are summed, and why."""
+
+    summed: bool
+    reason: str
+
+
+def judge(setting: str, rate: float | None, now: bool = True) -> Verdict:
+    """`setting` is auto, on or off; `rate` the link's, in bytes a second, once it is known."""
+    if setting != "auto":
+        return Verdict(setting == "on", f"WIIIIIDE_CHECKSUM={setting}")
+    if rate is None:
+        return Verdict(True, "on until the link's rate is known")
+    speed = f"the link does {rate / 1e9:.2f} GB/s"
+    if rate > OFF_ABOVE or (rate >= ON_BELOW and not now):
+        return Verdict(False, f"off: {speed}, where a sum would cost more than 3 %")
+    return Verdict(True, f"on: {speed}, where a sum costs less than 3 %")
