@@ -9,7 +9,7 @@ groups' frames come between them. The face is that of `engine.lane`, which does 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided.codec.base import About
@@ -33,7 +33,7 @@ class Chunks:
     def __init__(self, process: Process, link: WideLink) -> None:
         self._process, self._link = process, link
         self._waiting: deque[Transfer] = deque()
-        self._queued = 0
+        self._queued: Counter[int] = Counter()  # chunks with the link, by group
 
     def carry(self, transfer: Transfer) -> None:
         """Send a message whose receiver is ready for it."""
@@ -43,16 +43,18 @@ class Chunks:
     def withdraw(self, group: int) -> None:
         """A group is closed: what is left of its messages is not sent."""
         self._waiting = deque(t for t in self._waiting if t.group != group)
+        self._queued.pop(group, None)  # the link has dropped them
+        self._process.loop.soon(self._pump)
 
     def detach(self, op: Operation) -> None:
         """A send gave up in the middle: what is left of it is sent from a copy."""
         for transfer in self._waiting:
             if transfer.op is op:
                 transfer.data = transfer.data.copy()
-        self._link.data.detach()
+        self._link.data.detach(op.group.membership.nonce)
 
     def _pump(self) -> None:
-        while self._waiting and self._queued < QUEUED:
+        while self._waiting and self._queued.total() < QUEUED and not self._link.gone:
             transfer = self._waiting[0]
             group = self._process.groups.get(transfer.group)
             if group is None:
@@ -63,10 +65,13 @@ class Chunks:
             last = transfer.at >= transfer.data.size
             if last:
                 self._waiting.popleft()
-            self._queued += 1
+            self._queued[transfer.group] += 1
 
             def sent(transfer: Transfer = transfer, last: bool = last) -> None:
-                self._queued -= 1
+                if self._queued[transfer.group] > 0:
+                    self._queued[transfer.group] -= 1
+                if transfer.op is not None:
+                    self._process.loop.moved(transfer.op)
                 if last:
                     transfer.when_sent()
                 self._process.loop.soon(self._pump)

@@ -348,9 +348,21 @@ class Driver:
                 op.group.give_up(op)
                 continue
             if now >= op.warn_ns:
-                log.warn(op.group.who, op.group.stall_text(op, now))
-                op.warn_ns = now + 6 * int(self.config.stall_warning_s * 1e9)
+                self._warn(op, now)
             next_ns = min(next_ns, op.deadline_ns, op.warn_ns)
         for look in self.on_patrol:
             look()
         self._patrol_at = next_ns / 1e9
+
+    def moved(self, op: Operation) -> None:
+        """A part of a large message has crossed: its stall would begin now."""
+        op.warn_ns = time.monotonic_ns() + int(self.config.stall_warning_s * 1e9)
+
+    def _warn(self, op: Operation, now: int) -> None:
+        """Say who is missing, unless the operation has moved lately: a slow link is no stall."""
+        patience = int(self.config.stall_warning_s * 1e9)
+        if op.collective and now < (op.waited_ns or now) + patience:
+            op.warn_ns = (op.waited_ns or now) + patience
+            return
+        log.warn(op.group.who, op.group.stall_text(op, now))
+        op.warn_ns = now + 6 * patience

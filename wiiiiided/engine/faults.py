@@ -7,6 +7,7 @@ import json
 from wiiiiided.errors import BadFrame
 from wiiiiided.net.link import MAX_FAULT
 
+MAX_RANK = 1 << 31
 MAX_TEXT = 600  # characters; written with six bytes each they still fit MAX_FAULT
 
 
@@ -22,7 +23,9 @@ def read_cause(payload: memoryview) -> tuple[str, int, str, int]:
     """(kind, culprit, text, seen by) of a FAULT frame. BadFrame: it is none."""
     try:
         said = json.loads(bytes(payload))
-        kind, culprit = str(said["kind"]), int(said["culprit"])
-        return kind, culprit, str(said["text"]), int(said["seen_by"])
+        kind, culprit, seen_by = str(said["kind"]), int(said["culprit"]), int(said["seen_by"])
+        if not (-1 <= culprit < MAX_RANK and 0 <= seen_by < MAX_RANK):
+            raise ValueError("no rank")
+        return kind, culprit, str(said["text"]), seen_by
     except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise BadFrame("a fault was announced in a way this version does not know") from problem

@@ -253,6 +253,8 @@ class Group:
         if self.wide is not None:
             self.wide.release()
             self.process.mesh.divert(self.membership.nonce)
+            for rank in self.wide.mustered:
+                self.links[rank].lanes.withdraw(self.membership.nonce)
 
     def _tell_all(self) -> None:
         """The cause stands on the board: those of this host read it there, the others are told."""
@@ -309,7 +311,7 @@ class Group:
 
     def stall_text(self, op: Operation, now_ns: int) -> str:
         """The warning of a stall: who is missing, and what the others wait in."""
-        waited = (now_ns - op.begun_ns) / 1e9
+        waited = (now_ns - (op.waited_ns or op.begun_ns)) / 1e9
         what = f" ({op.wait.what})" if isinstance(op.wait, Until) else ""
         return (
             f"{op} has waited {waited:.0f} s for {self._members(op.missing())}{what}; "

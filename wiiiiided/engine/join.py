@@ -75,19 +75,25 @@ class _Register:
         self.incarnation = store.add(f"wiiiiide/joins/{rank}", 1)
         self._failed = f"wiiiiide/{self.incarnation}/failed"
 
-    def introduce(self, card: Card) -> list[_Introduction]:
-        """Set my card; return everyone's, with the nonce and key each proposes (rank 0's count)."""
-        self._store.set(
-            self._key(self._rank),
-            json.dumps(
-                {
-                    "version": VERSION,
-                    "nonce": secrets.randbits(62),
-                    "key": secrets.token_hex(32),
-                    "card": card.dump().decode(),
-                }
-            ),
-        )
+    def introduce(self, card: Card, listen: Callable[[int], None]) -> list[_Introduction]:
+        """Set my card; return everyone's, with the nonce and key each proposes (rank 0's count).
+
+        `listen(nonce)` is called before anyone can know that I am here: over links from earlier
+        groups a faster peer may speak in this one before I have read all cards.
+        """
+        nonce = secrets.randbits(62)
+        if self._rank:
+            self._wait_for([self._key(0)])
+            listen(self._read(self._key(0)).nonce)
+        else:
+            listen(nonce)
+        mine = {
+            "version": VERSION,
+            "nonce": nonce,
+            "key": secrets.token_hex(32),
+            "card": card.dump().decode(),
+        }
+        self._store.set(self._key(self._rank), json.dumps(mine))
         keys = [self._key(rank) for rank in range(self._size)]
         self._wait_for(keys)
         return [self._read(key) for key in keys]
@@ -164,10 +170,18 @@ def join(
     deadline = time.monotonic() + timeout_s
     register = _Register(store, rank, size, deadline)
     process: Process | None = None
+    nonces: list[int] = []
+
+    def listen(nonce: int) -> None:
+        assert process is not None
+        nonces.append(nonce)
+        mesh = process.mesh
+        process.loop.call(lambda: mesh.await_group(nonce))
+
     try:
         with _telling(register):  # before we leave: who sees us go must find why
             process = processes.enter()
-            introduced = register.introduce(process.card)
+            introduced = register.introduce(process.card, listen)
             cards, (_, nonce, key) = [one.card for one in introduced], introduced[0]
             membership = Membership(
                 name, nonce, rank, size, timeout_s, tuple(world), register.incarnation
@@ -180,7 +194,7 @@ def join(
             group = _attach(process, register, membership, links, hosts, deadline)
     except BaseException:
         if process is not None:
-            process.loop.call(process.drop_unclaimed)
+            process.loop.call(lambda: _forget(process, nonces))
             processes.leave(process)
         raise
     words = process.loop.page.words
@@ -188,6 +202,13 @@ def join(
         words[stats.RANK], words[stats.WORLD] = rank, size
     log.tell(group.who, f"joined: {size} ranks [{membership.nonce:016x}]")
     return group
+
+
+def _forget(process: Process, nonces: list[int]) -> None:
+    """A group was not made: nothing is to stay of it."""
+    process.drop_unclaimed()
+    for nonce in nonces:
+        process.mesh.forget(nonce)
 
 
 @contextmanager
@@ -274,7 +295,6 @@ def _link_hosts(
     """A link to every member on another host."""
     if not reach.far:
         return {}
-    process.loop.call(reach.await_group)
     reach.prepare()
     process.loop.call(reach.start)
 

@@ -119,12 +119,13 @@ class Mailbox:
                 posts.remove(post)
         for number in [n for n, send in self._offered.items() if send.op is op]:
             del self._offered[number]
-        for key in [k for k, post in self._coming.items() if post.op is op]:
-            del self._coming[key]  # what is still on its way is thrown away
+        for source, number in [k for k, post in self._coming.items() if post.op is op]:
+            del self._coming[source, number]  # what is still on its way is thrown away
+            link = self._group.links[source]
+            if isinstance(link, WideLink):
+                link.let_go_of_message(self._group.membership.nonce, source, number)
         for link in self._group.links.values():
             link.lanes.detach(op)
-            if isinstance(link, WideLink):
-                link.let_go(self._group.membership.nonce)
 
     def lose(self, rank: int) -> None:
         """A member is gone: what needs it cannot be done."""
@@ -275,6 +276,7 @@ class Mailbox:
         if post is None:
             return
         post.at += nbytes
+        self._group.loop.moved(post.op)
         if post.at >= post.data.size:
             del self._coming[key]
             self._received(post.op)

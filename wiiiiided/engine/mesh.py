@@ -9,11 +9,12 @@ Nothing here exists in a program whose groups stay on one host: no socket, no ce
 from __future__ import annotations
 
 import select
+import time
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided import log
 from wiiiiided.codec.encoder import Encoder
-from wiiiiided.engine.chunks import CHUNK_BYTES, Chunks
+from wiiiiided.engine.chunks import Chunks
 from wiiiiided.engine.faults import read_cause
 from wiiiiided.engine.link import Card
 from wiiiiided.errors import BadFrame, HostError
@@ -23,6 +24,7 @@ from wiiiiided.net.link import WideLink, is_silence
 from wiiiiided.net.rate import LinkRate
 from wiiiiided.net.stream import Stream
 from wiiiiided.shm import stats
+from wiiiiided.shm.kernels import DTYPE_NAMES
 from wiiiiided.wire.frame import Frame, Kind
 from wiiiiided.wire.handshake import Claim
 from wiiiiided.wire.header import Header
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from wiiiiided.engine.process import Process
 
 MAX_EAGER: Final = 64 * 1024
-_NOWHERE: Final = bytearray(CHUNK_BYTES)  # where the rest of a group goes that is gone
+_NOWHERE: Final = bytearray(1 << 20)  # where the rest of a group goes that is gone
 # What a peer says before we have made the group it says it in: its OPEN, a fault, a good-bye.
 MAX_EARLY: Final = 4096
 MAX_EARLY_FRAMES: Final = 4096
@@ -172,6 +174,10 @@ class Mesh:
             if is_silence(problem):
                 self._lose(link, "silent")
             return  # else reading says how it ended, after what the peer said before that
+        except BaseException as error:  # Ctrl-C: how much went out is not known any more
+            self._process.fail_groups(link, error)
+            self._lose(link, "died")
+            raise
         self._process.loop.page.words[stats.WIRE_OUT] += link.data.sent_bytes - before
         if link.data.sent_bytes - self._measured[link.peer.uid] >= MEASURE_BYTES:
             self._measure(link)
@@ -227,8 +233,9 @@ class Mesh:
             ended = True
         except OSError as problem:
             ended, how = True, "silent" if is_silence(problem) else how
-        except BaseException as error:  # Ctrl-C among frames that are read and not handled
+        except BaseException as error:  # Ctrl-C: how much was read is not known any more
             self._process.fail_groups(link, error)
+            self._lose(link, "died")
             raise
         self._process.loop.page.words[stats.WIRE_IN] += link.data.received_bytes - before
         if ended:
@@ -294,6 +301,8 @@ class Mesh:
             if header.raw > len(_NOWHERE):
                 return memoryview(bytearray(header.raw))
             return memoryview(_NOWHERE)[: header.raw]
+        if header.dtype >= len(DTYPE_NAMES) and header.kind in (Kind.EAGER, Kind.OFFER):
+            raise BadFrame(f"a message of dtype {header.dtype}, which there is not")
         match header.kind:
             case Kind.OPEN | Kind.PIECE:
                 assert group.wide is not None
@@ -323,6 +332,7 @@ class Mesh:
         elif group.problem() is not None:
             return
         elif header.kind == Kind.LEAVE:
+            self._on_watch(link, select.EPOLLIN)  # it may have said there why it leaves
             group.member_gone(header.source, "left")
         elif header.kind in (Kind.OPEN, Kind.PIECE, Kind.MUSTER):
             assert group.wide is not None
@@ -369,10 +379,8 @@ class Mesh:
         """The last group is closed: what we sent must arrive, then the links end."""
         for link in list(self.links.values()):
             link.send(Kind.BYE)
-        links = list(self.links.values())
-        for link in links:
-            link.drain(DRAIN_S)
-        for link in links:
+        self._settle()
+        for link in list(self.links.values()):
             self._drop(link)
         self.links.clear()
         for halves in self._halves.values():
@@ -380,6 +388,21 @@ class Mesh:
                 stream.close()
         if self.door is not None:
             self.door.close()
+
+    def _settle(self) -> None:
+        """Until the peers' kernels have it all, as long as one of them takes some of it.
+
+        All links at once: peers that end as well read only those that they look at, and of many
+        silent ones each would be waited for.
+        """
+        least, since = float("inf"), time.monotonic()
+        while time.monotonic() - since < DRAIN_S:
+            left = sum(link.unsettled() for link in self.links.values())
+            if not left:
+                return
+            if left < least:
+                least, since = left, time.monotonic()
+            time.sleep(0.002)
 
     def abandon(self) -> None:
         """In a forked child: the links live on in the parent."""

@@ -15,11 +15,12 @@ Links that exist from an earlier group are used again: then nothing of this happ
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from wiiiiided import log
-from wiiiiided.errors import HostError
+from wiiiiided.errors import HostError, PeerLost
 from wiiiiided.net import address, interfaces
 from wiiiiided.wire.handshake import Claim
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from wiiiiided.net.door import Attempt
 
 ROLES: Final = ("data", "watch")
+TURN_S: Final = 15.0  # how long a peer that was asked to connect may take
 
 
 class Notes(Protocol):
@@ -50,16 +52,14 @@ class Reach:
         self._cards, self._key, self._rank = cards, key, membership.rank
         mine = cards[self._rank]
         self._far = [r for r, card in enumerate(cards) if card.host_key != mine.host_key]
+        if self._far:  # a link that has ended without anyone looking is none
+            process.loop.call(lambda: process.loop.watch.poll(0.0))
         self._missing = [r for r in self._far if cards[r].uid not in process.mesh.links]
         self._mine: list[address.Candidate] = []
         self._doors: dict[int, list[tuple[str, int]]] = {}
         self._approaches: dict[tuple[int, str], _Approach] = {}
-        self._turned: set[tuple[int, str]] = set()
+        self._turned: dict[tuple[int, str], float] = {}  # when a peer was asked to take the turn
         self._pending: list[tuple[str, str]] = []  # turns to ask for, in the Store
-
-    def await_group(self) -> None:
-        """Peers may be done before us; runs as the driver."""
-        self._process.mesh.await_group(self._membership.nonce)
 
     def prepare(self) -> None:
         """Steps 1 to 3; blocks in the Store."""
@@ -105,10 +105,19 @@ class Reach:
         if self._process.mesh.door is not None:
             self._process.mesh.door.tick()
         for (rank, role), approach in list(self._approaches.items()):
-            if approach.advance() or (rank, role) in self._turned:
+            if approach.advance():
                 continue
-            self._turned.add((rank, role))
-            self._turn(rank, role, approach)
+            since = self._turned.get((rank, role))
+            if since is None:
+                self._turned[rank, role] = time.monotonic()
+                self._turn(rank, role, approach)
+            elif time.monotonic() - since > TURN_S and rank in self.unlinked():
+                card = self._cards[rank]
+                raise PeerLost(
+                    f"rank {rank} (pid {card.pid} on {card.host}) cannot be reached and does not "
+                    f"connect either: {approach.problem}. Its process has ended, or it reaches "
+                    f"nobody. {address.WHAT_TO_DO}"
+                )
 
     def look(self) -> None:
         """Now and then, where the Store may be asked: has a peer asked us to connect instead?"""

@@ -17,6 +17,7 @@ class Watch:
 
     def __init__(self) -> None:
         self._handlers: dict[int, Handler] = {}
+        self._wanted: dict[int, int] = {}
         self._epoll = select.epoll()
         self._nudge = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self.add(self._nudge, self._on_nudge)
@@ -24,21 +25,24 @@ class Watch:
     def add(self, fd: int, handler: Handler) -> None:
         """Call `handler(events)` when fd is readable."""
         self._handlers[fd] = handler
+        self._wanted[fd] = select.EPOLLIN
         self._epoll.register(fd, select.EPOLLIN)
 
     def writes(self, fd: int, wanted: bool) -> None:
         """Also (or no longer) call it when fd is writable."""
-        self._epoll.modify(fd, select.EPOLLIN | (select.EPOLLOUT if wanted else 0))
+        self.interest(fd, reads=True, writes=wanted)
 
     def interest(self, fd: int, *, reads: bool, writes: bool) -> None:
         """Say anew what it is to be called for."""
         wanted = (select.EPOLLIN if reads else 0) | (select.EPOLLOUT if writes else 0)
-        if fd in self._handlers:
+        if self._wanted.get(fd, wanted) != wanted:  # most often nothing changes: no syscall then
+            self._wanted[fd] = wanted
             self._epoll.modify(fd, wanted)
 
     def remove(self, fd: int) -> None:
         """Forget a descriptor, before it is closed."""
         if self._handlers.pop(fd, None) is not None:
+            del self._wanted[fd]
             self._epoll.unregister(fd)
 
     def poll(self, timeout_s: float) -> None:

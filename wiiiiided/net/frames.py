@@ -42,13 +42,13 @@ class Sink(Protocol):
 class _Out:
     """A buffer on its way out, and whose it is."""
 
-    __slots__ = ("alone", "group", "head", "then", "view")
+    __slots__ = ("borrowed", "group", "head", "then", "view")
 
     def __init__(
-        self, view: memoryview, group: int, then: Then | None, head: bool, alone: bool = False
+        self, view: memoryview, group: int, then: Then | None, head: bool, borrowed: bool
     ) -> None:
         self.view, self.group, self.then = view, group, then
-        self.head, self.alone = head, alone  # a header; of a frame without payload
+        self.head, self.borrowed = head, borrowed
 
 
 class Frames:
@@ -66,18 +66,27 @@ class Frames:
         self._header: Header | None = None  # of the payload that is being received
         self._place = memoryview(b"")
         self._filled = 0
+        self._asked = 0  # how much the last read had room for
 
     # -- out ----
 
     def put(
-        self, header: bytes, payload: memoryview | None, group: int = 0, then: Then | None = None
+        self,
+        header: bytes,
+        payload: memoryview | None,
+        group: int = 0,
+        then: Then | None = None,
+        borrowed: bool = False,
     ) -> None:
-        """Queue a frame; `then` is called when the kernel has all of it."""
+        """Queue a frame; `then` is called when the kernel has all of it.
+
+        `borrowed`: the payload is somebody's array: left alone when the group is over.
+        """
         if payload is None or not len(payload):
-            self._out.append(_Out(memoryview(header), group, then, True, alone=True))
+            self._out.append(_Out(memoryview(header), group, then, True, borrowed))
             return
-        self._out.append(_Out(memoryview(header), group, None, True))
-        self._out.append(_Out(payload, group, then, False))
+        self._out.append(_Out(memoryview(header), group, None, True, borrowed))
+        self._out.append(_Out(payload, group, then, False, borrowed))
 
     def __len__(self) -> int:
         """Bytes that wait for the kernel."""
@@ -132,6 +141,9 @@ class Frames:
             count = self._read()
             if count < 0:
                 return False
+            if 0 < count < self._asked and not self.stream.pending():
+                self._use_scratch()
+                return False  # that was all: a look for more would be for nothing
             if count == 0:
                 if self._header is not None or self._end > self._begin:
                     # Its process was killed while it sent: a death, not a damaged frame.
@@ -147,32 +159,34 @@ class Frames:
         self.paused = None
 
     @property
-    def receiving(self) -> int:
-        """The group whose payload is half here; 0: none."""
-        return self._header.group if self._header is not None else 0
+    def receiving(self) -> Header | None:
+        """The frame whose payload is half here."""
+        return self._header
 
-    def let_go(self, group: int) -> None:
-        """What is being received for a group goes nowhere."""
-        if self.receiving == group:
-            self._place = memoryview(bytearray(self._place))  # with what has come: it is summed
+    def let_go(self) -> None:
+        """What is being received goes nowhere."""
+        self._place = memoryview(bytearray(self._place))  # with what has come: it is summed
 
-    def detach(self) -> None:
-        """What waits to be sent goes out of copies."""
+    def detach(self, group: int) -> None:
+        """What waits to be sent of a group's arrays goes out of copies."""
         for out in self._out:
-            out.view = memoryview(bytes(out.view))
+            if out.group == group and out.borrowed:
+                out.view = memoryview(bytes(out.view))
 
     def divert(self, group: int) -> None:
         """A group is over: nothing more goes into its memory, nothing more is sent out of it.
 
-        Frames without payload stay: they hold no memory, and a good-bye must be said.
+        Frames that own their bytes stay: a good-bye must be said, and an operation that is done
+        here may not be done where its last word is still to arrive.
         """
-        self.let_go(group)
+        if self._header is not None and self._header.group == group:
+            self.let_go()
         kept: deque[_Out] = deque()
         begun = True  # the first frame may be half sent: its rest must follow, from a copy
         for at, out in enumerate(self._out):
             begun = begun and (at == 0 or not out.head)
             if out.group == group:
-                if not (begun or out.alone):
+                if out.borrowed and not begun:
                     continue
                 out.view, out.then = memoryview(bytes(out.view)), None
             kept.append(out)
@@ -182,12 +196,14 @@ class Frames:
         """One read: the rest of a payload and the scratch behind it."""
         self._begin, self._end = self._compact()
         if self._header is None:
+            self._asked = SCRATCH_BYTES - self._end
             count = self.stream.receive([self._view[self._end :]])
             if count > 0:
                 self._end += count
                 self.received_bytes += count
             return count
         rest = self._place[self._filled :]
+        self._asked = len(rest) + SCRATCH_BYTES
         count = self.stream.receive([rest, self._view])
         if count > 0:
             self.received_bytes += count

@@ -17,7 +17,6 @@ import errno
 import fcntl
 import struct
 import termios
-import time
 from typing import Any, Final, Protocol
 
 from wiiiiided.codec.base import About
@@ -133,46 +132,47 @@ class WideLink:
             kind, codec, flags, about.dtype, group, generation, source, sequence, extra,
             piece, size, len(data), total, lane,
         )  # fmt: skip
-        self.data.put(header, view, group, then)
+        self.data.put(header, view, group, then, borrowed=True)
 
     @property
     def wants_to_write(self) -> bool:
         return self.data.wants_to_write
 
-    def let_go(self, group: int) -> None:
-        """What is being received for a group goes nowhere."""
-        if self.data.receiving == group:
+    def let_go_of_message(self, group: int, source: int, number: int) -> None:
+        """A receive gave up: what is half here of its message goes nowhere."""
+        header = self.data.receiving
+        if (
+            header is not None
+            and header.kind == Kind.CHUNK
+            and (header.group, header.source, header.sequence) == (group, source, number)
+        ):
             self._decoding.divert()
-        self.data.let_go(group)
+            self.data.let_go()
 
     def divert(self, group: int) -> None:
         """A group is over: its memory is neither read nor written any more."""
-        self.let_go(group)
+        header = self.data.receiving
+        if header is not None and header.group == group:
+            self._decoding.divert()
         self.data.divert(group)
 
-    def drain(self, patience_s: float) -> None:
-        """Before the end: until the peer's kernel has it all, as long as it takes some of it.
+    def unsettled(self) -> int:
+        """Before the end: bytes that the peer's kernel has not got yet; 0: all of it, or gone.
 
         What we have not read when we close would have our kernel reset the connection, and throw
         away what is still on its way to the peer: so it is read, and nobody wants it any more.
         """
-        fd, least, since = self.data.stream.fileno(), None, time.monotonic()
         nowhere = bytearray(1 << 16)
         try:
-            while time.monotonic() - since < patience_s:
-                self.data.flush()
-                while (count := self.data.stream.receive([nowhere])) > 0:
-                    pass
-                if count == 0:
-                    return  # the peer has closed: it reads no more
-                left = len(self.data) + self.data.wants_to_write + outstanding(fd)
-                if not left:
-                    return
-                if least is None or left < least:
-                    least, since = left, time.monotonic()
-                time.sleep(0.002)
+            self.data.flush()
+            while (count := self.data.stream.receive([nowhere])) > 0:
+                pass
+            if count == 0:
+                return 0  # the peer has closed: it reads no more
+            fd = self.data.stream.fileno()
+            return len(self.data) + self.data.wants_to_write + outstanding(fd)
         except OSError:
-            return  # it is gone
+            return 0
 
     def close(self) -> None:
         """Close both connections; harmless when repeated."""

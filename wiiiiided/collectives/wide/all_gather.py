@@ -6,30 +6,26 @@ pipelined  a rank sends its pieces to one *carrier* on each other host, who rece
 
     slot of a rank:   │ its own piece │ piece of a far rank it carries │ of another … │
 
-In turn i a rank does its part of piece i (put and send it, post where others go), waits for the
-far pieces of i-w, and takes piece i-w-a, having waited for all of its host to be done with turn
-i-a. All are then done with taking i-2a-w: that many slots are enough.
+In turn i a rank does its part of piece i (put and send it), posts where far pieces i+W go, waits
+for those of i-w, and takes piece i-w-a, having waited for all of its host to be done with turn
+i-a. All are then done with taking i-2a-w, and W+2a+w slots are enough.
 A rank that is alone on its host receives straight into its outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces
 from wiiiiided.collectives.wide.layout import as_hosts, carriers
-from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.collectives.wide.meet import AHEAD, FLIGHT, WINDOW, across, meet
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan
 from wiiiiided.engine.wide import Ticket
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import SMALL_BYTES, Array
-
-AHEAD: Final = 2
-FLIGHT: Final = 4
 
 
 def all_gather(group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> Plan:
@@ -86,6 +82,7 @@ class _Pipeline:
         self._tickets: dict[int, list[Ticket]] = {}
         self._sends: list[Ticket] = []
         self._sequence = 0
+        self._next = 0  # the first piece whose slots are not taken yet
 
     def plan(self) -> Plan:
         alone, team, count = self._alone, self._team, len(self._cuts)
@@ -94,17 +91,18 @@ class _Pipeline:
             if not alone:
                 self._put(0)
 
-        self._sequence = yield from meet(self._group, self._call, self._x, not alone, put)
-        self._exchange(0)
+        yield from meet(self._group, self._call, self._x, not alone, put, self._post_first)
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):
             if a and turn >= a and board.lagging(first + turn - a) >= 0:
                 yield first + turn - a
-            if 0 < turn < count:
-                if not alone:
+            if turn + WINDOW < count and not alone:
+                self._post(turn + WINDOW)
+            if turn < count:
+                if turn and not alone:
                     self._put(turn)
-                self._exchange(turn)
+                self._send(turn)
             if 0 <= turn - w < count:
                 tickets = self._tickets.pop(turn - w)
                 if not all(ticket.done for ticket in tickets):
@@ -116,27 +114,43 @@ class _Pipeline:
         if not all(ticket.done for ticket in self._sends):
             yield self._wide.tickets(self._sends, "the network to take pieces")
 
+    def _slot(self, k: int) -> list[Array]:
+        """The slots of piece k: every rank takes them in the same order, some turns ahead."""
+        assert self._team.staging is not None
+        while self._next <= k:
+            self._slots[self._next] = self._team.staging.next(self._x.dtype)
+            self._next += 1
+        return self._slots[k]
+
     def _put(self, k: int) -> None:
         begin, end = self._cuts[k]
-        assert self._team.staging is not None
-        slots = self._slots[k] = self._team.staging.next(self._x.dtype)
-        slots[self._team.rank][: end - begin] = self._x[begin:end]
+        self._slot(k)[self._team.rank][: end - begin] = self._x[begin:end]
 
-    def _exchange(self, k: int) -> None:
-        """Send my piece, and post where the pieces go that I carry."""
+    def _post_first(self, sequence: int) -> None:
+        self._sequence = sequence
+        count = len(self._cuts)
+        for k in range(count if self._alone else min(WINDOW, count)):
+            self._post(k)
+
+    def _post(self, k: int) -> None:
+        """Where the pieces go that I carry."""
         begin, end = self._cuts[k]
-        wide, me, sequence = self._wide, self._group.rank, self._sequence
-        mine = self._outputs[me]
-        if mine.ctypes.data != self._x.ctypes.data:
-            mine[begin:end] = self._x[begin:end]
         tickets = []
-        for nth, rank in enumerate(self._carried[me], 1):
+        for nth, rank in enumerate(self._carried[self._group.rank], 1):
             if self._alone:
                 into = self._outputs[rank][begin:end]
             else:
-                into = self._slots[k][self._team.rank][nth * self._room :][: end - begin]
-            tickets.append(wide.post(rank, sequence, 0, k, into))
+                into = self._slot(k)[self._team.rank][nth * self._room :][: end - begin]
+            tickets.append(self._wide.post(rank, self._sequence, 0, k, into))
         self._tickets[k] = tickets
+
+    def _send(self, k: int) -> None:
+        """My piece to those who carry it on the other hosts."""
+        begin, end = self._cuts[k]
+        wide, sequence = self._wide, self._sequence
+        mine = self._outputs[self._group.rank]
+        if mine.ctypes.data != self._x.ctypes.data:
+            mine[begin:end] = self._x[begin:end]
         self._sends = [ticket for ticket in self._sends if not ticket.done]
         for rank in self._targets:
             self._sends.append(wide.send(rank, sequence, 0, k, self._x[begin:end]))

@@ -28,23 +28,20 @@ came first. Half precision is rounded once inside the host and once between host
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces
 from wiiiiided.collectives.wide.batch import Errand, queued_errands, run_batch
 from wiiiiided.collectives.wide.layout import Exchange, as_hosts, exchange
-from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.collectives.wide.meet import AHEAD, FLIGHT, WINDOW, across, meet
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan, Wait
 from wiiiiided.engine.wide import Ticket
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Reduction
 from wiiiiided.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
-
-AHEAD: Final = 2  # a: turns that ranks of a host may be apart
-FLIGHT: Final = 4  # w, v: pieces on the wire (bench/results/two_hosts.md)
 
 
 def all_reduce(group: Group, call: Call, x: Array, reduction: Reduction, root: int = -1) -> Plan:
@@ -133,6 +130,7 @@ class _Pipeline:
         """Rings for local sums and for what the other hosts send of my part."""
         x, largest = self._x, self._cuts[0][1] - self._cuts[0][0]
         self._ring = self._ahead + self._flight + 1
+        self._posts = min(WINDOW, len(self._cuts)) + self._ring
         if not self._alone:
             raw = self._wide.buffer("sums", self._ring * largest * x.itemsize)
             self._sums = raw.view(x.dtype).reshape(self._ring, largest)
@@ -140,8 +138,8 @@ class _Pipeline:
         owns = [self._exchange(k).own for k in (0, len(self._cuts) - 1)]
         self._part = max(high - low for low, high in owns)
         others = len(self._hosts) - 1
-        raw = self._wide.buffer("heard", self._ring * others * self._part * x.itemsize)
-        self._heard = raw.view(x.dtype).reshape(self._ring, others, self._part)
+        raw = self._wide.buffer("heard", self._posts * others * self._part * x.itemsize)
+        self._heard = raw.view(x.dtype).reshape(self._posts, others, self._part)
 
     def _exchange(self, k: int) -> Exchange:
         begin, end = self._cuts[k]
@@ -155,17 +153,18 @@ class _Pipeline:
             if first_put:
                 self._put(0)
 
-        self._sequence = yield from meet(self._group, self._call, self._x, not self._alone, put)
-        self._post(0)
+        yield from meet(self._group, self._call, self._x, not self._alone, put, self._post_first)
         a, w, v, count = self._ahead, self._flight, self._back, len(self._cuts)
         first, board = self._team.board.step, self._team.board
         for turn in range(count + 2 * a + w + v):
             if a and turn >= a and board.lagging(first + turn - a) >= 0:
                 yield first + turn - a
-            if 0 < turn < count:
-                if not self._alone:
+            if turn + WINDOW < count:
+                self._post(turn + WINDOW)
+            if turn < count:
+                if turn and not self._alone:
                     self._put(turn)
-                self._post(turn)
+                self._post_results(turn)
             if 0 <= turn - a < count:
                 self._reduce(turn - a)
             if 0 <= (k := turn - a - w) < count:
@@ -200,24 +199,30 @@ class _Pipeline:
                 for low, high in there.mine:
                     mine[low:high] = piece[low:high]
 
+    def _post_first(self, sequence: int) -> None:
+        self._sequence = sequence
+        for k in range(min(WINDOW, len(self._cuts))):
+            self._post(k)
+
     def _post(self, k: int) -> None:
-        """A: where the others' sums of my part go, and their results."""
-        wide, work, sequence = self._wide, self._exchange(k), self._sequence
-        if wide.host in self._needing or self._back:
-            heard, base = self._heard[k % self._ring], work.own[0]
-            self._incoming[k] = [
-                wide.post(
-                    leg.rank, sequence, 0, k,
-                    heard[self._nth(leg.host), leg.begin - base : leg.end - base],
-                )
-                for leg in work.receives
-            ]  # fmt: skip
-        else:
-            self._incoming[k] = []
-        results = work.results if wide.host in self._needing else ()
+        """Where the others' sums of my part go."""
+        work, heard = self._exchange(k), self._heard[k % self._posts]
+        base = work.own[0]
+        self._incoming[k] = [
+            self._wide.post(
+                leg.rank, self._sequence, 0, k,
+                heard[self._nth(leg.host), leg.begin - base : leg.end - base],
+            )
+            for leg in work.receives
+        ]  # fmt: skip
+
+    def _post_results(self, k: int) -> None:
+        """Where results of the other hosts go. They need my sum, which I have not sent yet."""
+        results = self._exchange(k).results if self._wide.host in self._needing else ()
         into = self._result(k)
         self._collected[k] = [
-            wide.post(leg.rank, sequence, 1, k, into[leg.begin : leg.end]) for leg in results
+            self._wide.post(leg.rank, self._sequence, 1, k, into[leg.begin : leg.end])
+            for leg in results
         ]
 
     def _reduce(self, k: int) -> None:
@@ -237,7 +242,6 @@ class _Pipeline:
         self._outgoing[k] = [
             self._wide.send(leg.rank, self._sequence, 0, k, sums[leg.begin : leg.end])
             for leg in work.sends
-            if self._back or leg.host in self._needing
         ]
 
     def _combine(self, k: int) -> None:
@@ -245,10 +249,10 @@ class _Pipeline:
         work, wide = self._exchange(k), self._wide
         low, high = work.own
         if low == high or not (self._back or wide.host in self._needing):
-            return
+            return  # two hosts, and nobody here wants it: what the other sent only kept us in step
         begin, end = self._cuts[k]
         piece = self._x[begin:end]
-        heard = self._heard[k % self._ring]
+        heard = self._heard[k % self._posts]
         mine = piece[low:high] if self._alone else self._sums[k % self._ring][low:high]
         parts = [
             mine if h == wide.host else heard[self._nth(h)][: high - low]

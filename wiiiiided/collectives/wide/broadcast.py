@@ -7,28 +7,24 @@ pipelined  a chain of hosts, beginning with the root's: each passes a piece on w
     root ──► host 1, carrier of piece k ──► host 2, carrier of piece k ──► …
                └► its slot, where its host takes it
 
-Pieces are carried in turn by the ranks of a host, each over its own connections. In turn i a
-rank does its part of piece i (root: put and send; carrier: post where it goes), waits for
-piece i-w if it carries it and passes it on, and takes piece i-w-a, having waited for all of its
+Pieces are carried in turn by the ranks of a host, each over its own connections, and received
+straight into the carrier's array: all of them are posted before it says OPEN, because what it
+reads must never wait for what it passes on. In turn i the root puts and sends piece i, a carrier
+waits for piece i-w, passes it on and puts it, and all take piece i-w-a, having waited for their
 host to be done with turn i-a. Slots: 2a+w.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces
-from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.collectives.wide.meet import AHEAD, FLIGHT, across, meet
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan
 from wiiiiided.engine.wide import Ticket
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.slots import SMALL_BYTES, Array
-
-AHEAD: Final = 2
-FLIGHT: Final = 4
 
 
 def broadcast(group: Group, call: Call, x: Array, root: int) -> Plan:
@@ -85,17 +81,17 @@ class _Pipeline:
             if not alone:
                 self._put(0)
 
-        self._sequence = yield from meet(self._group, self._call, self._x, not alone, put)
-        self._begin(0)
+        yield from meet(self._group, self._call, self._x, not alone, put, self._post)
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):
             if a and turn >= a and board.lagging(first + turn - a) >= 0:
                 yield first + turn - a
-            if 0 < turn < count:
-                if not alone:
+            if turn < count:
+                if turn and not alone:
                     self._put(turn)
-                self._begin(turn)
+                if self._group.rank == self._root:
+                    self._send_on(turn)
             if (incoming := self._incoming.pop(turn - w, None)) is not None:
                 if not incoming.done:
                     yield self._wide.tickets([incoming], "a piece of another host")
@@ -116,26 +112,28 @@ class _Pipeline:
         if self._group.rank == self._root:
             slots[self._team.rank][: end - begin] = self._x[begin:end]
 
-    def _begin(self, k: int) -> None:
-        """The root sends piece k on its way; who carries it posts where it goes."""
-        if self._group.rank == self._root:
-            self._send_on(k)
-        elif self._before is not None and self._carrier(k) == self._group.rank:
-            # In the root's host the root itself sends; in the others, who carries.
-            before = self._before
-            source = self._root if self._root in before else before[k % len(before)]
-            self._incoming[k] = self._wide.post(source, self._sequence, 0, k, self._piece(k))
+    def _post(self, sequence: int) -> None:
+        """Where the pieces go that I carry."""
+        self._sequence, before = sequence, self._before
+        if before is None:
+            return
+        for k, (begin, end) in enumerate(self._cuts):
+            if self._carrier(k) == self._group.rank:
+                # In the root's host the root itself sends; in the others, who carries.
+                source = self._root if self._root in before else before[k % len(before)]
+                self._incoming[k] = self._wide.post(source, sequence, 0, k, self._x[begin:end])
 
     def _pass_on(self, k: int) -> None:
         self._send_on(k)
         begin, end = self._cuts[k]
         if not self._alone:
-            self._x[begin:end] = self._piece(k)
+            self._slots[k][self._team.rank][: end - begin] = self._x[begin:end]
 
     def _send_on(self, k: int) -> None:
         if self._after is not None:
+            begin, end = self._cuts[k]
             to = self._after[k % len(self._after)]
-            self._passed[k] = self._wide.send(to, self._sequence, 0, k, self._piece(k))
+            self._passed[k] = self._wide.send(to, self._sequence, 0, k, self._x[begin:end])
 
     def _take(self, k: int) -> None:
         begin, end = self._cuts[k]
@@ -148,10 +146,3 @@ class _Pipeline:
         if self._wide.host == self._home:
             return self._root
         return self._team.ranks[k % self._team.size]
-
-    def _piece(self, k: int) -> Array:
-        """Where this rank has piece k: the root in its array, a carrier in its slot."""
-        begin, end = self._cuts[k]
-        if self._alone or self._group.rank == self._root:
-            return self._x[begin:end]
-        return self._slots[k][self._team.rank][: end - begin]

@@ -1,8 +1,22 @@
-"""The beginning of every collective across hosts, and those that are nothing else: the barriers."""
+"""The beginning of every collective across hosts, and those that are nothing else: the barriers.
+
+The rule of all pieces: **a piece finds its place posted when it comes**. A link carries all groups,
+and one that had to wait for a place would hold up what others need to get on, their OPEN even: two
+groups in opposite order on two ranks could then wait for each other for ever. So
+
+- what a rank receives straight into its own arrays is all posted before it says OPEN;
+- what goes through rings and slots is posted WINDOW pieces ahead, also before OPEN. Nobody sends
+  further ahead than that: in a turn a rank ends piece k-w, for which it needs a piece of every
+  other host, and the ranks of a host are at most a turns apart; so who sends piece k has heard
+  from a host all of whose ranks are at turn k-w-2a-1 at least.
+
+(net.frames stops a link for a frame without a place nevertheless: slower, but nothing is lost.)
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from typing import Final
 
 import numpy as np
 
@@ -14,22 +28,37 @@ from wiiiiided.shm.slots import Array
 
 _EMPTY = np.empty(0, np.uint8)
 
+AHEAD: Final = 2  # a: turns that ranks of a host may be apart
+FLIGHT: Final = 4  # w: pieces on the wire in each direction (bench/results/two_hosts.md)
+WINDOW: Final = FLIGHT + 2 * AHEAD + 2  # pieces posted before their turn
+
 
 def _nothing() -> None:
     pass
 
 
+def _post_nothing(_: int) -> None:
+    pass
+
+
 def meet(
-    group: Group, call: Call, x: Array, large: bool, put: Callable[[], None] = _nothing
+    group: Group,
+    call: Call,
+    x: Array,
+    large: bool,
+    put: Callable[[], None] = _nothing,
+    post: Callable[[int], None] = _post_nothing,
 ) -> Generator[Wait, None, int]:
     """Wait until all ranks of all hosts have called this; returns the operation's number.
 
     First the ranks of this host: `put` lays the first piece in place for them. With `large` the
-    team's large slots are there afterwards.
+    team's large slots are there afterwards. Before the other hosts hear of it `post(number)` posts
+    where the first pieces from them go.
     """
     wide = across(group)
     yield from group.team.open(call, x, (0, 0), large, put)
     sequence = wide.begin()
+    post(sequence)
     wide.open(sequence, call)
     yield wide.opened(sequence)
     wide.take_opens(sequence, call)

@@ -14,23 +14,19 @@ enough.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 import numpy as np
 
 from wiiiiided.collectives.pieces import pieces
 from wiiiiided.collectives.wide.all_reduce import Brief
 from wiiiiided.collectives.wide.layout import as_hosts, carriers
-from wiiiiided.collectives.wide.meet import across, meet
+from wiiiiided.collectives.wide.meet import AHEAD, FLIGHT, WINDOW, across, meet
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Plan
 from wiiiiided.engine.wide import Ticket
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import Reduction
 from wiiiiided.shm.slots import SMALL_BYTES, Array
-
-AHEAD: Final = 2
-FLIGHT: Final = 4
 
 
 def reduce_scatter(
@@ -87,12 +83,13 @@ class _Pipeline:
     def _make_buffers(self) -> None:
         """Rings: my host's sums for me and the far ranks I serve; what other hosts send me."""
         self._ring = self._ahead + self._flight + 1
+        self._posts = min(WINDOW, len(self._cuts)) + self._ring
         rows, others = 1 + len(self._far), len(self._sources)
         dtype, each = self._output.dtype, self._room * self._output.itemsize
         sums = self._wide.buffer("sums", self._ring * rows * each)
         self._sums = sums.view(dtype).reshape(self._ring, rows, self._room)
-        heard = self._wide.buffer("heard", self._ring * others * each)
-        self._heard = heard.view(dtype).reshape(self._ring, others, self._room)
+        heard = self._wide.buffer("heard", self._posts * others * each)
+        self._heard = heard.view(dtype).reshape(self._posts, others, self._room)
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: who has no memory for it fails the group, not only itself
@@ -102,17 +99,16 @@ class _Pipeline:
             if not alone:
                 self._put(0)
 
-        self._sequence = yield from meet(self._group, self._call, self._output, not alone, put)
-        self._post(0)
+        yield from meet(self._group, self._call, self._output, not alone, put, self._post_first)
         a, w = self._ahead, self._flight
         first, board = team.board.step, team.board
         for turn in range(count + a + w):
             if a and a <= turn < count + a and board.lagging(first + turn - a) >= 0:
                 yield first + turn - a
-            if 0 < turn < count:
-                if not alone:
-                    self._put(turn)
-                self._post(turn)
+            if turn + WINDOW < count:
+                self._post(turn + WINDOW)
+            if 0 < turn < count and not alone:
+                self._put(turn)
             if 0 <= turn - a < count:
                 self._add_up(turn - a)
             if a and 0 < turn < count + a:
@@ -134,9 +130,14 @@ class _Pipeline:
             if self._adder[r] != self._group.rank:
                 mine[r * self._room :][: end - begin] = x[begin:end]
 
+    def _post_first(self, sequence: int) -> None:
+        self._sequence = sequence
+        for k in range(min(WINDOW, len(self._cuts))):
+            self._post(k)
+
     def _post(self, k: int) -> None:
         begin, end = self._cuts[k]
-        heard = self._heard[k % self._ring]
+        heard = self._heard[k % self._posts]
         self._incoming[k] = [
             self._wide.post(rank, self._sequence, 0, k, heard[nth][: end - begin])
             for nth, rank in enumerate(self._sources.values())
@@ -168,7 +169,7 @@ class _Pipeline:
 
     def _end(self, k: int) -> None:
         begin, end = self._cuts[k]
-        heard = iter(self._heard[k % self._ring])
+        heard = iter(self._heard[k % self._posts])
         mine = self._sums[k % self._ring][0] if not self._alone else self._inputs[self._group.rank]
         own = mine[: end - begin] if not self._alone else mine[begin:end]
         parts = [
