@@ -37,13 +37,17 @@ format: install
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Results go to bench/results/; on a quiet machine this takes about a quarter of an hour.
+# Results go to bench/results/; on a quiet machine this takes about three quarters of an hour.
+# The last ones build hosts from network namespaces: they need root, iproute2 and iperf3.
 bench: install $(VENV)/.bench
 	@$(BIN)/python bench/one_host.py
 	@$(BIN)/python bench/ddp_step.py
 	@$(BIN)/python bench/ddp_step.py --bucket-views
 	@$(BIN)/python bench/idle.py
 	@$(BIN)/python bench/daemon.py
+	@$(BIN)/python bench/sockets.py --save
+	@$(BIN)/python bench/codec.py --save
+	@$(BIN)/python bench/two_hosts.py --save
 
 # Open MPI is one of the contenders where it is there: apt-get install openmpi-bin libopenmpi-dev
 $(VENV)/.bench: $(VENV)/.installed

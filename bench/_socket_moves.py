@@ -178,7 +178,7 @@ def send_urgent(sock: socket.socket, seconds: float) -> dict[str, Any]:
     began = time.monotonic()
     until, due = began + seconds, began + _URGENT_EVERY_S
     left: list[memoryview] = []
-    bulk = [_FRAME.pack(_BULK_FRAME, 0), PATTERN[:_BULK_FRAME]]
+    bulk = [memoryview(_FRAME.pack(_BULK_FRAME, 0)), memoryview(PATTERN)[:_BULK_FRAME]]
     sent = 0
     while (now := time.monotonic()) < until or left:
         if not left:
@@ -187,7 +187,7 @@ def send_urgent(sock: socket.socket, seconds: float) -> dict[str, Any]:
                 left = [memoryview(urgent), PATTERN[:_URGENT_BYTES]]
                 due += _URGENT_EVERY_S
             else:
-                left = [memoryview(part) for part in bulk]
+                left = [*bulk]
         try:
             took = sock.sendmsg(left)
         except BlockingIOError:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 AnyLink = Link | WideLink
 UNMET_NS: Final = 500_000_000
+NAMED: Final = 6  # members in one sentence: a fault on the board has room for so many
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class Group:
         """The timeout has passed."""
         missing = op.missing()
         text = (
-            f"{self._members(missing)} did not arrive before the timeout of {op.timeout_s:g} s; "
+            f"{self._late(op)} did not arrive before the timeout of {op.timeout_s:g} s; "
             f"rank {self.rank} waited in {op}. It may be stopped, stuck, or never have called this"
         )
         if op.harmless:
@@ -306,6 +307,17 @@ class Group:
             return f"rank {rank} (global rank {world[rank]}, {where})"
         return f"rank {rank} ({where})"
 
+    def _late(self, op: Operation) -> str:
+        """Whom an operation waits for. A rank of another host may be held up by one beside it, and
+        cannot say so while it waits: then it is one of them."""
+        missing = op.missing()
+        if self.wide is None or not op.collective or op.harmless:
+            return self._members(missing)
+        suspects = self.wide.with_mates(missing)
+        more = f" and {len(suspects) - NAMED} more" if len(suspects) > NAMED else ""
+        text = self._members(suspects[:NAMED]) + more
+        return text if suspects == missing else f"one or more of {text}"
+
     def _members(self, ranks: list[int]) -> str:
         return ", ".join(self._member(r) for r in ranks) or "a rank"
 
@@ -314,7 +326,7 @@ class Group:
         waited = (now_ns - (op.waited_ns or op.begun_ns)) / 1e9
         what = f" ({op.wait.what})" if isinstance(op.wait, Until) else ""
         return (
-            f"{op} has waited {waited:.0f} s for {self._members(op.missing())}{what}; "
+            f"{op} has waited {waited:.0f} s for {self._late(op)}{what}; "
             f"giving up after {op.timeout_s:g} s"
         )
 

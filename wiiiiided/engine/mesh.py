@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import select
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from wiiiiided import log
 from wiiiiided.codec.encoder import Encoder
@@ -19,7 +19,7 @@ from wiiiiided.engine.faults import read_cause
 from wiiiiided.engine.link import Card
 from wiiiiided.errors import BadFrame, HostError
 from wiiiiided.net.door import Attempt, Door
-from wiiiiided.net.integrity import judge
+from wiiiiided.net.integrity import Verdict, judge
 from wiiiiided.net.link import WideLink, is_silence
 from wiiiiided.net.rate import LinkRate
 from wiiiiided.net.stream import Stream
@@ -42,6 +42,17 @@ MEASURE_BYTES: Final = 2 << 20
 DRAIN_S: Final = 5.0  # at the end: how long a slow link may take without any progress
 
 
+class LinkReport(NamedTuple):
+    """What can be said of the link to a process on another host."""
+
+    host: str
+    pid: int
+    sent: int  # bytes as they travelled, headers included
+    received: int
+    codec: str  # what is used now, and why: a sentence
+    checksum: str  # whether payloads carry a sum, and why
+
+
 class Mesh:
     """The wide links of this process. Everything here runs as the loop's driver."""
 
@@ -57,6 +68,7 @@ class Mesh:
         self._open: dict[str, tuple[str, int]] = {}  # where the door is open, by address
         self._rates: dict[str, LinkRate] = {}
         self._switches: dict[str, int] = {}  # how often a codec had changed when we last told
+        self._verdicts: dict[str, Verdict] = {}  # on sums of payloads
         self._measured: dict[str, int] = {}  # bytes sent when the rate was last looked at
         self._absent: set[int] = set()  # descriptors that are paused and cannot be watched
 
@@ -113,7 +125,8 @@ class Mesh:
     def _adopt(self, peer: Card, data: Stream, watch: Stream) -> None:
         config = self._process.config
         encoder = Encoder(config.codec)
-        link = WideLink(data, watch, peer, self, encoder, judge(config.checksum, None).summed)
+        verdict = self._verdicts[peer.uid] = judge(config.checksum, None)
+        link = WideLink(data, watch, peer, self, encoder, verdict.summed)
         link.lanes = Chunks(self._process, link)
         self.links[peer.uid] = link
         self._rates[peer.uid] = LinkRate()
@@ -123,6 +136,20 @@ class Mesh:
         # TLS may have decrypted the first frames along with the handshake: nothing would tell.
         self._process.loop.soon(lambda: self._go_on(link))
         self._process.loop.soon(lambda: self._on_watch(link, select.EPOLLIN))
+
+    def report(self) -> list[LinkReport]:
+        """All links, for whoever wants to know."""
+        return [
+            LinkReport(
+                link.peer.host,
+                link.peer.pid,
+                link.data.sent_bytes,
+                link.data.received_bytes,
+                link.encoder.reason,
+                self._verdicts[uid].reason,
+            )
+            for uid, link in self.links.items()
+        ]
 
     def on_this_machine(self) -> list[Card]:
         """The peers that are hosts of their own and yet share our kernel: containers."""
@@ -204,6 +231,7 @@ class Mesh:
             self._switches[link.peer.uid] = link.encoder.switches
             log.tell(who, f"{_far(link)}: {link.encoder.reason}")
         verdict = judge(self._process.config.checksum, sample.rate, link.summed)
+        self._verdicts[link.peer.uid] = verdict
         if verdict.summed != link.summed:
             link.summed = verdict.summed
             log.tell(who, f"{_far(link)}: sums of payloads {verdict.reason}")

@@ -19,6 +19,7 @@ import secrets
 import select
 import socket
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
 
 from wiiiiided import log
@@ -26,8 +27,8 @@ from wiiiiided.config import Config
 from wiiiiided.engine.lane import Lanes
 from wiiiiided.engine.link import Card, Link, Then, peer_uid
 from wiiiiided.engine.loop import Loop
-from wiiiiided.engine.mesh import Mesh
-from wiiiiided.errors import HostError
+from wiiiiided.engine.mesh import LinkReport, Mesh
+from wiiiiided.errors import HostError, UsageError
 from wiiiiided.net.link import WideLink
 from wiiiiided.shm import board, stats
 from wiiiiided.shm.kernels import DTYPE_NAMES
@@ -45,6 +46,7 @@ _users = 0
 _guard = threading.Lock()
 _page: stats.StatsPage | None = None
 _finalizer: Any = None
+_interface: str | None = None  # what the program asked for, in place of WIIIIIDE_INTERFACE
 
 
 def stats_page() -> stats.StatsPage:
@@ -55,12 +57,34 @@ def stats_page() -> stats.StatsPage:
     return _page
 
 
+def set_interface(interface: str) -> None:
+    """Which interface, address or network to reach other hosts by; before the first group."""
+    global _interface
+    with _guard:
+        if _current is not None:
+            raise UsageError(
+                "the interface must be set before the first process group is made: "
+                "links to other hosts exist already"
+            )
+        _interface = interface
+
+
+def links() -> list[LinkReport]:
+    """The links of this process to those of other hosts."""
+    process, found = _current, []
+    if process is not None:
+        process.loop.call(lambda: found.extend(process.mesh.report()))
+    return found
+
+
 def enter() -> Process:
     """The process, for one more group; `leave` when that group ends."""
     global _current, _users, _finalizer
     with _guard:
         if _current is None:
             config = Config.read()
+            if _interface is not None:
+                config = replace(config, interface=_interface)
             log.set_tier(config.log)
             _current = Process(config)
             atexit.register(_at_exit)

@@ -141,6 +141,12 @@ class Wide:
                 )
         return said
 
+    def with_mates(self, ranks: list[int]) -> list[int]:
+        """These ranks, and of those on other hosts all that are beside them."""
+        others = [self.hosts[h] for h in self.others]
+        mates = {mate for host in others if not set(host).isdisjoint(ranks) for mate in host}
+        return sorted(mates.union(ranks))
+
     def muster(self, number: int) -> None:
         """I have entered a monitored barrier: tell everyone on other hosts."""
         for rank in self.mustered:

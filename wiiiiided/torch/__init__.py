@@ -3,14 +3,21 @@
 import torch.distributed as dist
 dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
-from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress
+from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress, links, set_interface
 from wiiiiided.torch import send_object, recv_object, broadcast_object
 """
 
 from __future__ import annotations
 
 from wiiiiided.autoload import BACKEND, register
-from wiiiiided.torch.api import monitored_barrier, progress, shared_empty, stats
+from wiiiiided.torch.api import (
+    links,
+    monitored_barrier,
+    progress,
+    set_interface,
+    shared_empty,
+    stats,
+)
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 
@@ -20,10 +27,12 @@ __all__ = [
     "BACKEND",
     "WiiiiideProcessGroup",
     "broadcast_object",
+    "links",
     "monitored_barrier",
     "progress",
     "recv_object",
     "send_object",
+    "set_interface",
     "shared_empty",
     "stats",
 ]

@@ -9,7 +9,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from wiiiiided.engine.mesh import LinkReport
 from wiiiiided.engine.operation import Operation
+from wiiiiided.engine.process import links as engine_links
+from wiiiiided.engine.process import set_interface as set_engine_interface
 from wiiiiided.engine.process import stats_page
 from wiiiiided.errors import UsageError
 from wiiiiided.shm import stats as counters
@@ -62,6 +65,23 @@ def monitored_barrier(
     The timeout is the group's own unless given.
     """
     _ours(group, "monitored_barrier").monitored_barrier(timeout)
+
+
+def set_interface(interface: str) -> None:
+    """Reach other hosts by this interface, address or network: "eth1", "10.0.0.5", "10.0.0.0/24".
+
+    Before the first process group is made; it counts more than WIIIIIDE_INTERFACE. Without either
+    the address is found by the routes to the other hosts.
+    """
+    set_engine_interface(interface)
+
+
+def links() -> list[LinkReport]:
+    """The links to processes on other hosts: bytes, and which codec and checksum are used, and why.
+
+    Empty where all groups stay on one host.
+    """
+    return engine_links()
 
 
 def stats() -> Stats:
