@@ -353,7 +353,9 @@ def _attach(
     process.loop.call(enlist)
     process.loop.call(lambda: process.mesh.enlisted(membership.nonce))
 
-    op = Operation(group, "join", 0, _meet(group), timeout_s=max(0.1, deadline - time.monotonic()))
+    op = Operation(
+        group, "join", 0, first_meeting(group), timeout_s=max(0.1, deadline - time.monotonic())
+    )
     process.loop.submit(op)
     try:
         while not process.loop.wait(op, LOOK_S):
@@ -366,13 +368,13 @@ def _attach(
     return group
 
 
-def _meet(group: Group) -> Plan:
+def first_meeting(group: Group) -> Plan:
     """The hosts' first meeting, after that of the ranks of this one."""
-    yield group.team.arrive()
     wide = group.wide
+    sequence = wide.begin() if wide is not None else 0
+    yield group.team.arrive()
     if wide is not None:
         call = Call.of("join")
-        sequence = wide.begin()
         wide.open(sequence, call)
         yield wide.opened(sequence)
         wide.take_opens(sequence, call)

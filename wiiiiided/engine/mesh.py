@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from wiiiiided.engine.process import Process
 
 MAX_EAGER: Final = 64 * 1024
-_NOWHERE: Final = bytearray(1 << 20)  # where the rest of a group goes that is gone
 # What a peer says before we have made the group it says it in: its OPEN, a fault, a good-bye.
 MAX_EARLY: Final = 4096
 MAX_EARLY_FRAMES: Final = 4096
@@ -326,9 +325,8 @@ class Mesh:
         if group is None and header.group in self._early and header.raw <= MAX_EARLY:
             return memoryview(bytearray(header.raw))
         if group is None or group.problem() is not None:
-            if header.raw > len(_NOWHERE):
-                return memoryview(bytearray(header.raw))
-            return memoryview(_NOWHERE)[: header.raw]
+            # Nowhere, but a nowhere of its own: what comes is summed, and two links may be at it.
+            return memoryview(bytearray(header.raw))
         if header.dtype >= len(DTYPE_NAMES) and header.kind in (Kind.EAGER, Kind.OFFER):
             raise BadFrame(f"a message of dtype {header.dtype}, which there is not")
         match header.kind:

@@ -9,7 +9,7 @@ of them sends OPEN to its audience; who has an OPEN from every other host knows 
 begun, so that from then on nothing depends on what a program does next. Only then do PIECE frames
 flow, into places that were posted. A small operation's data rides on the OPEN itself.
 
-An OPEN may come before the operation is called here: it waits in `_opens`, at most two operations
+An OPEN may come before the operation is called here: it waits in `_opens`, at most one operation
 ahead (nobody ends one without my team's OPEN), so what a peer can make us keep is bounded. A PIECE
 that finds no place stops its link for a moment (net.frames): the place comes, because everybody has
 begun.
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from wiiiiided.engine.group import Group
 
 MAX_OPEN: Final = CALL_BYTES + SMALL_BYTES
-# How far a peer can be ahead. I have arrived in my team for operation s and not yet looked; a rank
-# beside me has met the others for it, so a far rank is done with s and has announced s + 1, while
-# here s - 1 was the last that began. For s + 2 it would need a team mate who needs me.
-EARLY: Final = 2
+# How far a peer can be ahead: an operation is begun here before I arrive in my team, and a far rank
+# that is done with it has heard my team, so it has announced the next one at most.
+EARLY: Final = 1
 
 
 class Open(NamedTuple):

@@ -44,9 +44,9 @@ def _brief(group: Group, call: Call, x: Array, outputs: Sequence[Array]) -> Plan
         slots.extend(team.small.next(x.dtype))
         slots[team.rank][: x.size] = x
 
+    sequence = wide.begin()
     yield from team.open(call, x, (0, 0), False, put)
     here = np.concatenate([slot[: x.size] for slot in slots])
-    sequence = wide.begin()
     wide.open(sequence, call, here)
     yield wide.opened(sequence)
     said = wide.take_opens(sequence, call)

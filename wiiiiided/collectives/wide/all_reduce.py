@@ -73,7 +73,7 @@ class Brief:
         team, wide, call = self._group.team, self._wide, self._call
         if wide.agreed and (yield from run_batch(self._group, Errand(self, x))):
             return
-        ahead = queued_errands(self._group, 1)
+        ahead, sequence = queued_errands(self._group, 1), wide.begin()
         if team.size > 1:
             team.parity = parity = team.parity ^ 1
             team.board.announce(call, parity)
@@ -89,7 +89,6 @@ class Brief:
             self._reduction.partial(self._turns[turn], mine)
         else:
             mine = x
-        sequence = wide.begin()
         wide.open(sequence, call, mine, ahead)
         yield wide.opened(sequence)
         said = wide.take_opens(sequence, call)

@@ -81,7 +81,7 @@ def run_batch(group: Group, first: Errand) -> Generator[Wait, None, bool]:
     mine = np.zeros(total, np.uint8)
     for start, (_, x) in zip(starts, errands, strict=True):
         mine[start : start + x.nbytes] = x.view(np.uint8)
-    same, ahead = True, queued_errands(group, count)
+    same, ahead, sequence = True, queued_errands(group, count), wide.begin()
     if team.size > 1:
         team.parity = parity = team.parity ^ 1
         team.board.announce(call, parity)
@@ -93,7 +93,6 @@ def run_batch(group: Group, first: Errand) -> Generator[Wait, None, bool]:
         for run in runs if same else ():
             parts = [slot[run.begin : run.end].view(run.dtype) for slot in slots]
             run.reduction.partial(parts, mine[run.begin : run.end].view(run.dtype))
-    sequence = wide.begin()
     wide.open(sequence, call if same else _DISSENT, mine, ahead)
     yield wide.opened(sequence)
     said = wide.hear(sequence)

@@ -44,8 +44,8 @@ def _brief(group: Group, call: Call, x: Array, root: int) -> Plan:
         if group.rank == root:
             slots[team.rank][: x.size] = x
 
-    yield from team.open(call, x, (0, 0), False, put)
     sequence = wide.begin()
+    yield from team.open(call, x, (0, 0), False, put)
     here = slots[team.ranks.index(root)][: x.size].copy() if home == wide.host else None
     wide.open(sequence, call, here)
     yield wide.opened(sequence)

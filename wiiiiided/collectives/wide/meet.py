@@ -4,8 +4,8 @@ The rule of all pieces: **a piece finds its place posted when it comes**. A link
 and one that had to wait for a place would hold up what others need to get on, their OPEN even: two
 groups in opposite order on two ranks could then wait for each other for ever. So
 
-- what a rank receives straight into its own arrays is all posted before it says OPEN;
-- what goes through rings and slots is posted WINDOW pieces ahead, also before OPEN. Nobody sends
+- what a rank receives straight into its own arrays is all posted before it arrives in its team;
+- what goes through rings and slots is posted WINDOW pieces ahead, from then on. Nobody sends
   further ahead than that: in a turn a rank ends piece k-w, for which it needs a piece of every
   other host, and the ranks of a host are at most a turns apart; so who sends piece k has heard
   from a host all of whose ranks are at turn k-w-2a-1 at least.
@@ -51,14 +51,18 @@ def meet(
 ) -> Generator[Wait, None, int]:
     """Wait until all ranks of all hosts have called this; returns the operation's number.
 
-    First the ranks of this host: `put` lays the first piece in place for them. With `large` the
-    team's large slots are there afterwards. Before the other hosts hear of it `post(number)` posts
-    where the first pieces from them go.
+    First the ranks of this host: `put` lays the first piece in place for them, `post(number)` posts
+    where the first pieces of other hosts go: before I arrive, because a rank beside me speaks for
+    me too. With `large` the team's large slots are there by then.
     """
     wide = across(group)
-    yield from group.team.open(call, x, (0, 0), large, put)
-    sequence = wide.begin()
-    post(sequence)
+    sequence = wide.sequence + 1
+
+    def lay() -> None:
+        put()
+        post(wide.begin())
+
+    yield from group.team.open(call, x, (0, 0), large, lay)
     wide.open(sequence, call)
     yield wide.opened(sequence)
     wide.take_opens(sequence, call)
