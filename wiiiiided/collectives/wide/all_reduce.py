@@ -263,8 +263,10 @@ class _Pipeline:
             self._reduction.final(parts, result)
             if self._wanted:
                 piece[low:high] = result
-        elif self._wanted and (wide.host == 0 or len(parts) == 2):
-            result = mine  # one of the operands, but one that may be the result
+        elif self._wanted and (wide.host == 0 or len(parts) == 2) and high - low > 1:
+            # One of the operands, but one that may be the result. Not of a single element: numpy
+            # rounds a complex product in place there as nowhere else, and so would one host alone.
+            result = mine
             self._reduction.final(parts, result)
         else:
             result = piece[low:high] if self._wanted else np.empty_like(mine)
