@@ -13,12 +13,14 @@ import torch
 import torch.distributed as dist
 
 from tests.kit.faults import Failure, failure_of, make_group
-from tests.kit.leaks import Footprint
+from tests.kit.leaks import Footprint, shared_maps
+from tests.kit.networks import tcp_of
 from tests.kit.ranks import Rank, note, run_ranks, watch_ranks
 from wiiiiided.config import Config
 from wiiiiided.engine import join as joining
 from wiiiiided.engine import process as processes
 from wiiiiided.errors import UsageError
+from wiiiiided.net import interfaces
 
 DEADLINE_S = 5.0
 
@@ -181,14 +183,42 @@ def join_from_elsewhere(me: Rank, stranger: int) -> Any:
 
 
 @pytest.mark.parametrize("stranger", [0, 2])
-def test_a_member_on_another_machine_is_refused_by_all(stranger: int) -> None:
+def test_a_machine_that_cannot_be_reached_is_an_error_on_all_with_what_to_set(
+    stranger: int,
+) -> None:
+    """Another boot id is another machine; this one has the very addresses of the first."""
+    addresses = [str(one) for one in interfaces.candidates()]
     for failure, leaks in run_ranks(join_from_elsewhere, 3, stranger, backend=None):
         assert failure.kind == "HostError"
-        assert "another machine" in failure.text
-        assert "gloo" in failure.text
+        assert "can be reached from" in failure.text
+        for address in addresses:
+            assert f"{address} (also an address of this machine)" in failure.text, failure
+        assert "WIIIIIDE_INTERFACE" in failure.text
         assert "\n" not in failure.text
         assert failure.took_s < DEADLINE_S
         assert leaks == []
+
+
+def look_at_links(me: Rank) -> Any:
+    """The sum over all; TCP connections; the sizes of what is shared with others."""
+    x = torch.ones(100_000)
+    dist.all_reduce(x)
+    return float(x[-1]), sorted(tcp_of(os.getpid())), len(shared_maps())
+
+
+def test_ranks_of_two_hosts_are_linked_by_two_connections_a_pair_and_those_of_one_by_memory() -> (
+    None
+):
+    (one, first, _), (two, second, _), (three, third, maps) = run_ranks(look_at_links, "aab")
+    assert one == two == three == 3.0
+    for connections in (first, second, third):
+        assert {ours for ours, _ in connections} == {"127.0.0.1"}
+        assert {theirs for _, theirs in connections} == {"127.0.0.1"}
+    assert [len(first), len(second), len(third)] == [2, 2, 4]
+    assert maps == 1, "a host's only rank needs no slots to share"
+    (one, first, _), (two, second, _) = run_ranks(look_at_links, "aa")
+    assert one == two == 2.0
+    assert first == second == []
 
 
 def make_another_after_a_failure(me: Rank) -> float:
