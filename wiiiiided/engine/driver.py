@@ -289,6 +289,8 @@ class Driver:
 
     def _spin_far(self, group: Group, wait: Until) -> bool:
         """Look at the sockets for as long as spinning pays; whether the wait is over."""
+        if self._crowded:
+            return False  # a socket wakes us; who spins keeps a peer of ours from its core
         patience = self._patience
         allowed = left = patience.passes()
         while left:
@@ -300,8 +302,6 @@ class Driver:
                 return True
             if group.problem() is not None:
                 return False
-            if self._crowded:
-                sched_yield()
             left -= 1
         patience.in_vain()
         return False
@@ -344,6 +344,7 @@ class Driver:
                 continue
             if op.group.gone and op.group.lose_unmet(op, now):
                 continue
+            op.group.tell_mates(op)
             if now >= op.deadline_ns:
                 op.group.give_up(op)
                 continue

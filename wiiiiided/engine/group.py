@@ -308,15 +308,32 @@ class Group:
         return f"rank {rank} ({where})"
 
     def _late(self, op: Operation) -> str:
-        """Whom an operation waits for. A rank of another host may be held up by one beside it, and
-        cannot say so while it waits: then it is one of them."""
+        """Whom an operation waits for, in the end.
+
+        Who is beside me says on the board if a rank of another host keeps it. A rank of another
+        host may be kept by one beside it, and cannot say so: then it is one of them.
+        """
         missing = op.missing()
         if self.wide is None or not op.collective or op.harmless:
             return self._members(missing)
-        suspects = self.wide.with_mates(missing)
+        causes = sorted({self._kept_by(rank) for rank in missing})
+        suspects = self.wide.with_mates(causes)
         more = f" and {len(suspects) - NAMED} more" if len(suspects) > NAMED else ""
         text = self._members(suspects[:NAMED]) + more
-        return text if suspects == missing else f"one or more of {text}"
+        return text if suspects == causes else f"one or more of {text}"
+
+    def _kept_by(self, rank: int) -> int:
+        if rank not in self.team.ranks:
+            return rank
+        far = self.team.board.held(self.team.ranks.index(rank))
+        return rank if far < 0 else far
+
+    def tell_mates(self, op: Operation) -> None:
+        """Now and then, while I wait for another host: let those who wait for me know."""
+        if isinstance(op.wait, Until) and self.wide is not None and not op.harmless:
+            far = [rank for rank in op.missing() if rank not in self.team.ranks]
+            if far:
+                self.team.board.hold(far[0])
 
     def _members(self, ranks: list[int]) -> str:
         return ", ".join(self._member(r) for r in ranks) or "a rank"

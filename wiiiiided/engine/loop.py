@@ -126,6 +126,8 @@ class Loop(Driver):
                     if not arrived:
                         break
                 elif lagging(wait) >= 0:
+                    if self._crowded and group.wide is not None:
+                        break  # as for a socket: asleep we are woken, yielding we wait our turn
                     since = time.monotonic_ns()
                     arrived = self._spin(lagging, wait)
                     waited += time.monotonic_ns() - since

@@ -7,6 +7,7 @@ Every word has one writer, and ranks' blocks share no cache line, so there are n
       +0    arrived    the last step rank r has done its part of
       +64   awaited    0: awake; q+1: asleep until rank q arrives: q must ring the doorbell
       +128  mustered   monitored barriers rank r has entered
+      +136  held       who of another host keeps rank r waiting: milliseconds · 2^20 + rank + 1
       +192  call[2]    digest of what rank r called, for even and odd operations; its lowest bit
                        says that the rank's tensor lies in shared memory
       +208  place[2]   segment id and offset of that tensor, if it does (even, odd)
@@ -52,7 +53,9 @@ VERSION: Final = 1
 HEAD_BYTES: Final = PAGE
 RANK_BYTES: Final = 1024
 _WORDS: Final = RANK_BYTES // 8
-_ARRIVED, _AWAITED, _MUSTERED, _CALL, _PLACE, _AHEAD = 0, 8, 16, 24, 26, 30
+_ARRIVED, _AWAITED, _MUSTERED, _HELD, _CALL, _PLACE, _AHEAD = 0, 8, 16, 17, 24, 26, 30
+_HELD_BITS: Final = 20
+_HELD_MS: Final = 2500  # it is said about once a second: what is older is not so any more
 CALL_BYTES: Final = 128  # a call in words
 _TEXT = 256
 _FAULT, _FAULT_HEAD, _FAULT_TEXT_BYTES = 512, 32, 472
@@ -190,6 +193,17 @@ class Board:
     def wake(self) -> None:
         """I am awake again: no more bells."""
         self.words[self._mine + _AWAITED] = 0
+
+    def hold(self, rank: int) -> None:
+        """Let those beside me know that I wait for a rank of another host."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        self.words[self._mine + _HELD] = now_ms << _HELD_BITS | (rank + 1)
+
+    def held(self, place: int) -> int:
+        """The rank of another host that keeps a rank waiting now, or -1."""
+        word = self.words[self._base[place] + _HELD]
+        age_ms = time.monotonic_ns() // 1_000_000 - (word >> _HELD_BITS)
+        return (word & ((1 << _HELD_BITS) - 1)) - 1 if age_ms < _HELD_MS else -1
 
     # -- calls ----
 
