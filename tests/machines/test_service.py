@@ -127,9 +127,7 @@ def test_a_killed_daemon_is_started_again_and_adopts_its_jobs(site: Site) -> Non
     before = site.main_pid()
     site.machine.run("kill", "-KILL", str(before))
     wait_until(
-        lambda: (
-            site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active"
-        ),
+        lambda: site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active",
         30,
         "systemd has started it again",
     )
@@ -146,9 +144,7 @@ def test_a_daemon_that_hangs_is_replaced_by_the_watchdog(site: Site) -> None:
     site.machine.run("kill", "-STOP", str(before))
     # The pid is read first: "active" read before it could still be the one that hangs.
     wait_until(
-        lambda: (
-            site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active"
-        ),
+        lambda: site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active",
         60,
         "the watchdog has replaced it",
     )
