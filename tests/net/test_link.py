@@ -17,6 +17,7 @@ from wiiiiided.codec import choose
 from wiiiiided.codec.base import About, BadPayload
 from wiiiiided.codec.encoder import Encoder
 from wiiiiided.errors import BadFrame, HostError
+from wiiiiided.net import link as link_module
 from wiiiiided.net.fake import FakeNetwork, FakeStream, Line
 from wiiiiided.net.frames import Frames
 from wiiiiided.net.link import MAX_FAULT, WideLink, is_silence
@@ -530,6 +531,30 @@ def test_closing_ends_both_connections_and_once_more_does_no_harm() -> None:
     settle(network, b)
     assert b.payloads == [(1, b"last words")]
     assert b.ended == {b.link.data, b.link.watch}
+
+
+def test_a_link_is_settled_when_the_peer_has_the_data_and_the_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who sees us end must have found on the watch connection why."""
+    network, a, b = linked(15, line=QUICK)
+    streams = {stream.fileno(): stream for stream in a.streams}
+
+    def in_flight(fd: int) -> int:
+        return sum(len(part) for _, part in streams[fd].out.flight)
+
+    monkeypatch.setattr(link_module, "outstanding", in_flight)
+    assert a.link.unsettled() == 0
+    for kind in (Kind.OPEN, Kind.FAULT):
+        a.link.send(kind, 1, payload=b"rank 3 died")
+        assert a.link.unsettled() > 0
+        settle(network, b)
+        assert a.link.unsettled() == 0
+    piece(a.link, 1, 1, bytes(1000))
+    b.link.close()
+    while network.step():
+        pass
+    assert a.link.unsettled() == 0  # nobody reads it any more
 
 
 def test_silence_is_told_from_other_ends() -> None:

@@ -344,7 +344,7 @@ class Driver:
                 continue
             if op.group.gone and op.group.lose_unmet(op, now):
                 continue
-            op.group.tell_mates(op)
+            op.group.tell_mates(op, now)
             if now >= op.deadline_ns:
                 op.group.give_up(op)
                 continue

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 AnyLink = Link | WideLink
 UNMET_NS: Final = 500_000_000
+HELD_NS: Final = 250_000_000  # a wait that is worth telling those beside me
 NAMED: Final = 6  # members in one sentence: a fault on the board has room for so many
 
 
@@ -328,9 +329,11 @@ class Group:
         far = self.team.board.held(self.team.ranks.index(rank))
         return rank if far < 0 else far
 
-    def tell_mates(self, op: Operation) -> None:
+    def tell_mates(self, op: Operation, now_ns: int) -> None:
         """Now and then, while I wait for another host: let those who wait for me know."""
-        if isinstance(op.wait, Until) and self.wide is not None and not op.harmless:
+        if self.wide is None or op.harmless or now_ns - (op.waited_ns or now_ns) < HELD_NS:
+            return
+        if isinstance(op.wait, Until):
             far = [rank for rank in op.missing() if rank not in self.team.ranks]
             if far:
                 self.team.board.hold(far[0])

@@ -36,6 +36,7 @@ from wiiiiided.engine.reach import Reach
 from wiiiiided.engine.team import BASE_SEGMENT, Team, base_bytes
 from wiiiiided.errors import (
     HostError,
+    Mismatch,
     PeerLate,
     PeerLost,
     UsageError,
@@ -360,7 +361,9 @@ def _attach(
     try:
         while not process.loop.wait(op, LOOK_S):
             register.raise_failure()
-        if op.error is not None:
+        # A mismatch is of a later call: the others have joined and gone on. So have I, and my own
+        # next call, not the joining, says what they disagree on.
+        if op.error is not None and not isinstance(op.error, Mismatch):
             raise op.error
     except BaseException:
         process.loop.call(group.close)

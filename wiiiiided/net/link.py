@@ -160,17 +160,18 @@ class WideLink:
         """Before the end: bytes that the peer's kernel has not got yet; 0: all of it, or gone.
 
         What we have not read when we close would have our kernel reset the connection, and throw
-        away what is still on its way to the peer: so it is read, and nobody wants it any more.
+        away what is still on its way to the peer: so it is read, and nobody wants it any more. The
+        watch connection counts too: who sees us end must find there why.
         """
-        nowhere = bytearray(1 << 16)
+        nowhere, left = bytearray(1 << 16), 0
         try:
-            self.data.flush()
+            for frames in (self.data, self.watch):
+                frames.flush()
+                fd = frames.stream.fileno()
+                left += len(frames) + frames.wants_to_write + outstanding(fd)
             while (count := self.data.stream.receive([nowhere])) > 0:
                 pass
-            if count == 0:
-                return 0  # the peer has closed: it reads no more
-            fd = self.data.stream.fileno()
-            return len(self.data) + self.data.wants_to_write + outstanding(fd)
+            return left if count else 0  # the peer has closed: it reads no more
         except OSError:
             return 0
 

@@ -1,0 +1,256 @@
+"""A process of a pretended host: all of it real but sockets, threads and the clock.
+
+    Rank             a Process: real groups, mesh and links to other hosts
+      Wheel          the real Driver, turned one small step at a time by whoever holds it
+      NearLink       to a rank of the same host: frames from hand to hand
+
+tests.kit.wide_world has several of them and decides who moves.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import select
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+from wiiiiided.config import Config
+from wiiiiided.engine.driver import Driver
+from wiiiiided.engine.link import Card, Link, Then
+from wiiiiided.engine.loop import Loop
+from wiiiiided.engine.mesh import Mesh
+from wiiiiided.engine.operation import Operation
+from wiiiiided.engine.process import Process
+from wiiiiided.engine.watch import Watch
+from wiiiiided.net.fake import FakeNetwork, FakeStream, FakeWatch
+from wiiiiided.net.link import WideLink
+from wiiiiided.shm import stats
+from wiiiiided.shm.board import Board
+from wiiiiided.shm.kernels import DTYPE_NAMES
+from wiiiiided.wire.frame import Frame, Kind
+from wiiiiided.wire.header import Header
+
+if TYPE_CHECKING:
+    from tests.kit.wide_world import World
+
+
+class NearLink(Link):
+    """One end of a link inside a host: frames go from hand to hand, in order."""
+
+    def __init__(self, number: int, peer: Card, chance: random.Random) -> None:
+        # Not Link's own: there is no socket.
+        self.fd, self.pidfd, self.peer, self.pid = number, -1, peer, peer.pid
+        self.gone, self.said_bye = "", False
+        self.other: NearLink
+        self.inbox: deque[tuple[Frame, int]] = deque()
+        self.ended = False
+        self._chance = chance
+        self._out = deque()
+        self._descriptors = deque()
+
+    def send(self, frame: Frame, descriptor: int = -1, then: Then | None = None) -> None:
+        if self.gone:
+            return
+        if not self.other.gone:
+            copy = os.dup(descriptor) if descriptor >= 0 else -1
+            self.other.inbox.append((frame, copy))
+        if then is not None:
+            then()
+
+    def ring(self) -> None:
+        self.send(Frame(Kind.BELL))
+
+    def receive(self) -> tuple[list[Frame], bool]:
+        frames = []
+        for _ in range(self._chance.randint(1, len(self.inbox)) if self.inbox else 0):
+            frame, descriptor = self.inbox.popleft()
+            frames.append(frame)
+            if descriptor >= 0:
+                self._descriptors.append(descriptor)
+        return frames, self.ended and not self.inbox
+
+    @property
+    def readable(self) -> bool:
+        return not self.gone and (bool(self.inbox) or self.ended)
+
+    def close(self) -> None:
+        self.other.ended = True
+        for _, descriptor in self.inbox:
+            if descriptor >= 0:
+                os.close(descriptor)
+        self.inbox.clear()
+        while self._descriptors:
+            os.close(self._descriptors.popleft())
+
+
+class OwnEnds:
+    """The network as one rank's watch sees it: it need not look through everybody's streams."""
+
+    def __init__(self, network: FakeNetwork) -> None:
+        self._network, self.streams = network, list[FakeStream]()
+        self.chance, self.step = network.chance, network.step
+
+    def ends(self) -> list[FakeStream]:
+        return self.streams
+
+    @property
+    def now(self) -> float:
+        return self._network.now
+
+    @now.setter
+    def now(self, now: float) -> None:
+        self._network.now = now
+
+
+class Wheel(Driver):
+    """The driver, without a thread and without a clock: whoever holds it turns it."""
+
+    def __init__(self, config: Config, network: FakeNetwork) -> None:
+        super().__init__(config, stats.StatsPage())
+        self.watch.close()
+        self.ends = OwnEnds(network)
+        self.sockets = FakeWatch(cast(FakeNetwork, self.ends))
+        self.watch = cast(Watch, self.sockets)
+
+    def submit(self, op: Operation) -> None:
+        """A call of the program."""
+        self._submitted.append(op)
+
+    def called(self) -> bool:
+        """Take up a call or a task; whether there was one."""
+        if self._tasks:
+            self._run_tasks()
+        elif self._submitted:
+            self._admit(self._submitted.popleft())
+        else:
+            return False
+        return True
+
+    @property
+    def has_calls(self) -> bool:
+        return bool(self._tasks or self._submitted)
+
+    def advance(self, chance: random.Random) -> bool:
+        """Resume the plans that can go on, in any order."""
+        chance.shuffle(self.active)
+        return self._advance()
+
+    @property
+    def patrol_at(self) -> float:
+        """When to look for the late and the lost next."""
+        return self._patrol_at
+
+    def patrol(self) -> bool:
+        """Look for them; whether that ended anything."""
+        before = len(self.active) + len(self.messages)
+        self._patrol()
+        return len(self.active) + len(self.messages) != before
+
+    def doze(self) -> list[Board]:
+        """Say on the boards whom we wait for, as the driver does before it sleeps."""
+        boards = []
+        for op in self.active:
+            if isinstance(op.wait, int):
+                board = op.group.team.board
+                board.doze(board.lagging(op.wait))
+                boards.append(board)
+        return boards
+
+
+class CountingMesh(Mesh):
+    """The real one; it also counts the frames that come and find no place, nor a plan that is free
+    to go on and post it: those hold up their link for what may depend on that link."""
+
+    homeless = 0
+
+    def place(self, link: WideLink, header: Header) -> memoryview | None:
+        place = super().place(link, header)
+        if place is None:
+            queue = self._process.groups[header.group].queue
+            self.homeless += not (queue and _can_go_on(queue[0]))
+        return place
+
+
+def _can_go_on(op: Operation) -> bool:
+    if isinstance(op.wait, int):
+        return op.group.team.board.lagging(op.wait) < 0
+    return op.wait.ready()
+
+
+class Rank(Process):
+    """One process of the world."""
+
+    mesh: CountingMesh
+
+    def __init__(self, index: int, host: str, world: World, config: Config) -> None:
+        # Not Process's own: there is no listener and no thread.
+        self.index, self.host, self.name = index, host, f"r{index}"
+        self.config = config
+        self.card = Card(
+            uid=f"{index:016x}", token="", pid=1000 + index, host=f"host-{host}", boot=host,
+            network="", cores=[0],
+        )  # fmt: skip
+        self.dtype_names = DTYPE_NAMES
+        self.links, self.groups, self.segments = {}, {}, {}
+        self.wheel = Wheel(config, world.network)
+        self.loop = cast(Loop, self.wheel)
+        self.mesh = CountingMesh(self)
+        self.dead = self.stopped = False  # stopped: as by SIGSTOP, its kernel still answers
+        self.asleep: list[Board] | None = None
+        self.calls: dict[int, deque[Callable[[], None]]] = {}  # still to be made, by group
+        self._strangers = {}
+        self._chance = world.chance
+
+    def move(self) -> bool:
+        """One thing of what this process could do now; False: it sleeps."""
+        if self.asleep is not None:
+            if not (self.wheel.has_calls or self._heard()):
+                return False
+            self.wake()
+        if self.wheel.called():
+            return True
+        ways: list[Callable[[], bool]] = [
+            lambda: self.wheel.advance(self._chance),
+            lambda: self.wheel.sockets.poll(0.0),
+            self._read_near,
+        ]
+        self._chance.shuffle(ways)
+        if any(way() for way in ways):
+            return True
+        self.asleep = self.wheel.doze()
+        return False
+
+    def wake(self) -> None:
+        """No more bells."""
+        for sleeping in self.asleep or []:
+            sleeping.wake()
+        self.asleep = None
+
+    @property
+    def calls_left(self) -> int:
+        """What its program has still to call."""
+        return sum(map(len, self.calls.values()))
+
+    def _heard(self) -> bool:
+        return bool(self.wheel.sockets._ready()) or any(
+            cast(NearLink, link).readable for link in self.links.values()
+        )
+
+    def _read_near(self) -> bool:
+        readable = [link for link in self.links.values() if cast(NearLink, link).readable]
+        if readable:
+            self._on_link(self._chance.choice(readable), select.EPOLLIN)
+        return bool(readable)
+
+    def end(self) -> None:
+        """Give everything back."""
+        self.wake()
+        for joined in list(self.groups.values()):
+            joined.close()
+        for link in list(self.mesh.links.values()):
+            self.mesh._drop(link)
+        for near in self.links.values():
+            near.close()
+        self.drop_segments()
