@@ -236,3 +236,27 @@ def test_a_group_that_is_left_in_the_middle_does_not_harm_another(seed: int) -> 
         for rank, error in failures(world, doomed, others).items():
             assert isinstance(error, PeerLost), f"rank {rank}: {error!r}"
             assert f"{named(leaver, letters)} left the group" in str(error)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_who_leaves_because_of_a_death_is_not_blamed_for_it(seed: int) -> None:
+    """What it says of the death may be slower than its good-bye: they take two connections."""
+    chance = random.Random(f"leavers {seed}")
+    letters = chance.choice(PLACEMENTS)
+    with world_of(letters, seed) as world:
+        circle = world.circle()
+        world.run()
+        work = under_way(world, circle, chance)
+        victim = chance.randrange(len(letters))
+        world.kill(victim)
+        work += two_more(world, circle)
+        staying = [rank for rank in range(len(letters)) if rank != victim]
+        while not world.run(steps=3):
+            for rank in list(staying):
+                over = circle.groups[rank].problem() is not None
+                if over and not circle.members[rank].calls_left and chance.random() < 0.5:
+                    staying.remove(rank)
+                    world.leave(circle, rank)
+        others = [rank for rank in range(len(letters)) if rank != victim]
+        for rank, error in failures(world, work, others).items():
+            assert f"{named(victim, letters)} died" in str(error), f"rank {rank}: {error}"

@@ -363,13 +363,16 @@ class Group:
         """Leave: fail what is under way here, tell the others, let go of the memory."""
         if self.closed:
             return
+        failed = self._fault is not None
         self._fault = GroupClosed(f"group {self.membership.name} was destroyed in this process")
         self.loop.fail_group(self, self._fault)
         frame = Frame(Kind.LEAVE, self.membership.nonce)
         for link in self.team.links.values():
             self.process.send(link, frame)
         if self.wide is not None:
-            for rank in self.wide.mustered:
+            # Who has failed has told the others why, on the connection for that: a good-bye on this
+            # one could overtake it, and they would blame me.
+            for rank in () if failed else self.wide.mustered:
                 self.send_far(rank, Kind.LEAVE)
             self.wide.release()
         log.tell(self.who, "left")
