@@ -29,7 +29,7 @@ from wiiiiided.shm.slots import Array
 _EMPTY = np.empty(0, np.uint8)
 
 AHEAD: Final = 2  # a: turns that ranks of a host may be apart
-FLIGHT: Final = 4  # w: pieces on the wire in each direction (bench/results/two_hosts.md)
+FLIGHT: Final = 4  # w: pieces on the wire in each direction (bench/two_hosts.py)
 WINDOW: Final = FLIGHT + 2 * AHEAD + 2  # pieces posted before their turn
 
 
