@@ -19,9 +19,8 @@ from wiiiiided.engine.faults import read_cause
 from wiiiiided.engine.link import Card
 from wiiiiided.errors import BadFrame, HostError
 from wiiiiided.net.door import Attempt, Door
-from wiiiiided.net.integrity import Verdict, judge
+from wiiiiided.net.gauge import Gauge
 from wiiiiided.net.link import WideLink, is_silence
-from wiiiiided.net.rate import LinkRate
 from wiiiiided.net.stream import Stream
 from wiiiiided.shm import stats
 from wiiiiided.shm.kernels import DTYPE_NAMES
@@ -37,7 +36,6 @@ MAX_EAGER: Final = 64 * 1024
 # What a peer says before we have made the group it says it in: its OPEN, a fault, a good-bye.
 MAX_EARLY: Final = 4096
 MAX_EARLY_FRAMES: Final = 4096
-MEASURE_BYTES: Final = 2 << 20
 DRAIN_S: Final = 5.0  # at the end: how long a slow link may take without any progress
 
 
@@ -65,10 +63,7 @@ class Mesh:
         self._early: dict[int, list[tuple[WideLink, Header, memoryview]]] = {}
         self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
         self._open: dict[str, tuple[str, int]] = {}  # where the door is open, by address
-        self._rates: dict[str, LinkRate] = {}
-        self._switches: dict[str, int] = {}  # how often a codec had changed when we last told
-        self._verdicts: dict[str, Verdict] = {}  # on sums of payloads
-        self._measured: dict[str, int] = {}  # bytes sent when the rate was last looked at
+        self._gauges: dict[str, Gauge] = {}  # by the peer's uid
         self._absent: set[int] = set()  # descriptors that are paused and cannot be watched
 
     # -- set-up ----
@@ -123,13 +118,10 @@ class Mesh:
 
     def _adopt(self, peer: Card, data: Stream, watch: Stream) -> None:
         config = self._process.config
-        encoder = Encoder(config.codec)
-        verdict = self._verdicts[peer.uid] = judge(config.checksum, None)
-        link = WideLink(data, watch, peer, self, encoder, verdict.summed)
+        link = WideLink(data, watch, peer, self, Encoder(config.codec))
         link.lanes = Chunks(self._process, link)
         self.links[peer.uid] = link
-        self._rates[peer.uid] = LinkRate()
-        self._measured[peer.uid] = 0
+        self._gauges[peer.uid] = Gauge(link, config.checksum)
         self._watch.add(data.fileno(), lambda events: self._on_data(link, events))
         self._watch.add(watch.fileno(), lambda events: self._on_watch(link, events))
         # TLS may have decrypted the first frames along with the handshake: nothing would tell.
@@ -145,7 +137,7 @@ class Mesh:
                 link.data.sent_bytes,
                 link.data.received_bytes,
                 link.encoder.reason,
-                self._verdicts[uid].reason,
+                self._gauges[uid].checksum.reason,
             )
             for uid, link in self.links.items()
         ]
@@ -205,8 +197,8 @@ class Mesh:
             self._lose(link, "died")
             raise
         self._process.loop.page.words[stats.WIRE_OUT] += link.data.sent_bytes - before
-        if link.data.sent_bytes - self._measured[link.peer.uid] >= MEASURE_BYTES:
-            self._measure(link)
+        for change in self._gauges[link.peer.uid].look():
+            log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {change}")
         self._note(link)
 
     def _note(self, link: WideLink) -> None:
@@ -216,24 +208,6 @@ class Mesh:
         (unsent.add if wants else unsent.discard)(fd)
         if fd not in self._absent:
             self._watch.interest(fd, reads=link.data.paused is None, writes=wants)
-
-    def _measure(self, link: WideLink) -> None:
-        """What the kernel knows of the link's rate, for the choice of codec."""
-        self._measured[link.peer.uid] = link.data.sent_bytes
-        sock = getattr(link.data.stream, "sock", None)
-        sample = self._rates[link.peer.uid].sample(sock) if sock is not None else None
-        if sample is None:
-            return
-        link.encoder.note_link(sample.nbytes, sample.seconds)
-        who, seen = f"pid {self._process.card.pid}", self._switches.get(link.peer.uid, 0)
-        if link.encoder.switches != seen:
-            self._switches[link.peer.uid] = link.encoder.switches
-            log.tell(who, f"{_far(link)}: {link.encoder.reason}")
-        verdict = judge(self._process.config.checksum, sample.rate, link.summed)
-        self._verdicts[link.peer.uid] = verdict
-        if verdict.summed != link.summed:
-            link.summed = verdict.summed
-            log.tell(who, f"{_far(link)}: sums of payloads {verdict.reason}")
 
     # -- in ----
 
@@ -322,10 +296,9 @@ class Mesh:
     def place(self, link: WideLink, header: Header) -> memoryview | None:
         """Where the payload of a frame goes; see net.link.Upper."""
         group = self._group_of(link, header)
-        if group is None and header.group in self._early and header.raw <= MAX_EARLY:
-            return memoryview(bytearray(header.raw))
         if group is None or group.problem() is not None:
-            # Nowhere, but a nowhere of its own: what comes is summed, and two links may be at it.
+            # To be kept until the group stands, or nowhere: but a nowhere of its own, because
+            # what comes is summed, and two links may be at it.
             return memoryview(bytearray(header.raw))
         if header.dtype >= len(DTYPE_NAMES) and header.kind in (Kind.EAGER, Kind.OFFER):
             raise BadFrame(f"a message of dtype {header.dtype}, which there is not")
@@ -350,7 +323,7 @@ class Mesh:
         group = self._group_of(link, header)
         if group is None:
             early = self._early.get(header.group)
-            if early is not None and len(early) < MAX_EARLY_FRAMES:
+            if early is not None and len(early) < MAX_EARLY_FRAMES and header.raw <= MAX_EARLY:
                 early.append((link, header, payload))
             return
         if header.kind == Kind.FAULT:
@@ -390,7 +363,7 @@ class Mesh:
         link.gone = how
         self._drop(link)
         if self.links.get(link.peer.uid) is link:
-            del self.links[link.peer.uid]
+            del self.links[link.peer.uid], self._gauges[link.peer.uid]
         self._process.members_gone(link, how)
 
     def _drop(self, link: WideLink) -> None:

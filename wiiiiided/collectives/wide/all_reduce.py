@@ -146,10 +146,9 @@ class _Pipeline:
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: who has no memory for it fails the group, not only itself
-        first_put = not self._alone
 
         def put() -> None:
-            if first_put:
+            if not self._alone:
                 self._put(0)
 
         yield from meet(self._group, self._call, self._x, not self._alone, put, self._post_first)
