@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import struct
 from pathlib import Path
 
 import pytest
@@ -52,3 +53,29 @@ def test_a_file_that_cannot_be_mapped_is_refused_by_name(tmp_path: Path) -> None
     for path in (tmp_path / "missing", tmp_path):
         with pytest.raises(HostError, match=rf"WIIIIIDE_STATS='{path}'"):
             StatsPage(str(path))
+
+
+def test_what_the_script_says_is_whole_when_the_guard_is_even() -> None:
+    page = StatsPage()
+    page.say(7, 100, 0.25, 32)
+    page.say(8, None, None, 32)
+    words = page.words
+    assert words[stats.SAID_GUARD] == 4
+    assert (words[stats.STEP], words[stats.TOTAL], words[stats.SAMPLES]) == (9, 101, 64)
+    assert struct.unpack("=d", struct.pack("=q", words[stats.LOSS]))[0] == 0.25
+    assert words[stats.GIVEN] == stats.GAVE_SAMPLES | stats.GAVE_LOSS
+
+
+def test_the_codec_and_its_reason_stay_inside_their_place() -> None:
+    page = StatsPage()
+    page.words[stats.PEERS_AT] = 77
+    page.use_codec("lz4", "für " * 200)
+    begin = stats.CODEC_TEXT * 8
+    text = bytes(memoryview(page.words).cast("B")[begin : begin + stats.CODEC_BYTES])
+    assert text.startswith("lz4\nfür ".encode())
+    assert text.endswith(b"\0")
+    assert page.words[stats.PEERS_AT] == 77
+    page.use_codec("none", "short")
+    text = bytes(memoryview(page.words).cast("B")[begin : begin + stats.CODEC_BYTES])
+    assert text.rstrip(b"\0") == b"none\nshort"
+    assert page.words[stats.CODEC_GUARD] == 4

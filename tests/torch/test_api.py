@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -42,6 +43,45 @@ def _counts(me: Rank) -> None:
 
 def test_the_counters_count() -> None:
     run_ranks(_counts, 2)
+
+
+def _waits_for_the_last(me: Rank) -> tuple[dict[int, float], float, float, float]:
+    dist.barrier()
+    before, begun = stats(), time.monotonic()
+    if me.rank == me.size - 1:
+        time.sleep(0.3)  # what the others must be seen to wait for
+    works = [dist.all_reduce(torch.ones(300_000), async_op=True) for _ in range(4)]
+    for work in works:
+        work.wait()
+    after, took = stats(), time.monotonic() - begun
+    waited = {
+        peer: spent - before.waited_for.get(peer, 0.0) for peer, spent in after.waited_for.items()
+    }
+    return waited, after.waiting_s - before.waiting_s, after.exchange_s - before.exchange_s, took
+
+
+@pytest.mark.parametrize("ranks", [3, "aab", "abb"])
+def test_waiting_is_counted_against_the_one_that_is_late(ranks: int | str) -> None:
+    *early, late = run_ranks(_waits_for_the_last, ranks)
+    for me, (waited, waiting, exchange, took) in enumerate(early):
+        blamed = max(waited, key=lambda peer: waited[peer])
+        assert blamed == (2 if ranks != "abb" or me else 1)  # 1 speaks for its host to 0
+        assert waited[blamed] > 0.2
+        assert 0.2 < waiting <= exchange <= took
+    assert late[1] < 0.2
+
+
+def _receives(me: Rank) -> dict[int, float]:
+    if me.rank == 0:
+        time.sleep(0.3)
+        dist.send(torch.ones(3), 1)
+    else:
+        dist.recv(torch.ones(3))
+    return stats().waited_for
+
+
+def test_who_waits_for_a_message_waits_for_its_sender() -> None:
+    assert run_ranks(_receives, 2)[1][0] > 0.2
 
 
 def _watched(me: Rank) -> None:

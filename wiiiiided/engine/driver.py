@@ -63,6 +63,10 @@ class Driver:
         self._asleep = False
         self._closing = False
         self._patrol_at = 0.0
+        # Time with an operation under way, and with one waiting, is counted once, however many do.
+        self._under_way = self._under_way_ns = 0
+        self._waiters = self._waiters_ns = 0
+        self._late = 0  # the place that the last spin waited for
         # Plans run with numpy's floating-point warnings off: infinities are the user's business.
         # Entering a context costs 0.02 µs, np.errstate 1.1.
         context = contextvars.Context()
@@ -93,11 +97,12 @@ class Driver:
         now, words = time.monotonic_ns(), self.page.words
         words[stats.FAILED if error else stats.OPERATIONS] += 1
         words[stats.BYTES] += op.nbytes
-        if op.begun_ns:
-            words[stats.EXCHANGE_NS] += now - op.begun_ns
         if op.waited_ns:
-            words[stats.WAITING_NS] += now - op.waited_ns
-            op.waited_ns = 0
+            self._waited(op, now)
+        if op.begun_ns:
+            self._under_way -= 1
+            if not self._under_way:
+                words[stats.EXCHANGE_NS] += now - self._under_way_ns
         op.finish(error)
         if op.on_done is not None:
             self._completed.append(op)
@@ -196,26 +201,44 @@ class Driver:
             if wait.__class__ is int:
                 late = group.team.board.lagging(wait)
                 if late >= 0:
+                    op.late = group.team.ranks[late]
                     if not op.waited_ns:
-                        op.waited_ns = time.monotonic_ns()
+                        self._waits(op)
                     if group.gone and group.lose_missing(op):
                         return True
                     continue
             elif not wait.ready():  # type: ignore[union-attr]
                 if not op.waited_ns:
-                    op.waited_ns = time.monotonic_ns()
+                    op.late = next(iter(op.missing()), -1)
+                    self._waits(op)
                 if group.gone and group.lose_missing(op):
                     return True
                 continue
             if op.waited_ns:
-                self.page.words[stats.WAITING_NS] += time.monotonic_ns() - op.waited_ns
-                op.waited_ns = 0
+                self._waited(op, time.monotonic_ns())
             moved = True
             fence()
             self._resume(op)
             if op.done:
                 return True  # `active` has changed
         return moved
+
+    def _waits(self, op: Operation) -> None:
+        """An operation begins to wait."""
+        op.waited_ns = now = time.monotonic_ns()
+        if not self._waiters:
+            self._waiters_ns = now
+        self._waiters += 1
+
+    def _waited(self, op: Operation, now: int) -> None:
+        """A wait is over: count it, and for whom it was."""
+        words = self.page.words
+        self._waiters -= 1
+        if not self._waiters:
+            words[stats.WAITING_NS] += now - self._waiters_ns
+        if op.late >= 0:
+            words[op.group.wait_words[op.late]] += now - op.waited_ns
+        op.waited_ns = 0
 
     def _resume(self, op: Operation) -> None:
         try:
@@ -246,6 +269,9 @@ class Driver:
             self.finish(op, op.group.error_for(op, problem))
             return
         op.start_clock(self.config.stall_warning_s)
+        if not self._under_way:
+            self._under_way_ns = op.begun_ns
+        self._under_way += 1
         self._patrol_at = min(self._patrol_at, op.warn_ns / 1e9, op.deadline_ns / 1e9)
         if op.collective:
             self.active.append(op)
@@ -253,6 +279,7 @@ class Driver:
                 self._resume(op)
             return
         self.messages.add(op)
+        self._waits(op)  # a message does nothing else: frames from its peer complete it
         try:
             assert op.begin is not None
             op.begin(op)
@@ -280,9 +307,11 @@ class Driver:
         while left:
             if crowded:
                 sched_yield()
-            if lagging(step) < 0:
+            late = lagging(step)
+            if late < 0:
                 patience.paid(allowed - left)
                 return True
+            self._late = late
             left -= 1
         patience.in_vain()
         return False
@@ -338,6 +367,7 @@ class Driver:
     def _patrol(self) -> None:
         """Warn of the late, give up on the too late; runs about once a second while waiting."""
         now = time.monotonic_ns()
+        self._count(now)
         next_ns = now + int(PATROL_S * 1e9)
         for op in [*self.active, *self.messages]:
             if op.done:
@@ -354,6 +384,16 @@ class Driver:
         for look in self.on_patrol:
             look()
         self._patrol_at = next_ns / 1e9
+
+    def _count(self, now: int) -> None:
+        """Bring the page up to date in the middle of a long operation: somebody may be looking."""
+        words = self.page.words
+        if self._under_way:
+            words[stats.EXCHANGE_NS] += now - self._under_way_ns
+            self._under_way_ns = now
+        if self._waiters:
+            words[stats.WAITING_NS] += now - self._waiters_ns
+            self._waiters_ns = now
 
     def moved(self, op: Operation) -> None:
         """A part of a large message has crossed: its stall would begin now."""

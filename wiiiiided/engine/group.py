@@ -78,6 +78,9 @@ class Group:
         self.gone: dict[int, str] = {}  # members that will never arrive again, and how they went
         self.who = f"rank {self.rank} pid {process.card.pid} group {membership.name}"
         self._fault: BaseException | None = None
+        # Where in the stats page waiting for each member is counted.
+        world = membership.world or range(membership.size)
+        self.wait_words = [stats.PEERS_AT + min(rank, stats.PEERS - 1) for rank in world]
         self._death_ns = 0  # when the last member died, as far as is known here
         self._numbers = itertools.count(1)
 

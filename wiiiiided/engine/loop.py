@@ -81,7 +81,7 @@ class Loop(Driver):
                 if op is not None and not op.done:
                     begun_ns = op.begun_ns
                     self._admit(op)
-                    op.begun_ns = begun_ns
+                    op.begun_ns = self._under_way_ns = begun_ns
                     self._drive(op, asleep=True)
             else:
                 op = make()
@@ -120,17 +120,23 @@ class Loop(Driver):
                 if not isinstance(wait, int):
                     if wait.ready():
                         continue  # no memory of others is read for it: no fence is needed
+                    late = next(iter(wait.missing()), -1)
                     since = time.monotonic_ns()
                     arrived = self._spin_far(group, wait)
-                    waited += time.monotonic_ns() - since
+                    spent = time.monotonic_ns() - since
+                    waited += spent
+                    if late >= 0:
+                        words[group.wait_words[late]] += spent
                     if not arrived:
                         break
-                elif lagging(wait) >= 0:
+                elif (late := lagging(wait)) >= 0:
                     if self._crowded and group.wide is not None:
                         break  # as for a socket: asleep we are woken, yielding we wait our turn
-                    since = time.monotonic_ns()
+                    self._late, since = late, time.monotonic_ns()
                     arrived = self._spin(lagging, wait)
-                    waited += time.monotonic_ns() - since
+                    spent = time.monotonic_ns() - since
+                    waited += spent
+                    words[group.wait_words[group.team.ranks[self._late]]] += spent
                     if not arrived:
                         break
                 fence()

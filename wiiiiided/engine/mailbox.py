@@ -81,7 +81,7 @@ class Mailbox:
     def send(self, op: Operation, to: int, tag: int, dtype: int, data: Array) -> None:
         """Send bytes; the operation is done when `data` may be changed again."""
         group, number = self._group, next(self._numbers)
-        op.peers = [to]
+        op.peers, op.late = [to], to
         nonce, me, nbytes = group.membership.nonce, group.rank, data.size
         if to == me:
             order = next(self._orders)
@@ -219,7 +219,7 @@ class Mailbox:
 
     def _match(self, post: _Receive, arrived: _Arrived, tag: int) -> None:
         group, op, source = self._group, post.op, arrived.source
-        op.source = source
+        op.source = op.late = source
         if (arrived.nbytes, arrived.dtype) != (post.data.size, post.dtype):
             names = group.process.dtype_names
             group.fail(

@@ -64,6 +64,8 @@ class Mesh:
         self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
         self._open: dict[str, tuple[str, int]] = {}  # where the door is open, by address
         self._gauges: dict[str, Gauge] = {}  # by the peer's uid
+        self._codec_told = ""
+        process.loop.on_patrol.append(self._tell_codec)
         self._absent: set[int] = set()  # descriptors that are paused and cannot be watched
 
     # -- set-up ----
@@ -142,6 +144,16 @@ class Mesh:
             for uid, link in self.links.items()
         ]
 
+    def _tell_codec(self) -> None:
+        """What travels now, for who watches the stats page: about once a second, if it changed."""
+        reasons = [link.encoder.reason for link in self.links.values()]
+        if not reasons or self._codec_told == reasons[0]:
+            return
+        self._codec_told = reasons[0]
+        names = {reason.partition(":")[0] for reason in reasons}
+        name = names.pop() if len(names) == 1 else "mixed"
+        self._process.loop.page.use_codec(name, reasons[0].partition(": ")[2])
+
     def on_this_machine(self) -> list[Card]:
         """The peers that are hosts of their own and yet share our kernel: containers."""
         boot = self._process.card.boot
@@ -196,7 +208,9 @@ class Mesh:
             self._process.fail_groups(link, error)
             self._lose(link, "died")
             raise
-        self._process.loop.page.words[stats.WIRE_OUT] += link.data.sent_bytes - before
+        words = self._process.loop.page.words
+        words[stats.WIRE_OUT] += link.data.sent_bytes - before
+        words[stats.ENCODE_NS] += link.encoding_ns()
         for change in self._gauges[link.peer.uid].look():
             log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {change}")
         self._note(link)
@@ -238,7 +252,9 @@ class Mesh:
             self._process.fail_groups(link, error)
             self._lose(link, "died")
             raise
-        self._process.loop.page.words[stats.WIRE_IN] += link.data.received_bytes - before
+        words = self._process.loop.page.words
+        words[stats.WIRE_IN] += link.data.received_bytes - before
+        words[stats.DECODE_NS] += link.decoding_ns()
         if ended:
             # Why it went, if it said so, lies on the other connection: that is the cause, not it.
             self._on_watch(link, select.EPOLLIN)

@@ -52,6 +52,7 @@ class Operation:
         "error",
         "group",
         "harmless",
+        "late",
         "name",
         "nbytes",
         "on_done",
@@ -97,6 +98,7 @@ class Operation:
         self.peers: list[int] = []  # of a message: whom it needs
         self.begun_ns = 0
         self.waited_ns = 0  # when the present wait began; 0: not waiting
+        self.late = -1  # the rank it waits for, or waited for last
         self.deadline_ns = 0
         self.warn_ns = 0
         self.waiter: Any = None  # a held lock that a waiting thread sleeps on

@@ -75,6 +75,7 @@ class WideLink:
         self.data = Frames(data, self._decoding)
         self.watch = Frames(watch, _FaultsOnly(self, upper))
         self.lanes: Any = None  # its process sets it: how large messages cross (engine.chunks)
+        self._encoded_ns = self._decoded_ns = 0
         self.summed = summed  # whether payloads carry a sum (net.integrity)
 
     # -- out ----
@@ -133,6 +134,18 @@ class WideLink:
             piece, size, len(data), total, lane,
         )  # fmt: skip
         self.data.put(header, view, group, then, borrowed=True)
+
+    def encoding_ns(self) -> int:
+        """Time spent encoding since this was last asked."""
+        total = self.encoder.encode_ns + self.encoder.probe_ns
+        spent, self._encoded_ns = total - self._encoded_ns, total
+        return spent
+
+    def decoding_ns(self) -> int:
+        """Time spent decoding since this was last asked."""
+        total = self.decoder.decode_ns
+        spent, self._decoded_ns = total - self._decoded_ns, total
+        return spent
 
     @property
     def wants_to_write(self) -> bool:

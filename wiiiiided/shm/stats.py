@@ -12,14 +12,23 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 13 one more than the step the script reported last; 0: it never reported any
     words 14-17  bytes between hosts: sent, received (as they travelled, headers included), and of
             both the payload before the codec
+    words 18, 19  nanoseconds encoding, decoding
+    word 20 guards 13 and 21-24, what the script said: odd while they are being written
+    word 21 one more than the steps there will be   22 samples so far   23 loss (a float64)
+            24  1: samples were given, 2: a loss was given; both add up
+    word 25 guards the text that follows: odd while it is being written
+    words 26-63   "codec\\nreason" in UTF-8, ended by a zero: what travels to other hosts and why
+    words 64-319  nanoseconds waiting for rank 0, 1 … 254; the last is all others
 
-The layout only grows; its version changes when a word changes its meaning.
+A guarded part is whole when its guard was even and the same before and after it was read. The
+layout only grows; its version changes when a word changes its meaning. docs/metrics.md has units.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import struct
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -34,6 +43,14 @@ RANK, WORLD = 4, 5
 OPERATIONS, BYTES, EXCHANGE_NS, WAITING_NS, FAILED, SENT, RECEIVED = 6, 7, 8, 9, 10, 11, 12
 STEP = 13
 WIRE_OUT, WIRE_IN, WIRE_OUT_RAW, WIRE_IN_RAW = 14, 15, 16, 17
+ENCODE_NS, DECODE_NS = 18, 19
+SAID_GUARD, TOTAL, SAMPLES, LOSS, GIVEN = 20, 21, 22, 23, 24
+GAVE_SAMPLES, GAVE_LOSS = 1, 2  # bits of GIVEN
+CODEC_GUARD, CODEC_TEXT = 25, 26
+PEERS_AT, PEERS = 64, 256  # where the waiting for each peer is, and for how many
+CODEC_BYTES = (PEERS_AT - CODEC_TEXT) * 8
+
+_FLOAT_AS_WORD: Final = struct.Struct("=q").unpack
 
 
 @dataclass(frozen=True)
@@ -53,6 +70,9 @@ class Stats:
     wire_in: int
     wire_out_raw: int  # the payload of these before the codec
     wire_in_raw: int
+    encode_s: float
+    decode_s: float
+    waited_for: dict[int, float]  # seconds by rank of the world; 255 is all from there on
 
 
 class StatsPage:
@@ -83,7 +103,35 @@ class StatsPage:
             wire_in=w[WIRE_IN],
             wire_out_raw=w[WIRE_OUT_RAW],
             wire_in_raw=w[WIRE_IN_RAW],
+            encode_s=w[ENCODE_NS] / 1e9,
+            decode_s=w[DECODE_NS] / 1e9,
+            waited_for={
+                peer: w[PEERS_AT + peer] / 1e9 for peer in range(PEERS) if w[PEERS_AT + peer]
+            },
         )
+
+    def say(self, step: int, total: int | None, loss: float | None, samples: int | None) -> None:
+        """What only the script knows. None leaves what was said before."""
+        w = self.words
+        w[SAID_GUARD] += 1
+        w[STEP] = step + 1  # 0 is "never said anything"
+        if total is not None:
+            w[TOTAL] = total + 1
+        if samples is not None:
+            w[SAMPLES] += samples
+            w[GIVEN] |= GAVE_SAMPLES
+        if loss is not None:
+            w[LOSS] = _FLOAT_AS_WORD(struct.pack("=d", loss))[0]
+            w[GIVEN] |= GAVE_LOSS
+        w[SAID_GUARD] += 1
+
+    def use_codec(self, name: str, why: str) -> None:
+        """What travels to other hosts, and the sentence that says why."""
+        text = f"{name}\n{why}".encode()[: CODEC_BYTES - 1]
+        w, at = self.words, CODEC_TEXT * 8
+        w[CODEC_GUARD] += 1
+        self._map[at : at + CODEC_BYTES] = text.ljust(CODEC_BYTES, b"\0")
+        w[CODEC_GUARD] += 1
 
 
 def _map(path: str | None) -> mmap.mmap:

@@ -15,7 +15,6 @@ from wiiiiided.engine.process import links as engine_links
 from wiiiiided.engine.process import set_interface as set_engine_interface
 from wiiiiided.engine.process import stats_page
 from wiiiiided.errors import UsageError
-from wiiiiided.shm import stats as counters
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import dtype_name
 from wiiiiided.shm.slots import Array
@@ -89,14 +88,26 @@ def stats() -> Stats:
     return stats_page().read()
 
 
-def progress(step: int) -> None:
-    """Tell whoever watches this process that it has come to this step: hang_timeout counts anew.
+def progress(
+    step: int,
+    *,
+    total: int | None = None,
+    loss: float | torch.Tensor | None = None,
+    samples: int | None = None,
+) -> None:
+    """Tell whoever watches this process how far it is: `wiiiiide top` and the report show it.
 
-    Works under every backend, and without a group. Collectives of this backend count by themselves.
+    `total` is how many steps there will be, `samples` how many this rank has worked through since
+    the last call, `loss` anything float() takes. Only `step` is needed; it also makes
+    hang_timeout count anew. Works under every backend, and without a group; costs microseconds.
     """
     if step < 0:
         raise UsageError(f"step {step} is below 0")
-    stats_page().words[counters.STEP] = step + 1  # 0 is "never said anything"
+    if total is not None and total < 0:
+        raise UsageError(f"total {total} is below 0")
+    if samples is not None and samples < 0:
+        raise UsageError(f"samples {samples} is below 0: it is what this step added")
+    stats_page().say(step, total, None if loss is None else float(loss), samples)
 
 
 def _ours(group: dist.ProcessGroup | None, name: str) -> WiiiiideProcessGroup:
