@@ -24,6 +24,7 @@ from wiiiiided.client.connection import (
 from wiiiiided.client.errors import ClientError, DaemonLost, DaemonRefused, NoDaemon, TimedOut
 from wiiiiided.client.resume import Seen, both
 from wiiiiided.config import Paths
+from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import ENDED
 from wiiiiided.wire import messages as m
@@ -73,6 +74,15 @@ class Client:
 
     def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
         return self._ask(m.Status(), m.DaemonStatus, within_s)
+
+    def snapshot(self) -> m.Snapshot:
+        return self._ask(m.Watch(once=True), m.Snapshot)
+
+    def records(self, job: int) -> m.JobRecords:
+        return self._ask(m.Records(job), m.JobRecords)
+
+    def predict(self, name: str) -> Forecast:
+        return self._ask(m.Predict(name), m.Predicted).forecast
 
     def cancel(self, job: int, now: bool = False) -> m.JobView:
         """Returns when the job is really over, however long its grace is."""
@@ -135,6 +145,10 @@ class Client:
                 hint = "whether the job was queued is not known: look with wiiiiide ps"
                 raise DaemonLost(str(lost), hint) from lost
         return expect(answer, m.Submitted)
+
+    def watching(self, every_s: float = 1.0) -> Connection:
+        """A connection that Snapshots come from: `fileno()` to select on, `answer()` to read."""
+        return self._open(m.Watch(every_s), None)
 
     def wait(self, job: int, timeout_s: float | None = None) -> Iterator[m.JobView]:
         """The job now and at every change until it is over."""

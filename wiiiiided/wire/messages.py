@@ -7,6 +7,7 @@
                                                · Refused                      (always possible)
                                                · the one answer of the request
                                                · several answers, then End    (Wait, Logs, Pull)
+                                               · Snapshots without end        (Watch)
     Submit                         ──►
                                    ◄──       SendArchive when it does not have it yet
     the archive's bytes            ──►
@@ -23,6 +24,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from wiiiiided.domain.figures import Forecast, JobNow, NodeNow, RunRecord
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import JobSpec
 
@@ -117,6 +119,25 @@ class Status(Message, frozen=True):
     """What the daemon is and does."""
 
 
+class Watch(Message, frozen=True):
+    """A Snapshot now and every `every_s` (0.25 to 60) until the client goes; with `once`, one."""
+
+    every_s: float = 1.0
+    once: bool = False
+
+
+class Records(Message, frozen=True):
+    """What stays of a job's runs."""
+
+    id: int
+
+
+class Predict(Message, frozen=True):
+    """What a job of this name may need, from its earlier runs."""
+
+    name: str
+
+
 Request = (
     Submit
     | List
@@ -132,6 +153,9 @@ Request = (
     | Stacks
     | Pull
     | Status
+    | Watch
+    | Records
+    | Predict
 )
 
 
@@ -200,6 +224,8 @@ class JobDetail(Message, frozen=True):
     story: tuple[StoryLine, ...]
     directory: str  # of the job's files on its node
     error: str = ""  # what the failing rank wrote to its error file, or its last words
+    run: RunRecord | None = None  # figures of the latest attempt, without its points
+    forecast: Forecast | None = None  # of a job that has not begun
 
 
 class Reason(Message, frozen=True):
@@ -243,6 +269,36 @@ class DaemonStatus(Message, frozen=True):
     problem: str = ""  # a sentence when something is wrong: "cannot write its state: disk full"
 
 
+class JobRow(msgspec.Struct, frozen=True):
+    """A job in a snapshot: what it is, and what it does while it runs."""
+
+    job: JobView
+    now: JobNow | None = None
+
+
+class Snapshot(Message, frozen=True):
+    """Everything `top` shows: all nodes, all jobs that are not over, and the latest that are."""
+
+    at: float  # seconds since 1970
+    every_s: float
+    cluster: str  # what this set of machines is called; one machine: its name
+    nodes: tuple[NodeNow, ...]
+    jobs: tuple[JobRow, ...]  # running first, then in queue order, then ended
+    problem: str = ""  # as in DaemonStatus
+
+
+class JobRecords(Message, frozen=True):
+    """What `report` shows."""
+
+    job: JobView
+    story: tuple[StoryLine, ...]
+    runs: tuple[RunRecord, ...]  # one an attempt that was seen, oldest first
+
+
+class Predicted(Message, frozen=True):
+    forecast: Forecast
+
+
 class End(Message, frozen=True):
     """No more answers to this request."""
 
@@ -258,6 +314,9 @@ Answer = (
     | LogLines
     | StackDumps
     | DaemonStatus
+    | Snapshot
+    | JobRecords
+    | Predicted
     | End
 )
 
