@@ -1,73 +1,7 @@
-"""Untrusted text on a terminal: escaped here and nowhere else, and measured in columns.
-
-Names, reasons and log lines come from jobs, and whoever submitted them. A terminal obeys what it is
-sent: an ESC can move the cursor, set its title, or paint over other rows. So everything that is
-shown goes through `clean` (lines, tabs stay) or `cell` (parts of a row, one line for certain).
-
-Widths are what terminals do: two columns for wide characters, none for combining ones. Where they
-differ among each other (emoji made of several), the larger width is taken: a row may end early, it
-never wraps.
-"""
+"""Untrusted text on a terminal, as the commands know it: `wiiiiided.text` has it for all layers."""
 
 from __future__ import annotations
 
-import re
-import unicodedata
+from wiiiiided.text import ELLIPSIS, cell, clean, columns, cut, pad
 
-ELLIPSIS = "…"
-
-# Control characters (C0 without tab, DEL, C1), what turns the direction of text, separators of
-# lines, invisible marks of order, and halves of characters, which cannot be printed at all.
-_UNSAFE = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
-
-
-def _escaped(match: re.Match[str]) -> str:
-    code = ord(match[0])
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
-
-
-def clean(text: str) -> str:
-    """One line of text with nothing in it that a terminal would obey."""
-    return _UNSAFE.sub(_escaped, text)
-
-
-def cell(text: str) -> str:
-    """The same for a part of a row: a tab would move the rest."""
-    return clean(text).replace("\t", "\\t")
-
-
-def columns(text: str) -> int:
-    """How many columns a terminal takes for it."""
-    return len(text) if text.isascii() else sum(map(_columns_of, text))
-
-
-def _columns_of(char: str) -> int:
-    if char == "\ufe0f":
-        return 1  # makes the character before it an emoji, which may be wider
-    if unicodedata.category(char) in ("Mn", "Me", "Cf"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
-
-
-def cut(text: str, width: int) -> str:
-    """At most `width` columns of it; an ellipsis says that there was more."""
-    if columns(text) <= width:
-        return text
-    if width <= 0:
-        return ""
-    kept, used = "", 0
-    for char in text:
-        used += _columns_of(char)
-        if used > width - 1:
-            break
-        kept += char
-    return kept + ELLIPSIS
-
-
-def pad(text: str, width: int, right: bool = False) -> str:
-    """Cut or filled with spaces to exactly `width` columns."""
-    text = cut(text, width)
-    blanks = " " * (width - columns(text))
-    return blanks + text if right else text + blanks
+__all__ = ["ELLIPSIS", "cell", "clean", "columns", "cut", "pad"]

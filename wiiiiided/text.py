@@ -1,0 +1,79 @@
+"""Untrusted text on a terminal: escaped here and nowhere else, and measured in columns.
+
+Names, reasons and log lines come from jobs, and whoever submitted them. A terminal obeys what it is
+sent: an ESC can move the cursor, set its title, or paint over other rows. So everything that is
+shown goes through `clean` (lines, tabs stay) or `cell` (parts of a row, one line for certain).
+
+Widths are what terminals do: two columns for wide characters, none for combining ones. Where they
+differ among each other (emoji made of several, soft hyphens, emoji newer than this Python), the
+larger width is taken: a row may end early, it never wraps.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+ELLIPSIS = "…"
+
+# Control characters (C0 without tab, DEL, C1), what turns the direction of text, separators of
+# lines, invisible marks of order, and halves of characters, which cannot be printed at all.
+_UNSAFE = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
+)
+# Of the characters that only direct others, those that many terminals draw: the soft hyphen, and
+# signs that stand before a number.
+_VISIBLE = frozenset("\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2")
+
+
+def _escaped(match: re.Match[str]) -> str:
+    code = ord(match[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def clean(text: str) -> str:
+    """One line of text with nothing in it that a terminal would obey."""
+    return _UNSAFE.sub(_escaped, text)
+
+
+def cell(text: str) -> str:
+    """The same for a part of a row: a tab would move the rest."""
+    return clean(text).replace("\t", "\\t")
+
+
+def columns(text: str) -> int:
+    """How many columns a terminal takes for it."""
+    return len(text) if text.isascii() else sum(map(_columns_of, text))
+
+
+def _columns_of(char: str) -> int:
+    if char == "\ufe0f":
+        return 1  # makes the character before it an emoji, which may be wider
+    category = unicodedata.category(char)
+    if category in ("Mn", "Me", "Cf"):
+        return 1 if char in _VISIBLE else 0
+    if category == "Cn" and 0x1F000 <= ord(char) < 0x20000:
+        return 2  # where every new version of Unicode has put its emoji
+    return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def cut(text: str, width: int) -> str:
+    """At most `width` columns of it; an ellipsis says that there was more."""
+    if columns(text) <= width:
+        return text
+    if width <= 0:
+        return ""
+    kept, used = "", 0
+    for char in text:
+        used += _columns_of(char)
+        if used > width - 1:
+            break
+        kept += char
+    return kept + ELLIPSIS
+
+
+def pad(text: str, width: int, right: bool = False) -> str:
+    """Cut or filled with spaces to exactly `width` columns."""
+    text = cut(text, width)
+    blanks = " " * (width - columns(text))
+    return blanks + text if right else text + blanks
