@@ -1,0 +1,99 @@
+"""A job as it does now, and the machine it does it on."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.figures.samples import empty_record, sample, steady
+from wiiiiided.domain.figures import Rates
+from wiiiiided.domain.node import Node
+from wiiiiided.figures.course import Course
+from wiiiiided.figures.picture import HISTORY, Health, Trend, node_now
+
+A = Node("a", 4, 8 << 30)
+
+
+def two_nodes(seconds: int = 20) -> Course:
+    """Rank 1, on b, is late. The clock of b is far ahead."""
+    course = Course(empty_record(nodes=("a", "b")), 0.0, 0.0)
+    for second in range(seconds + 1):
+        at = float(second)
+        there = steady(1, at + 0.0, 0.0, step=second, total=100, loss=0.2, codec="none")
+        here = steady(0, at, 0.5, step=second + 1, total=100, loss=0.4, codec="lz4", memory=5)
+        course.take(at, {"a": [here], "b": [_at(there, at + 1e6)]})
+    return course
+
+
+def _at(found, at):  # type: ignore[no-untyped-def]
+    return type(found)(**{**{f: getattr(found, f) for f in found.__struct_fields__}, "at": at})
+
+
+def test_a_job_now_is_all_its_ranks_together() -> None:
+    now = two_nodes().now()
+    assert (now.step, now.total) == (20, 100)
+    assert now.loss == pytest.approx(0.3)
+    assert now.memory == 5
+    assert now.eta_s == pytest.approx(80.0)
+    assert now.rates.operations == pytest.approx(20.0)
+    assert now.rates.steps == pytest.approx(1.0)
+    assert [(rank.rank, rank.node, rank.codec) for rank in now.ranks] == [
+        (0, "a", "lz4"),
+        (1, "b", "none"),
+    ]
+
+
+def test_the_straggler_is_found_across_nodes_with_clocks_of_their_own() -> None:
+    late = two_nodes().now().straggler
+    assert late is not None
+    assert (late.rank, late.node) == (1, "b")
+
+
+def test_the_node_of_the_straggler_is_slow_and_the_other_is_not() -> None:
+    course = two_nodes()
+    states = {
+        name: node_now(Node(name, 4, 8 << 30), Health(), Trend(), [course], 0.0).state
+        for name in ("a", "b")
+    }
+    assert states == {"a": "ok", "b": "slow"}
+
+
+def test_a_machine_with_all_ranks_is_not_slower_than_the_others() -> None:
+    course = Course(empty_record(), 0.0, 0.0)
+    for second in range(20):
+        at = float(second)
+        course.take(at, {"a": [steady(0, at, 0.5), steady(1, at, 0.0)]})
+    assert course.now().straggler is not None
+    assert node_now(A, Health(), Trend(), [course], 0.0).state == "ok"
+
+
+def test_a_node_has_its_own_ranks_and_its_own_codec() -> None:
+    now = node_now(A, Health(0.5, 0.25, True), Trend(), [two_nodes()], 0.1)
+    assert (now.cpu, now.memory_used, now.note, now.codec) == (0.5, 0.25, "swapping", "lz4")
+    assert now.rates.operations == pytest.approx(10.0)
+    assert (now.jobs, now.cores, now.memory) == ((1,), 4, 8 << 30)
+
+
+def test_a_node_without_a_job_is_idle() -> None:
+    now = node_now(A, Health(), Trend(), [], 0.0)
+    assert (now.state, now.rates, now.jobs) == ("idle", Rates(), ())
+
+
+def test_a_rank_that_was_not_read_this_time_stays_as_it_was() -> None:
+    course = Course(empty_record(), 0.0, 0.0)
+    course.take(1.0, {"a": [sample(0, 1.0, step=5), sample(1, 1.0, step=6)]})
+    course.take(2.0, {"a": [sample(1, 2.0, step=7)]})
+    assert [rank.step for rank in course.now().ranks] == [5, 7]
+
+
+def test_the_trend_keeps_sixty_values_of_the_best_unit() -> None:
+    trend = Trend()
+    for number in range(HISTORY):
+        trend.take(Rates(operations=float(number)))
+    assert (trend.unit, len(trend.values)) == ("op/s", HISTORY)
+    trend.take(Rates(steps=2.0, operations=9.0))
+    assert (trend.unit, list(trend.values)) == ("step/s", [2.0])
+    for _ in range(2 * HISTORY):
+        trend.take(Rates(samples=64.0, steps=2.0))
+    assert (trend.unit, set(trend.values), len(trend.values)) == ("samples/s", {64.0}, HISTORY)
+    trend.clear()
+    assert (trend.unit, list(trend.values)) == ("op/s", [])

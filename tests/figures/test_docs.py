@@ -1,0 +1,48 @@
+"""docs/metrics.md has every field there is, and every word of the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from wiiiiided.domain import figures
+from wiiiiided.shm import stats
+from wiiiiided.wire.messages import JobRow, Snapshot
+
+TEXT = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+
+NOUNS = {
+    "RankSample": (figures.RankSample,),
+    "Rates": (figures.Rates,),
+    "Snapshot": (Snapshot, JobRow),
+    "NodeNow": (figures.NodeNow,),
+    "JobNow and RankNow": (figures.JobNow, figures.RankNow),
+    "Straggler": (figures.Straggler,),
+    "RunRecord": (figures.RunRecord, figures.Point, figures.RankRecord),
+    "Forecast": (figures.Forecast,),
+}
+
+
+def section(title: str) -> str:
+    """From its headline to the next."""
+    found = re.search(rf"^##+ {title}\b.*?(?=^## |^### |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found is not None, f"no section {title}"
+    return found[0]
+
+
+@pytest.mark.parametrize("title", NOUNS)
+def test_every_field_is_described(title: str) -> None:
+    words = set(re.findall(r"`([a-z_]+)`", section(title)))
+    fields = {name for noun in NOUNS[title] for name in noun.__struct_fields__}
+    assert fields <= words, f"{title} lacks {sorted(fields - words)}"
+
+
+def test_every_word_of_the_page_is_described() -> None:
+    described: set[int] = set()
+    for cell in re.findall(r"^\| ([0-9, –]+) \|", section("The stats page"), re.MULTILINE):
+        for part in cell.split(", "):
+            first, _, last = part.partition("–")
+            described |= set(range(int(first), int(last or first) + 1))
+    assert described == set(range(stats.PEERS_AT + stats.PEERS))

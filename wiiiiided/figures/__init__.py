@@ -1,0 +1,1 @@
+"""Figures from counters: pure functions, no clock and no files."""

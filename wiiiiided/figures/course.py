@@ -1,0 +1,112 @@
+"""The course of one attempt: everything that follows from its samples, kept while it runs.
+
+    {node: [RankSample, …]} ──take──► meters (rates) ── straggler ── pace (ETA) ── recorder
+                                          └──────────► now() → JobNow      record() → RunRecord
+
+Samples come by node, each with its own clock: rates are of one rank, so clocks never mix. `at` is
+the clock of whoever puts them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from wiiiiided.domain.figures import JobNow, RankNow, RankSample, Rates, RunRecord
+from wiiiiided.figures.eta import Pace
+from wiiiiided.figures.rates import Meter, together
+from wiiiiided.figures.record import Recorder
+from wiiiiided.figures.straggler import Finder, Verdict
+
+Samples = Mapping[str, Sequence[RankSample]]
+
+
+class Course:
+    """`began` is when the attempt did, by the clock of `at`; `record` may be of an earlier daemon,
+    or empty."""
+
+    def __init__(self, record: RunRecord, began: float, at: float) -> None:
+        self.id, self.attempt, self.name = record.job, record.attempt, record.name
+        self.began = began
+        self.ranks: dict[int, tuple[str, RankSample]] = {}  # rank → node, latest sample
+        self.at = at
+        self._meters: dict[int, Meter] = {}
+        self._finder = Finder()
+        self._pace = Pace()
+        self._recorder = Recorder(record, at - began)
+
+    def begin(self, sample: RankSample) -> None:
+        """A rank that has counted nothing yet: what it counts from here on has been seen."""
+        self._meter(sample.rank).take(sample)
+        self._recorder.begin(sample.at - self.began, sample)
+
+    def take(self, at: float, samples: Samples) -> None:
+        """What was read; ranks without a new sample stay as they are."""
+        ranks = dict(self.ranks)
+        for node, found in samples.items():
+            for sample in found:
+                self._meter(sample.rank).take(sample)
+                ranks[sample.rank] = (node, sample)
+        self.at, self.ranks = at, ranks
+        late = self._finder.take(at, ranks).straggler
+        self._pace.take(at, self.step)
+        self._recorder.take(at - self.began, ranks, late.rank if late is not None else None)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Who is the straggler, or why nobody is."""
+        return self._finder.verdict
+
+    @property
+    def step(self) -> int | None:
+        """Of the rank that is least far."""
+        steps = [sample.step for _, sample in self.ranks.values() if sample.step is not None]
+        return min(steps, default=None)
+
+    def rates(self, node: str | None = None) -> list[Rates]:
+        """Of each rank that has any, on one node or on all."""
+        return [
+            meter.rates
+            for rank, meter in self._meters.items()
+            if meter.rates is not None
+            and rank in self.ranks
+            and node in (None, self.ranks[rank][0])
+        ]
+
+    def now(self) -> JobNow:
+        samples = [sample for _, sample in self.ranks.values()]
+        totals = [sample.total for sample in samples if sample.total is not None]
+        losses = [sample.loss for sample in samples if sample.loss is not None]
+        memory = [sample.memory for sample in samples if sample.memory is not None]
+        total = max(totals, default=None)
+        return JobNow(
+            id=self.id,
+            rates=together(self.rates()),
+            step=self.step,
+            total=total,
+            loss=sum(losses) / len(losses) if losses else None,
+            eta_s=self._pace.left_s(self.at, total),
+            memory=sum(memory) if memory else None,
+            straggler=self.verdict.straggler,
+            ranks=tuple(self._rank(rank) for rank in sorted(self.ranks)),
+        )
+
+    def record(
+        self, *, ended_at: float | None = None, state: str = "", code: int | None = None
+    ) -> RunRecord:
+        return self._recorder.record(ended_at=ended_at, state=state, code=code)
+
+    def _meter(self, rank: int) -> Meter:
+        return self._meters.setdefault(rank, Meter())
+
+    def _rank(self, rank: int) -> RankNow:
+        node, sample = self.ranks[rank]
+        return RankNow(
+            rank=rank,
+            node=node,
+            rates=self._meter(rank).rates or Rates(),
+            step=sample.step,
+            loss=sample.loss,
+            memory=sample.memory,
+            codec=sample.codec,
+            codec_why=sample.codec_why,
+        )

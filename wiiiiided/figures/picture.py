@@ -1,0 +1,96 @@
+"""A machine as it does now, from what it has and from the courses of the jobs on it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Final, Literal, NamedTuple
+
+from wiiiiided.domain.figures import NodeNow, Rates
+from wiiiiided.domain.node import Node
+from wiiiiided.figures.course import Course
+from wiiiiided.figures.rates import one_word, together
+
+HISTORY: Final = 60  # values of a node's main rate
+Unit = Literal["samples/s", "step/s", "op/s"]
+
+
+class Health(NamedTuple):
+    """What the machine says of itself; None: not known yet."""
+
+    cpu: float | None = None
+    memory_used: float | None = None
+    swapping: bool = False
+
+
+class Trend:
+    """A node's main rate over its last samples, in the best unit it has."""
+
+    def __init__(self) -> None:
+        self.unit: Unit = "op/s"
+        self.values: deque[float] = deque(maxlen=HISTORY)
+
+    def take(self, rates: Rates) -> None:
+        unit, value = main_rate(rates)
+        if unit != self.unit:  # steps are no samples: one line cannot show both
+            self.values.clear()
+            self.unit = unit
+        self.values.append(value)
+
+    def clear(self) -> None:
+        self.values.clear()
+        self.unit = "op/s"
+
+
+def main_rate(rates: Rates) -> tuple[Unit, float]:
+    if rates.samples is not None:
+        return "samples/s", rates.samples
+    if rates.steps is not None:
+        return "step/s", rates.steps
+    return "op/s", rates.operations
+
+
+def node_rates(name: str, courses: Sequence[Course]) -> Rates:
+    return together([rate for course in courses for rate in course.rates(name)])
+
+
+def node_now(
+    node: Node, health: Health, trend: Trend, courses: Sequence[Course], age_s: float
+) -> NodeNow:
+    """`courses` are of the jobs that have ranks on it."""
+    here = [
+        sample
+        for course in courses
+        for place, sample in course.ranks.values()
+        if place == node.name
+    ]
+    codec = one_word(sample.codec for sample in here)
+    return NodeNow(
+        name=node.name,
+        state=_state(node.name, courses),
+        note="swapping" if health.swapping else "",
+        coordinator=True,  # a machine alone is its own
+        age_s=age_s,
+        cores=node.cores,
+        memory=node.memory,
+        cpu=health.cpu,
+        memory_used=health.memory_used,
+        rates=node_rates(node.name, courses),
+        codec=codec,
+        codec_why=next((s.codec_why for s in here if s.codec == codec), ""),
+        jobs=tuple(sorted(course.id for course in courses)),
+        history=tuple(trend.values),
+        unit=trend.unit,
+    )
+
+
+def _state(name: str, courses: Sequence[Course]) -> Literal["ok", "slow", "idle"]:
+    if not courses:
+        return "idle"
+    for course in courses:
+        late = course.verdict.straggler
+        nodes = {place for place, _ in course.ranks.values()}
+        # A machine that runs all ranks of a job is not slower than the others: there are none.
+        if late is not None and late.node == name and len(nodes) > 1:
+            return "slow"
+    return "ok"

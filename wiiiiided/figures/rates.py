@@ -1,0 +1,143 @@
+"""What happens per second, from a rank's counters: two samples make a rate, ranks make a sum.
+
+Some counters move only when an operation ends: one that takes ten seconds brings ten seconds of
+waiting at once. So a rate is taken between two moments at which something had just ended, and
+stays until the next, for as long as that may reasonably take:
+
+    samples      s─────s─────s─────s─────s─────s─────s        one a second
+    moved        *                       *           *
+    rate over    ├───────────────────────┤
+                                         ├───────────┤
+
+Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+from wiiiiided.domain.figures import RankSample, Rates
+
+SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
+STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
+
+COUNTERS: Final = (
+    *("operations", "failed", "shm_bytes", "wire_out", "wire_in", "wire_out_raw", "wire_in_raw"),
+    *("exchange_s", "waiting_s", "encode_s", "decode_s"),
+)
+
+
+def fell(old: RankSample, new: RankSample) -> bool:
+    """Whether a counter is smaller than before: what no counter of one process does."""
+    if old.pid != new.pid:
+        return False
+    if any(getattr(new, name) < getattr(old, name) for name in COUNTERS):
+        return True
+    return old.samples is not None and (new.samples is None or new.samples < old.samples)
+
+
+def moved(old: RankSample, new: RankSample) -> bool:
+    """Whether something ended, or the script said something."""
+    return (
+        new.operations != old.operations
+        or new.step != old.step
+        or new.samples != old.samples
+        or new.failed != old.failed
+        or new.pid != old.pid
+    )
+
+
+def blank(first: RankSample, at: float) -> RankSample:
+    """The rank when its page was made: nothing was counted yet."""
+    return RankSample(first.rank, at, first.pid, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def between(old: RankSample, new: RankSample) -> Rates:
+    """Per second, from one sample to a later one; nothing when they are of two processes."""
+    span = new.at - old.at
+    if span <= 0 or old.pid != new.pid:
+        return Rates()
+    waiting = (new.waiting_s - old.waiting_s) / span
+    # An operation is counted when it ends, its waiting already before.
+    exchange = max(waiting, (new.exchange_s - old.exchange_s) / span)
+    return Rates(
+        steps=_steps(old, new, span),
+        samples=None if new.samples is None else (new.samples - (old.samples or 0)) / span,
+        operations=(new.operations - old.operations) / span,
+        shm=(new.shm_bytes - old.shm_bytes) / span,
+        wire_out=(new.wire_out - old.wire_out) / span,
+        wire_in=(new.wire_in - old.wire_in) / span,
+        wire_out_raw=(new.wire_out_raw - old.wire_out_raw) / span,
+        wire_in_raw=(new.wire_in_raw - old.wire_in_raw) / span,
+        exchange=_share(exchange),
+        waiting=_share(waiting),
+        encode=_share((new.encode_s - old.encode_s) / span),
+        decode=_share((new.decode_s - old.decode_s) / span),
+    )
+
+
+def _steps(old: RankSample, new: RankSample, span: float) -> float | None:
+    # A script may begin at 0 again, every epoch: then it is not known how many there were.
+    if old.step is None or new.step is None or new.step < old.step:
+        return None
+    return (new.step - old.step) / span
+
+
+def _share(value: float) -> float:
+    """Operations overlap, and one may have begun long before: still a share of the time."""
+    return min(1.0, max(0.0, value))
+
+
+def together(rates: Sequence[Rates]) -> Rates:
+    """Several ranks as one: bytes, samples, operations are summed; steps and shares are means."""
+    if len(rates) < 2:
+        return rates[0] if rates else Rates()
+    samples = [rate.samples for rate in rates if rate.samples is not None]
+    steps = [rate.steps for rate in rates if rate.steps is not None]
+    number = len(rates)
+    return Rates(
+        steps=sum(steps) / len(steps) if steps else None,
+        samples=sum(samples) if samples else None,
+        operations=sum(rate.operations for rate in rates),
+        shm=sum(rate.shm for rate in rates),
+        wire_out=sum(rate.wire_out for rate in rates),
+        wire_in=sum(rate.wire_in for rate in rates),
+        wire_out_raw=sum(rate.wire_out_raw for rate in rates),
+        wire_in_raw=sum(rate.wire_in_raw for rate in rates),
+        exchange=sum(rate.exchange for rate in rates) / number,
+        waiting=sum(rate.waiting for rate in rates) / number,
+        encode=sum(rate.encode for rate in rates) / number,
+        decode=sum(rate.decode for rate in rates) / number,
+    )
+
+
+def one_word(words: Iterable[str]) -> str:
+    """What all of several say, "mixed" where they differ; empty ones say nothing."""
+    found = {word for word in words if word}
+    return found.pop() if len(found) == 1 else "mixed" if found else ""
+
+
+class Meter:
+    """The rates of one rank, sample after sample."""
+
+    def __init__(self) -> None:
+        self.rates: Rates | None = None  # None: only one sample so far
+        self._ends: deque[RankSample] = deque()  # samples at which something had just ended
+        self._period_s = 0.0  # between the last two of them
+
+    def take(self, sample: RankSample) -> None:
+        ends = self._ends
+        if not ends or ends[-1].pid != sample.pid:
+            ends.clear()
+            ends.append(sample)
+            self.rates, self._period_s = None, 0.0
+        elif moved(ends[-1], sample):
+            self._period_s = sample.at - ends[-1].at
+            ends.append(sample)
+            while len(ends) > 2 and sample.at - ends[1].at >= SMOOTH_S:
+                ends.popleft()
+            self.rates = between(ends[0], sample)
+        elif sample.at - ends[-1].at > max(STALL_S, 2 * self._period_s):
+            self.rates = between(ends[-1], sample)

@@ -1,0 +1,121 @@
+"""What stays of a run, sample by sample: points over time, and every rank's totals.
+
+    samples   s s s s s s s s s s s s        4 a second at most
+    stretch   ├─────────┤─────────┤──        open until it is `grain_s` long and something ended
+    points         o         o               bounded by `history`
+
+A record goes on from what an earlier daemon wrote; the time in between is a gap, and `observed_s`
+says for how long somebody looked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from wiiiiided.domain.figures import Point, RankRecord, RankSample, RunRecord
+from wiiiiided.figures.history import History
+from wiiiiided.figures.rates import between, moved, together
+
+IDLE_S: Final = 60.0  # a stretch in which nothing ends is closed after this long
+
+Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
+
+
+class Recorder:
+    """Makes the record of one attempt. Times are seconds since the attempt began."""
+
+    def __init__(self, record: RunRecord, at: float) -> None:
+        self._record = record  # without points and ranks, which are below
+        self._history = History(record.points)
+        self._ranks = {rank.rank: rank for rank in record.ranks}
+        self._looked_at = at
+        self._since = at  # where the open stretch begins
+        self._base: dict[int, RankSample] = {}  # each rank at that moment
+        self._last: Ranks = {}
+        self._stragglers: dict[int | None, float] = {}  # seconds of the stretch
+
+    def begin(self, at: float, sample: RankSample) -> None:
+        """A rank whose beginning was seen: it had counted nothing at `at`."""
+        if not self._base:
+            self._since = at
+        self._base.setdefault(sample.rank, sample)
+
+    def take(self, at: float, ranks: Ranks, straggler: int | None) -> None:
+        passed = max(0.0, at - self._looked_at)
+        self._looked_at = at
+        self._record = replace(self._record, observed_s=self._record.observed_s + passed)
+        if not ranks:
+            return
+        for rank, (node, sample) in ranks.items():
+            self._ranks[rank] = self._rank(node, sample, passed if rank == straggler else 0.0)
+        self._last = ranks
+        if not self._base:
+            self._since = at
+        for rank, (_, sample) in ranks.items():
+            self._base.setdefault(rank, sample)
+        self._stragglers[straggler] = self._stragglers.get(straggler, 0.0) + passed
+        if self._is_whole(at):
+            self._close(at)
+
+    def record(
+        self, *, ended_at: float | None = None, state: str = "", code: int | None = None
+    ) -> RunRecord:
+        """As it is now; or as it stays, with its end."""
+        point = self._point(self._looked_at)
+        return replace(
+            self._record,
+            ended_at=ended_at,
+            state=state,
+            code=code,
+            points=(*self._history.points, *([point] if point is not None else [])),
+            ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
+        )
+
+    def _rank(self, node: str, sample: RankSample, late_s: float) -> RankRecord:
+        old = self._ranks.get(sample.rank)
+        peaks = (sample.memory, old.memory_peak if old is not None else None)
+        return RankRecord(
+            rank=sample.rank,
+            node=node,
+            totals=sample,
+            memory_peak=max((peak for peak in peaks if peak is not None), default=None),
+            straggled_s=late_s + (old.straggled_s if old is not None else 0.0),
+        )
+
+    def _is_whole(self, at: float) -> bool:
+        span = at - self._since
+        if span < self._history.grain_s:
+            return False
+        base = self._base
+        return span >= max(IDLE_S, self._history.grain_s) or any(
+            moved(base[rank], sample) for rank, (_, sample) in self._last.items()
+        )
+
+    def _close(self, at: float) -> None:
+        if (point := self._point(at)) is not None:
+            self._history.add(point)
+        self._since = at
+        self._base = {rank: sample for rank, (_, sample) in self._last.items()}
+        self._stragglers = {}
+
+    def _point(self, at: float) -> Point | None:
+        """The open stretch."""
+        if at <= self._since or not self._last:
+            return None
+        samples = [sample for _, sample in self._last.values()]
+        steps = [sample.step for sample in samples if sample.step is not None]
+        losses = [sample.loss for sample in samples if sample.loss is not None]
+        memory = [sample.memory for sample in samples if sample.memory is not None]
+        spent = self._stragglers
+        return Point(
+            at=at,
+            span=at - self._since,
+            rates=together([between(self._base[sample.rank], sample) for sample in samples]),
+            step=min(steps, default=None),
+            loss=sum(losses) / len(losses) if losses else None,
+            memory=sum(memory) if memory else None,
+            straggler=max(spent, key=lambda rank: spent[rank], default=None),
+        )
