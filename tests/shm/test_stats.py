@@ -79,3 +79,12 @@ def test_the_codec_and_its_reason_stay_inside_their_place() -> None:
     text = bytes(memoryview(page.words).cast("B")[begin : begin + stats.CODEC_BYTES])
     assert text.rstrip(b"\0") == b"none\nshort"
     assert page.words[stats.CODEC_GUARD] == 4
+
+
+def test_a_page_taken_over_from_one_who_died_in_the_middle_is_whole_again(tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    path.touch()
+    StatsPage(str(path)).words[stats.SAID_GUARD] = 7
+    page = StatsPage(str(path))
+    page.say(1, None, None, None)
+    assert page.words[stats.SAID_GUARD] == 10

@@ -83,6 +83,8 @@ class StatsPage:
         self.words = memoryview(self._map).cast("q")
         self.words[2], self.words[3] = os.getpid(), time.time_ns()
         self.words[RANK] = -1
+        for guard in (SAID_GUARD, CODEC_GUARD):  # who had the page before may have died inside
+            self.words[guard] += self.words[guard] & 1
         self.words[1] = VERSION
         self.words[0] = MAGIC
 
