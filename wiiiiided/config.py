@@ -124,9 +124,20 @@ def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
     return not env.get("NO_COLOR") and env.get("TERM", "") not in ("", "dumb")
 
 
-def under_journal(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether stderr goes to systemd's journal, which adds the time by itself."""
-    return "JOURNAL_STREAM" in (os.environ if environ is None else environ)
+def terminal_known(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether the terminal is said to be one whose cursor can be moved."""
+    return (os.environ if environ is None else environ).get("TERM", "") not in ("", "dumb")
+
+
+def under_journal(environ: Mapping[str, str] | None = None, stderr: int = 2) -> bool:
+    """Whether stderr goes to systemd's journal: JOURNAL_STREAM has its device and inode. One that
+    was inherited, and leads elsewhere now, does not count."""
+    env = os.environ if environ is None else environ
+    try:
+        found = os.fstat(stderr)
+    except OSError:  # it is closed
+        return False
+    return env.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 def passed(names: tuple[str, ...], environ: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -1,8 +1,15 @@
-"""Three tiers of log lines for workers: silent, normal, verbose.
+"""Three tiers of log lines, silent, normal, verbose, for workers and the daemon.
 
-Lines go to the logger "wiiiiide". A program that has set up logging gets them there; one that has
-not sees them on stderr. normal: one line per change worth a person's eye (a stall, a lost rank).
-verbose: also birth and death of groups. silent: nothing but errors that are raised anyway.
+              worker (WIIIIIDE_LOG, output.log of a job)    daemon (`log` of its settings, --log)
+    silent    nothing: errors are raised anyway             errors
+    normal    what a person should see: a stall, a lost     a line at every birth, death and change
+              rank                                          of a job, and what goes wrong
+    verbose   also birth and death of groups and links,     also birth and death of each rank
+              and changes of codec
+
+Nothing is ever said per step or per operation. Lines go to the logger "wiiiiide". A program that
+has set up logging gets them there; one that has not sees them on stderr. A line about a job says so
+in its text, and to programs in its record: `logger.info("…", extra=about(job=17))`.
 """
 
 from __future__ import annotations
@@ -12,6 +19,13 @@ import logging
 logger = logging.getLogger("wiiiiide")
 
 LEVELS = {"silent": logging.CRITICAL + 1, "normal": logging.WARNING, "verbose": logging.INFO}
+
+
+def about(
+    job: int | None = None, rank: int | None = None, node: tuple[str, ...] = ()
+) -> dict[str, object]:
+    """The `extra` of a line: what it is about."""
+    return {"job": job, "rank": rank, "node": node}
 
 
 def set_tier(tier: str) -> None:

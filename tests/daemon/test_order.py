@@ -6,13 +6,15 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from tests.control.world import GIB, World, spec
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.order import Surroundings, command, interpreter, order_for, secret_lines
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.spawn import JobUser
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.spec import Run
+from wiiiiided.domain.spec import Output, Run
 
 USER = JobUser("eve", 1234, 1234, "/home/eve", other=True)
 HERE = Surroundings("b", USER, "/opt/venv/bin/python", {"PATH": "/usr/bin"}, 77)
@@ -39,14 +41,25 @@ def test_a_share_of_two_nodes() -> None:
 
 def test_the_jobs_own_environment_wins() -> None:
     given = spec()
-    from msgspec.structs import replace
-
     given = replace(given, run=Run(("python", "x"), env={"HOME": "/elsewhere", "LR": "0.1"}))
     job = placed(replace(given, resources=replace(given.resources, use=("b",))))
     assert job.attempt is not None
     order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
     assert order.env["HOME"] == "/elsewhere"
     assert order.env["LR"] == "0.1"
+
+
+def test_the_log_tier_reaches_the_ranks_and_their_own_variable_wins() -> None:
+    for output, env, tier in (
+        (Output(), {}, "normal"),
+        (Output(log="verbose"), {}, "verbose"),
+        (Output(log="verbose"), {"WIIIIIDE_LOG": "silent"}, "silent"),
+    ):
+        given = replace(spec(resources={"use": ("b",)}), run=Run(("x",), env=env), output=output)
+        job = placed(given)
+        assert job.attempt is not None
+        order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
+        assert order.env["WIIIIIDE_LOG"] == tier
 
 
 def test_which_python(tmp_path: Path) -> None:

@@ -118,11 +118,23 @@ def test_a_newer_schema_is_refused_and_an_older_one_brought_forward(tmp_path: Pa
     assert newer.job(1) is not None
     put(newer, some_job(2))
     newer.close()
-    with pytest.raises(StoreError, match="schema version 2, this wiiiiided knows up to 1"):
+    known = len(MIGRATIONS)
+    text = f"schema version {known + 1}, this wiiiiided knows up to {known}"
+    with pytest.raises(StoreError, match=text):
         Store(state)
     newer = Store(state, later)
     assert [job.id for job in newer.live()] == [1, 2]
     newer.close()
+
+
+def test_a_state_of_before_the_figures_is_brought_forward(tmp_path: Path) -> None:
+    old = Store(tmp_path / "state", MIGRATIONS[:1])
+    put(old, some_job())
+    old.close()
+    store = Store(tmp_path / "state")
+    assert [job.id for job in store.live()] == [1]
+    assert store.records.of(1) == []
+    store.close()
 
 
 def test_a_migration_that_fails_changes_nothing(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ GOOD = {
     "restart never": RUN + "[policy]\nrestart = { max = 0, on = ['hang'] }\npriority = 0\n",
     "name in other letters": 'name = "größe 1 – ñ"\n' + RUN,
     "no memory": RUN + '[resources]\nmin_memory = "0B"\n',
+    "a log in full": RUN + '[output]\nlog = "verbose"\n',
 }
 
 
@@ -126,7 +127,7 @@ BAD = {
     ),
     "key like no other": Bad(
         RUN + "[output]\nzzz = 1\n",
-        ("job.toml:4: output.zzz: unknown key; known here: collect",),
+        ("job.toml:4: output.zzz: unknown key; known here: collect, log",),
     ),
     "key with dots in quotes": Bad(
         '"run.command" = ["x"]\n' + RUN,
@@ -670,6 +671,25 @@ BAD = {
         ),
     ),
     # ---- output and notify
+    "log of no tier": Bad(
+        RUN + '[output]\nlog = "debug"\n',
+        (
+            (
+                'job.toml:4: output.log: "debug" is not one of "silent", "normal", "verbose"; '
+                'for example log = "verbose"'
+            ),
+        ),
+    ),
+    "log said twice": Bad(
+        RUN + 'env = { WIIIIIDE_LOG = "verbose" }\n[output]\nlog = "silent"\n',
+        (
+            (
+                "job.toml:5: output.log: run.env sets WIIIIIDE_LOG, which is the same; "
+                "leave one of them out"
+            ),
+        ),
+        schema_sees=False,
+    ),
     "globs": Bad(
         RUN + '[output]\ncollect = ["/tmp/x", "a/../b", "runs/", "./a", ".", "", "~/x"]\n',
         (

@@ -176,6 +176,28 @@ def test_reload_reads_the_configuration_again_and_refuses_a_broken_one(site: Sit
     assert site.main_pid() == before
 
 
+# ---- its log
+
+
+def test_the_journal_can_be_asked_for_a_job(site: Site) -> None:
+    first, second = site.submit("true"), site.submit("false")
+    site.ended(first)
+    site.ended(second)
+
+    def told(job: int) -> str:
+        ask = ("journalctl", "--no-pager", "-o", "cat", "-u", "wiiiiided", f"WIIIIIDE_JOB={job}")
+        return site.machine.run(*ask).stdout
+
+    wait_until(lambda: "failed: rank 0 ended" in told(second), 30, "its end is in the journal")
+    assert f"job {second} " in told(second)
+    assert f"job {first} " not in told(second)
+    fields = site.machine.run("journalctl", "-o", "json", "-n", "1", f"WIIIIIDE_JOB={first}")
+    line = json.loads(fields.stdout)
+    assert line["SYSLOG_IDENTIFIER"] == "wiiiiided"
+    assert line["PRIORITY"] == "6"
+    assert line["WIIIIIDE_NODE"] == site.show(first)["job"]["nodes"][0]
+
+
 # ---- uninstalling
 
 

@@ -81,8 +81,8 @@ class Client:
     def records(self, job: int) -> m.JobRecords:
         return self._ask(m.Records(job), m.JobRecords)
 
-    def predict(self, name: str) -> Forecast:
-        return self._ask(m.Predict(name), m.Predicted).forecast
+    def predict(self, name: str, within_s: float = ANSWER_S) -> Forecast:
+        return self._ask(m.Predict(name), m.Predicted, within_s).forecast
 
     def cancel(self, job: int, now: bool = False) -> m.JobView:
         """Returns when the job is really over, however long its grace is."""
@@ -149,6 +149,10 @@ class Client:
     def watching(self, every_s: float = 1.0) -> Connection:
         """A connection that Snapshots come from: `fileno()` to select on, `answer()` to read."""
         return self._open(m.Watch(every_s), None)
+
+    def tailing(self, job: int, tail: int) -> Connection:
+        """The same for LogLines: the last lines of each rank and those to come, then End."""
+        return self._open(m.Logs(job, follow=True, tail=tail), None)
 
     def wait(self, job: int, timeout_s: float | None = None) -> Iterator[m.JobView]:
         """The job now and at every change until it is over."""

@@ -23,7 +23,7 @@ import msgspec
 
 from wiiiiided import __version__
 from wiiiiided.errors import HostError, WiiiiideError
-from wiiiiided.log import logger
+from wiiiiided.log import about, logger
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
@@ -219,7 +219,8 @@ class Api:
         except WiiiiideError as problem:
             await talk.say(m.Refused(1, str(problem)))
         except Exception as problem:
-            logger.exception("a defect while answering %s", type(request).__name__)
+            extra = about(getattr(request, "id", None))
+            logger.exception("a defect while answering %s", type(request).__name__, extra=extra)
             await talk.say(m.Refused(1, f"a defect of the daemon: {problem!r}; its log has more"))
 
 

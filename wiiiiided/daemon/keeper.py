@@ -21,7 +21,7 @@ from wiiiiided.control.state import State
 from wiiiiided.control.step import IllegalMove, step
 from wiiiiided.daemon.store import Store, StoreError
 from wiiiiided.domain.node import Node
-from wiiiiided.log import logger
+from wiiiiided.log import about, logger
 
 RETRY_S = 1.0
 JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not a jump
@@ -76,7 +76,8 @@ class Keeper:
                 break
             except Exception:
                 # One report that cannot be taken must not keep all others from being stored.
-                logger.exception("a defect: %r was dropped", self._reports[0])
+                extra = about(getattr(self._reports[0], "id", None))
+                logger.exception("a defect: %r was dropped", self._reports[0], extra=extra)
             self._reports.popleft()
         self._set_alarm()
 
@@ -86,13 +87,14 @@ class Keeper:
             changed = self._store(event, actions, secrets)
         except IllegalMove:
             self.state.rollback()
-            logger.exception("a defect: %r was ignored. %s", event, self._story(event))
+            extra = about(getattr(event, "id", None))
+            logger.exception("a defect: %r was ignored. %s", event, self._story(event), extra=extra)
             return
         except BaseException:
             self.state.rollback()
             raise
         self.state.settled()
-        self._done(changed, actions)
+        self._done(changed, actions, getattr(event, "rank", None))
 
     def _store(
         self, event: e.AnyEvent, actions: list[AnyAction], secrets: dict[str, str] | None
@@ -105,10 +107,14 @@ class Keeper:
             self.problem = ""
         return changed
 
-    def _done(self, changed: dict[int, Job], actions: list[AnyAction]) -> None:
+    def _done(
+        self, changed: dict[int, Job], actions: list[AnyAction], rank: int | None = None
+    ) -> None:
         for action in actions:
             if isinstance(action, Tell):
-                logger.info("job %d (%s): %s", action.id, changed[action.id].spec.name, action.text)
+                job = changed[action.id]
+                extra = about(job.id, rank, job.attempt.nodes if job.attempt is not None else ())
+                logger.info("job %d (%s): %s", job.id, job.spec.name, action.text, extra=extra)
             else:
                 self.perform(action, changed[action.id])
         for number in changed:

@@ -29,20 +29,28 @@ from wiiiiided.control.events import ClockJumped, NodeSeen
 from wiiiiided.daemon import views
 from wiiiiided.daemon.api import Api
 from wiiiiided.daemon.archives import Archives
+from wiiiiided.daemon.courses import Courses
+from wiiiiided.daemon.figures import Figures
+from wiiiiided.daemon.journal import JournalHandler, say_node
 from wiiiiided.daemon.keeper import JUMP_S, Keeper
+from wiiiiided.daemon.machine import Machine
+from wiiiiided.daemon.metrics import Metrics
 from wiiiiided.daemon.notify import Notifier
 from wiiiiided.daemon.order import Surroundings
+from wiiiiided.daemon.pages import Pages
+from wiiiiided.daemon.picture import Picture
 from wiiiiided.daemon.probe import this_node
-from wiiiiided.daemon.progress import EVERY_S, Progress
 from wiiiiided.daemon.requests import Identity, Requests
 from wiiiiided.daemon.runs import Runs
+from wiiiiided.daemon.sampler import Sampler
 from wiiiiided.daemon.settings import BadSettings, Settings, read_settings
 from wiiiiided.daemon.spawn import JobUser
 from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
 from wiiiiided.daemon.workers import Workers
 from wiiiiided.domain.states import ON_NODES
 from wiiiiided.errors import UsageError, WiiiiideError
-from wiiiiided.log import logger
+from wiiiiided.figures.prometheus import exposition
+from wiiiiided.log import about, logger
 
 EX_CONFIG = 78
 STATUS_EVERY_S = 1.0
@@ -52,9 +60,12 @@ DAEMON_TIERS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logg
 class Daemon:
     """One daemon, from its start to its end."""
 
-    def __init__(self, paths: Paths, settings: Settings, notifier: Notifier) -> None:
+    def __init__(
+        self, paths: Paths, settings: Settings, notifier: Notifier, tier: str = ""
+    ) -> None:
         self.paths = paths
         self.settings = settings
+        self.tier = tier  # of log lines, whatever the settings say; empty: as they say
         self.notifier = notifier
         self.stopping = asyncio.Event()
         self.loop = asyncio.get_running_loop()
@@ -75,14 +86,23 @@ class Daemon:
         self.keeper = Keeper(self.store, [self.node], self.workers.perform)
         self.keeper.on_change = self._changed
         self.workers.report, self.workers.clock = self.keeper.report, self.keeper.clock
-        self.progress = Progress(self.runs, time.monotonic)
+        pages = Pages(self.runs, time.monotonic, time.time)
+        courses = Courses(
+            *(self.node.name, pages, self.store.records, self.workers.shims, self.keeper.job),
+            *(time.monotonic, time.time),
+        )
+        self.sampler = Sampler(self.keeper, courses, Machine(time.monotonic), self.loop)
+        self.sampler.over = self._over
+        self.picture = Picture(self.keeper, self.sampler, self.node)
         identity = Identity(paths.mode, self.node, time.time(), str(paths.state))
         requests = Requests(
-            self.keeper, self.workers, self.runs, self.archives, identity, lambda: self.settings
+            *(self.keeper, self.workers, self.runs, self.archives, identity),
+            *(lambda: self.settings, Figures(self.picture)),
         )
         self.api = Api(paths.socket, system, requests.handle)
+        self.metrics = Metrics(lambda: exposition(self.picture.fresh(), requests.status()))
+        self._applying: asyncio.Task[None] | None = None  # of settings to `metrics`
         self._status: asyncio.TimerHandle | None = None
-        self._sampler: asyncio.TimerHandle | None = None
         self._pruning: asyncio.Task[None] | None = None
         self._pruned = False  # since the start
 
@@ -92,6 +112,7 @@ class Daemon:
         self.loop.add_signal_handler(signal.SIGHUP, self.reload)
         adopted = self.adopt()
         await self.api.listen()
+        await self.metrics.apply(self.settings)
         text = f"wiiiiided {__version__} on {self.node.name}: {views.summary(self.keeper.state)}"
         logger.info("%s%s; socket %s", text, adopted, self.paths.socket)
         self.notifier.ready(views.summary(self.keeper.state))
@@ -107,6 +128,7 @@ class Daemon:
         found = [job for job in self.keeper.state.jobs.values() if job.state in ON_NODES]
         for job in found:
             self.workers.adopt(job)
+        self.sampler.adopt()
         now = self.keeper.clock()
         latest = max((job.phase.since for job in self.keeper.state.jobs.values()), default=now)
         if latest > now + JUMP_S:  # the clock was set back while no daemon ran
@@ -120,14 +142,17 @@ class Daemon:
         text = f"stopping; {left}" if left else "stopping; no job is running"
         logger.info("%s", text)
         self.notifier.stopping(text)
-        for timer in (self._status, self._sampler):
-            if timer is not None:
-                timer.cancel()
+        if self._status is not None:
+            self._status.cancel()
         if self._pruning is not None:
             self._pruning.cancel()
+        if self._applying is not None:
+            self._applying.cancel()
         self.keeper.close()
+        await self.metrics.close()
         await self.api.close()
         await self.workers.close()
+        self.sampler.close()
         self.store.close()
         self.notifier.close()
 
@@ -138,16 +163,16 @@ class Daemon:
         except BadSettings as problem:
             logger.error("the settings stay as they were: %s", problem)
             return
-        logger.setLevel(DAEMON_TIERS[self.settings.log])
+        logger.setLevel(DAEMON_TIERS[self.tier or self.settings.log])
         logger.info("settings read again from %s", self.paths.config)
+        self._applying = self.loop.create_task(self.metrics.apply(self.settings))
 
     # ---- what follows a change
 
     def _changed(self) -> None:
         if self._status is None:
             self._status = self.loop.call_later(STATUS_EVERY_S, self._after_changes)
-        if self._sampler is None:
-            self._sampler = self.loop.call_later(EVERY_S, self._sample)
+        self.sampler.changed()
 
     def _after_changes(self) -> None:
         self._status = None
@@ -178,20 +203,13 @@ class Daemon:
         try:
             await self.workers.remove(number)
         except OSError as problem:
-            logger.warning("the files of job %d cannot be removed: %s", number, problem)
+            text = "the files of job %d cannot be removed: %s"
+            logger.warning(text, number, problem, extra=about(number))
 
-    def _sample(self) -> None:
-        self._sampler = None
-        jobs = [job for job in self.keeper.state.jobs.values() if self.progress.wanted(job)]
-        self.progress.forget_all_but({job.id for job in jobs})
-        for job in jobs:
-            shim = self.workers.shims.get((job.id, job.attempt.number)) if job.attempt else None
-            over = shim.over if shim is not None else set()
-            event = self.progress.sample(job, self.keeper.clock(), over)
-            if event is not None:
-                self.keeper.report(event)
-        if jobs:
-            self._sampler = self.loop.call_later(EVERY_S, self._sample)
+    def _over(self, job: int, attempt: int) -> set[int]:
+        """Ranks of an attempt that have ended."""
+        shim = self.workers.shims.get((job, attempt))
+        return shim.over if shim is not None else set()
 
     def _feed_watchdog(self) -> None:
         if self.notifier.watchdog_s:
@@ -207,16 +225,23 @@ def main(argv: list[str] | None = None) -> int:
         epilog="WIIIIIDE_HOME=DIR keeps everything under DIR. Jobs go on when it stops.",
     )
     parser.add_argument("--system", action="store_true", help="as the service (see the unit)")
+    parser.add_argument(
+        "--log",
+        choices=tuple(DAEMON_TIERS),
+        default="",
+        metavar="TIER",
+        help="silent, normal or verbose, whatever wiiiiided.toml says",
+    )
     parser.add_argument("--version", action="version", version=f"wiiiiided {__version__}")
     options = parser.parse_args(argv)
     notifier = Notifier(Notification.take())
     try:
         paths = Paths.system() if options.system else Paths.user()
         settings = read_settings(paths.config)
-        set_up_log(settings.log)
+        set_up_log(options.log or settings.log)
         if options.system and os.getuid() == 0:
             raise UsageError("the service runs as user wiiiiide: systemctl start wiiiiided")
-        asyncio.run(_run(paths, settings, notifier))
+        asyncio.run(_run(paths, settings, notifier, options.log))
     except (BadSettings, StoreUnusable) as problem:
         return _refuse(notifier, problem, EX_CONFIG)
     except UsageError as problem:
@@ -228,8 +253,10 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-async def _run(paths: Paths, settings: Settings, notifier: Notifier) -> None:
-    await Daemon(paths, settings, notifier).run()
+async def _run(paths: Paths, settings: Settings, notifier: Notifier, tier: str) -> None:
+    daemon = Daemon(paths, settings, notifier, tier)
+    say_node(daemon.node.name)
+    await daemon.run()
 
 
 def _refuse(notifier: Notifier, problem: Exception, code: int) -> int:
@@ -239,11 +266,12 @@ def _refuse(notifier: Notifier, problem: Exception, code: int) -> int:
 
 
 def set_up_log(tier: str) -> None:
-    """Lines on stderr; with their time, unless a journal adds it."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        logging.Formatter("%(message)s" if under_journal() else "%(asctime)s %(message)s")
-    )
+    """Lines on stderr, with their time; under systemd to its journal, with fields instead."""
+    handler: logging.Handler = logging.StreamHandler()
+    if under_journal():
+        handler = JournalHandler(fallback=handler)
+    else:
+        handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(DAEMON_TIERS[tier])

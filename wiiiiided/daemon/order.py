@@ -86,6 +86,7 @@ def environment(job: Job, python: str, here: Surroundings) -> dict[str, str]:
     path = here.inherited.get("PATH", DEFAULT_PATH)
     base["PATH"] = f"{os.path.dirname(python)}:{path}"
     base["WIIIIIDE_BACKEND"] = job.spec.network.backend
+    base["WIIIIIDE_LOG"] = job.spec.output.log
     return {**base, **job.spec.run.env}
 
 

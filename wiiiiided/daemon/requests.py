@@ -18,6 +18,7 @@ from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.daemon import views
 from wiiiiided.daemon.api import Caller, Conversation, Refuse
 from wiiiiided.daemon.archives import Archives
+from wiiiiided.daemon.figures import Figures
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.runs import Runs
 from wiiiiided.daemon.settings import Settings
@@ -37,6 +38,7 @@ BATCH_CHARS = 1 << 18  # of log lines in one message; JSON may make each six byt
 LINE_OVERHEAD = 80
 SECRET_BYTES = 1 << 18
 UPLOADS = 4  # at once: each may be half a gigabyte
+STORY_LINES = 1000  # that are shown of a job's story
 PIECE_WITHIN_S = 30.0  # a client that was stopped must not keep the others from uploading
 
 
@@ -61,6 +63,7 @@ class Requests:
         archives: Archives,
         identity: Identity,
         settings: Callable[[], Settings],
+        figures: Figures,
     ) -> None:
         self.keeper = keeper
         self.workers = workers
@@ -68,6 +71,7 @@ class Requests:
         self.archives = archives
         self.identity = identity
         self.settings = settings
+        self.figures = figures
         self._uploads = asyncio.Semaphore(UPLOADS)
 
     async def handle(self, talk: Conversation, request: m.Request) -> None:
@@ -85,6 +89,8 @@ class Requests:
                 await talk.say(await self.stacks(request.id))
             case m.Pull():
                 await self.pull(talk, request)
+            case m.Watch():
+                await self.figures.watch(talk, request)
             case _:
                 await talk.say(self.answer(talk.caller, request))
 
@@ -93,7 +99,7 @@ class Requests:
         match request:
             case m.List(ended=number):
                 ended = reversed(self.keeper.store.ended(min(number, 100_000)))
-                live = sorted(self.keeper.state.jobs.values(), key=_list_order)
+                live = sorted(self.keeper.state.jobs.values(), key=views.list_order)
                 return m.Jobs(tuple(self.view(job) for job in (*ended, *live)))
             case m.History(limit=limit):
                 ended_jobs = self.keeper.store.ended(min(limit, 100_000))
@@ -107,6 +113,11 @@ class Requests:
                 return self.change(caller, request)
             case m.Status():
                 return self.status()
+            case m.Records(id=number):
+                job = self.find(number)
+                return m.JobRecords(self.view(job), self.story(job), self.figures.runs(job.id))
+            case m.Predict(name=name):
+                return m.Predicted(self.figures.forecast(name))
             case _:
                 raise Refuse(USAGE, f"{type(request).__name__} is not a request")
 
@@ -126,15 +137,21 @@ class Requests:
         shim = self.workers.shims.get((job.id, job.attempt.number)) if job.attempt else None
         told = shim.ranks if shim is not None else []
         codes = end.codes if end is not None else {}
-        story = self.keeper.store.story(job.id)
+        waits = job.attempt is None and job.state not in ENDED
         return m.JobDetail(
             job=self.view(job),
             spec=views.spec_for_people(job),
             ranks=views.ranks(job, told, codes),
-            story=tuple(m.StoryLine(at, text) for at, text in story[-1000:]),
+            story=self.story(job),
             directory=str(self.runs.job(job.id)),
             error=end.error[:65536] if end is not None else "",
+            run=self.figures.run(job.id),
+            forecast=self.figures.forecast(job.spec.name) if waits else None,
         )
+
+    def story(self, job: Job) -> tuple[m.StoryLine, ...]:
+        lines = self.keeper.store.story(job.id)[-STORY_LINES:]
+        return tuple(m.StoryLine(at, text) for at, text in lines)
 
     def end_of(self, job: Job) -> files.End | None:
         """What the latest attempt's shim wrote at its end."""
@@ -403,11 +420,6 @@ class Requests:
         if code:
             raise Refuse(FAILED, f"the files of job {job.id} could not all be read (code {code})")
         await talk.say(m.End())
-
-
-def _list_order(job: Job) -> tuple[bool, int, int]:
-    """What is on nodes first, then the queue in its order."""
-    return (job.attempt is None or job.state in ("queued", "held", "backoff"), *job.queue_key)
 
 
 def _dump(dump: dict[str, object]) -> m.StackDump:

@@ -9,11 +9,17 @@
     keep = 200                # ended jobs whose files and story are kept
     queue = 20000             # jobs that are not over
 
+    [metrics]                 # for Prometheus, over HTTP; without it nothing listens
+    listen = "127.0.0.1:9464"
+    token_file = "/etc/wiiiiide/metrics.token"
+
 Read at the start and again on SIGHUP; a file with a mistake changes nothing and says where.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import os
 import tomllib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,6 +35,17 @@ class BadSettings(WiiiiideError):
 
 
 @dataclass(frozen=True)
+class Address:
+    """Where something listens: one interface, never all of them."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
 class Settings:
     log: str = "normal"
     archive_bytes: int = 512 << 20
@@ -36,6 +53,8 @@ class Settings:
     log_bytes: int = 16 << 20
     keep: int = 200
     queue: int = 20_000
+    metrics_listen: Address | None = None
+    metrics_token_file: str = ""
 
 
 def read_settings(path: Path) -> Settings:
@@ -50,7 +69,8 @@ def read_settings(path: Path) -> Settings:
         raise BadSettings(f"{path}: {problem}") from problem
     problems: list[str] = []
     found: dict[str, Any] = {}
-    for key, value in _flat(tree).items():
+    given = _flat(tree)
+    for key, value in given.items():
         if key not in KEYS:
             problems.append(f"{key}: unknown; there are {', '.join(KEYS)}")
             continue
@@ -59,6 +79,8 @@ def read_settings(path: Path) -> Settings:
             found[field] = convert(value)
         except ValueError as problem:
             problems.append(f"{key}: {problem}")
+    if ("metrics.listen" in given) != ("metrics.token_file" in given):
+        problems.append("metrics: listen and token_file go together; one of them is missing")
     if problems:
         raise BadSettings("\n".join(f"{path}: {problem}" for problem in problems))
     return replace(Settings(), **found)
@@ -96,6 +118,32 @@ def _size(value: Any) -> int:
     return found
 
 
+def _address(value: Any) -> Address:
+    host, colon, port = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    host = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    if colon and not host:
+        raise ValueError(f'{value!r} is every interface; name one, for example "127.0.0.1{value}"')
+    try:
+        found = ipaddress.ip_address(host)
+        number = int(port) if port.isascii() and port.isdigit() and len(port) < 6 else 0
+    except ValueError:
+        number = 0
+    if not 1 <= number <= 65535:
+        raise ValueError(f'{value!r} is not an address and a port, as in "127.0.0.1:9464"')
+    if (getattr(found, "ipv4_mapped", None) or found).is_unspecified:
+        example = f"127.0.0.1:{number}"
+        raise ValueError(f'{value!r} is every interface; name one, for example "{example}"')
+    if found.is_multicast:
+        raise ValueError(f"{value!r} is a group of machines; name an address of this one")
+    return Address(str(found), number)
+
+
+def _path(value: Any) -> str:
+    if not isinstance(value, str) or not os.path.isabs(value) or not value.isprintable():
+        raise ValueError(f"{value!r} is not an absolute path")
+    return value
+
+
 KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "log": ("log", _tier),
     "limits.archive": ("archive_bytes", _size),
@@ -103,4 +151,6 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "limits.log": ("log_bytes", _size),
     "limits.keep": ("keep", _count(0, 100_000)),
     "limits.queue": ("queue", _count(1, 50_000)),
+    "metrics.listen": ("metrics_listen", _address),
+    "metrics.token_file": ("metrics_token_file", _path),
 }

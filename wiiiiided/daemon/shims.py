@@ -16,6 +16,7 @@ import asyncio
 import contextlib
 import errno
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -26,7 +27,7 @@ from typing import Any
 from wiiiiided.daemon.runs import Runs
 from wiiiiided.daemon.spawn import HELPER_ENV, end_process, ended, readable, spawn
 from wiiiiided.errors import HostError
-from wiiiiided.log import logger
+from wiiiiided.log import about, logger
 from wiiiiided.shim import files
 
 RUN = str(Path(files.__file__).with_name("run.py"))
@@ -72,6 +73,7 @@ class Shim:
         self._claim: files.Claim | None = None  # of the shim that is being followed
         self._over = False
         self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
+        self._log = logging.LoggerAdapter(logger, about(job))
 
     def __str__(self) -> str:
         return f"job {self.job} attempt {self.attempt}"
@@ -87,7 +89,7 @@ class Shim:
             except Exception:
                 # Out of descriptors, a file that cannot be read now: the job is still there, and
                 # nobody else looks after it.
-                logger.exception("%s: following it failed; again in %g s", self, AGAIN_S)
+                self._log.exception("%s: following it failed; again in %g s", self, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
         self._over = True
         self._fail_stacks()
@@ -147,7 +149,7 @@ class Shim:
                 # The machine's fault, not the job's: it waits until there is room again.
                 reason = f"cannot be started now: {problem.strerror}"
                 if reason != said:
-                    logger.warning("%s %s; trying again every %g s", self, reason, AGAIN_S)
+                    self._log.warning("%s %s; trying again every %g s", self, reason, AGAIN_S)
                 said = reason
                 await asyncio.sleep(AGAIN_S)
         return FORFEITED
@@ -214,7 +216,7 @@ class Shim:
         if claim.format != files.FORMAT:
             if not self._started:
                 text = "%s: its shim is of format %d, this daemon knows %d; it goes on unheard"
-                logger.warning(text, self, claim.format, files.FORMAT)
+                self._log.warning(text, self, claim.format, files.FORMAT)
                 self._started = True
                 self.on_started()
             return
@@ -231,7 +233,7 @@ class Shim:
             while line := await reader.readline():
                 self._heard(json.loads(line))
         except (OSError, ValueError, RecursionError, AttributeError) as problem:
-            logger.warning("%s: its shim said something odd: %s", self, problem)
+            self._log.warning("%s: its shim said something odd: %s", self, problem)
         finally:
             self._writer = None
             writer.close()
@@ -247,7 +249,9 @@ class Shim:
 
     def _heard(self, said: dict[str, Any]) -> None:
         if said.get("event") == "status":
+            before = self.ranks
             self.ranks = [rank for rank in said.get("ranks", []) if isinstance(rank, dict)]
+            self._tell_changes(before)
             if said.get("phase") != "preparing" and not self._started and _any_pid(self.ranks):
                 self._started = True
                 self.on_started()
@@ -257,6 +261,18 @@ class Shim:
                     waiting.set_result(list(said.get("dumps", [])))
             self._stacks.clear()
 
+    def _tell_changes(self, before: list[dict[str, Any]]) -> None:
+        """Birth and death of each rank, in the verbose tier: the job's own story has the rest."""
+        if not logger.isEnabledFor(logging.DEBUG):
+            return
+        known = {str(rank.get("rank")): rank for rank in before}
+        for rank in self.ranks:
+            old, number = known.get(str(rank.get("rank")), {}), rank.get("rank")
+            extra = about(self.job, number if isinstance(number, int) else None)
+            for key, text in (("pid", "runs as pid"), ("code", "ended with code")):
+                if isinstance(rank.get(key), int) and old.get(key) != rank[key]:
+                    logger.debug("%s: rank %s %s %d", self, number, text, rank[key], extra=extra)
+
     @property
     def over(self) -> set[int]:
         """Ranks that have ended."""
@@ -264,16 +280,16 @@ class Shim:
 
     async def _sweep(self) -> None:
         """The shim is dead and left no end: its sweeper kills what is left and writes one."""
-        logger.warning("%s: its shim was killed; ending what it left", self)
+        self._log.warning("%s: its shim was killed; ending what it left", self)
         directory = str(self.runs.attempt(self.job, self.attempt))
         try:
             process = spawn(shim_command("--sweep", directory), self.runs.user, env=HELPER_ENV)
             code = await ended(process)
         except OSError as problem:
             code = -1
-            logger.warning("%s: the sweeper cannot be started: %s", self, problem)
+            self._log.warning("%s: the sweeper cannot be started: %s", self, problem)
         if self.end() is None:
-            logger.warning("%s: the sweeper ended with code %d; again in 5 s", self, code)
+            self._log.warning("%s: the sweeper ended with code %d; again in 5 s", self, code)
             await asyncio.sleep(5.0)
 
     # ---- commands
@@ -298,7 +314,7 @@ class Shim:
         claim = self._claim
         if self._over or claim is None or files.start_ticks(claim.pid) != claim.ticks:
             return
-        logger.warning("%s: its shim did not end it in time; killing the shim", self)
+        self._log.warning("%s: its shim did not end it in time; killing the shim", self)
         end_process(claim.pid, self.runs.user)
 
     @property

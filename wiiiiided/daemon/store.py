@@ -5,6 +5,7 @@
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
     counters  name │ value     the next job's number, never used again; the next end's
     facts     name │ value     what must not change: the name of this node
+    runs      job │ attempt │ name │ state │ body   figures of attempts (daemon/records)
 
 `commit` takes everything one event changed in one transaction: when it returns, that has reached
 the disk, and only then is anything done or acknowledged. The jobs table holds the current state;
@@ -26,6 +27,7 @@ import msgspec
 from wiiiiided.control.actions import Tell
 from wiiiiided.control.events import AnyEvent
 from wiiiiided.control.job import Ended, Job
+from wiiiiided.daemon.records import Records
 from wiiiiided.errors import WiiiiideError
 
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
@@ -48,6 +50,13 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     CREATE TABLE counters (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT;
     INSERT INTO counters VALUES ('next_job', 1), ('next_end', 1);
     CREATE TABLE facts (name TEXT PRIMARY KEY, value TEXT NOT NULL) STRICT;
+    """,
+    """
+    CREATE TABLE runs (
+        job INTEGER NOT NULL, attempt INTEGER NOT NULL, name TEXT NOT NULL, state TEXT NOT NULL,
+        body BLOB NOT NULL, PRIMARY KEY (job, attempt)
+    ) STRICT;
+    CREATE INDEX runs_name ON runs (name, job, attempt);
     """,
 )
 
@@ -75,6 +84,7 @@ class Store:
         except BaseException:
             os.close(self._lock)
             raise
+        self.records = Records(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -142,6 +152,7 @@ class Store:
                 for number in numbers:
                     for table, column in (("jobs", "id"), ("story", "job"), ("secrets", "job")):
                         self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
+                self.records.forget(numbers)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
 

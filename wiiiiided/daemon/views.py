@@ -46,6 +46,11 @@ def _workers(state: State, job: Job) -> int:
         return 0
 
 
+def list_order(job: Job) -> tuple[bool, int, int]:
+    """What is on nodes first, then the queue in its order."""
+    return (job.attempt is None or job.state in ("queued", "held", "backoff"), *job.queue_key)
+
+
 def ranks(job: Job, told: list[dict[str, Any]], codes: dict[str, int]) -> tuple[RankView, ...]:
     """The ranks of the latest attempt: as its shim tells them, or as its end has them."""
     if job.attempt is None:

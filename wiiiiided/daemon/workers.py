@@ -29,7 +29,7 @@ from wiiiiided.daemon.shims import Shim, shim_command
 from wiiiiided.daemon.spawn import HELPER_ENV, end_process, ended, spawn
 from wiiiiided.domain.layout import Layout
 from wiiiiided.jobfile.placeholders import fill
-from wiiiiided.log import logger
+from wiiiiided.log import about, logger
 from wiiiiided.shim import files
 
 NOTIFY_WITHIN_S = 60.0
@@ -166,7 +166,8 @@ class Workers:
         try:
             process = spawn(argv, self.here.user, env=env, cwd="/")
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
-            logger.warning("job %d: its notify command cannot be started: %s", number, problem)
+            text = "job %d: its notify command cannot be started: %s"
+            logger.warning(text, number, problem, extra=about(number))
             return
         try:
             code = await asyncio.wait_for(asyncio.shield(ended(process)), NOTIFY_WITHIN_S)
@@ -174,7 +175,8 @@ class Workers:
             end_process(process.pid, self.here.user, group=True)
             code = await ended(process)
         if code:
-            logger.warning("job %d: its notify command ended with code %d", number, code)
+            text = "job %d: its notify command ended with code %d"
+            logger.warning(text, number, code, extra=about(number))
 
     # ---- helpers that run as the jobs' user
 

@@ -77,9 +77,10 @@ class Policy(Struct, frozen=True):
 
 
 class Output(Struct, frozen=True):
-    """Which files `pull` brings back."""
+    """Which files `pull` brings back, and how much WIIIIIDE itself writes into the job's log."""
 
     collect: tuple[str, ...] = ()  # globs in the working directory; "**" crosses folders
+    log: Literal["silent", "normal", "verbose"] = "normal"
 
 
 NotifyOn = Literal["running", "restarting", "done", "failed", "cancelled"]

@@ -28,6 +28,12 @@ def passed_and_set(values: Values, findings: Findings) -> None:
             findings.add(("run", "pass_env", at), message, "leave one of them out")
 
 
+def logged_twice(values: Values, findings: Findings) -> None:
+    if ("output", "log") in values and "WIIIIIDE_LOG" in values.get(("run", "env"), {}):
+        message = "run.env sets WIIIIIDE_LOG, which is the same"
+        findings.add(("output", "log"), message, "leave one of them out")
+
+
 def start_size(values: Values, findings: Findings) -> None:
     texts = [*values.get(("run", "command"), ())]
     for variable in values.get(("run", "env"), {}).items():
@@ -84,6 +90,7 @@ def _wrong(path: tuple[str, ...], findings: Findings) -> bool:
 
 RULES: tuple[Rule, ...] = (
     passed_and_set,
+    logged_twice,
     start_size,
     used_and_avoided,
     too_few_used,

@@ -84,7 +84,7 @@ SECTIONS = (
         "When a job that ended badly is started again.",
         "restart = { max = 3 }",
     ),
-    Section("output", spec.Output, "Which files `wiiiiide pull` brings back.", "[output]"),
+    Section("output", spec.Output, "Files to bring back, and what the log gets.", "[output]"),
     Section("notify", spec.Notify, "A command that runs when the job reaches a state.", "[notify]"),
 )
 
@@ -338,6 +338,14 @@ KEYS = (
         '["runs/**", "ckpt/last.pt"]',
         default="[]",
         also=("artifacts", "outputs", "files"),
+    ),
+    Key(
+        "output.log",
+        Choice(("silent", "normal", "verbose")),
+        "How much WIIIIIDE itself writes into the job's log; ranks find it in `WIIIIIDE_LOG`.",
+        '"verbose"',
+        default='"normal"',
+        also=("log_level", "verbosity", "loglevel"),
     ),
     Key(
         "notify.command",

@@ -285,6 +285,7 @@ class Snapshot(Message, frozen=True):
     nodes: tuple[NodeNow, ...]
     jobs: tuple[JobRow, ...]  # running first, then in queue order, then ended
     problem: str = ""  # as in DaemonStatus
+    more: int = 0  # jobs of the queue beyond those listed
 
 
 class JobRecords(Message, frozen=True):

@@ -1,0 +1,324 @@
+"""When the daemon looks at jobs: with a loop whose time only the test moves."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.control.world import World, spec
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.courses import Followed, how_it_ended
+from wiiiiided.daemon.picture import ENDED_ROWS, ROWS, Picture
+from wiiiiided.daemon.sampler import EVERY_S, FLUSH_S, LEAST_S, Sampler
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import Restart
+from wiiiiided.figures.picture import Health
+
+
+class Loop:
+    """A clock, and what is to happen when."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._timers: list[tuple[float, int, Any]] = []
+
+    def time(self) -> float:
+        return self.now
+
+    def call_at(self, when: float, call: Callable[[], None]) -> Any:
+        handle = SimpleNamespace(call=call, cancelled=False)
+        handle.cancel = lambda: setattr(handle, "cancelled", True)
+        heapq.heappush(self._timers, (when, len(self._timers), handle))
+        return handle
+
+    def call_later(self, after: float, call: Callable[[], None]) -> Any:
+        return self.call_at(self.now + after, call)
+
+    @property
+    def pending(self) -> int:
+        return sum(not handle.cancelled for _, _, handle in self._timers)
+
+    def advance(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self._timers and self._timers[0][0] <= end:
+            when, _, handle = heapq.heappop(self._timers)
+            self.now = max(self.now, when)
+            if not handle.cancelled:
+                handle.call()
+        self.now = end
+
+
+class Courses:
+    """What a Sampler wants of them; `looks` are the moments it looked at."""
+
+    node = "a"
+
+    def __init__(self, loop: Loop) -> None:
+        self.live: dict[Any, Any] = {}
+        self.looks: list[float] = []
+        self.waiting = False
+        self.flushed: list[float] = []
+        self._loop = loop
+        self.defect: Exception | None = None
+
+    def update(self, state: object) -> None:
+        if self.defect is not None:
+            raise self.defect
+
+    def sample(self) -> list[Any]:
+        self.looks.append(self._loop.now)
+        if self.defect is not None:
+            raise self.defect
+        return []
+
+    def flush(self) -> None:
+        self.flushed.append(self._loop.now)
+        self.waiting = False
+
+
+@pytest.fixture
+def loop() -> Loop:
+    return Loop()
+
+
+@pytest.fixture
+def courses(loop: Loop) -> Courses:
+    return Courses(loop)
+
+
+@pytest.fixture
+def sampler(loop: Loop, courses: Courses) -> Sampler:
+    machine = SimpleNamespace(look=lambda: None, health=Health())
+    keeper = SimpleNamespace(state=None, clock=lambda: 0.0)
+    made: Sampler = Sampler(keeper, courses, machine, loop)  # type: ignore[arg-type]
+    return made
+
+
+def a_job_comes(sampler: Sampler, courses: Courses) -> None:
+    course = SimpleNamespace(rates=lambda node: [])
+    courses.live[1, 1] = SimpleNamespace(course=course)
+    sampler.changed()
+
+
+def test_with_no_job_and_nobody_watching_nothing_happens_at_all(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    sampler.changed()
+    assert loop.pending == 0
+    loop.advance(100)
+    assert courses.looks == []
+
+
+def test_while_a_job_runs_it_looks_once_a_second_and_then_no_more(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    a_job_comes(sampler, courses)
+    loop.advance(5.5)
+    assert courses.looks == [1000.0 + n for n in range(6)]
+    courses.live.clear()
+    sampler.changed()
+    assert loop.pending == 0
+
+
+def test_whoever_watches_is_woken_at_once_and_then_as_often_as_asked(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    woken = []
+    with sampler.watching(0.5) as bell:
+        for _ in range(40):
+            loop.advance(0.1)
+            if bell.is_set():
+                woken.append(round(loop.now - 1000.0, 1))
+                bell.clear()
+    assert woken == [0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
+    assert loop.pending == 0
+    loop.advance(10)
+    assert len(courses.looks) == 9
+
+
+def test_however_many_watch_it_never_looks_oftener_than_four_times_a_second(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    a_job_comes(sampler, courses)
+    loop.advance(0.1)
+    with sampler.watching(0.25), sampler.watching(0.3), sampler.watching(0.7):
+        loop.advance(0.13)
+        with sampler.watching(0.26):
+            loop.advance(20)
+    gaps = [b - a for a, b in zip(courses.looks, courses.looks[1:], strict=False)]
+    assert min(gaps) >= LEAST_S - 1e-9
+    assert len(courses.looks) <= 82
+
+
+def test_a_sample_that_was_just_taken_serves_who_comes(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    a_job_comes(sampler, courses)
+    loop.advance(0.1)
+    with sampler.watching(1.0) as bell:
+        assert bell.is_set()
+        bell.clear()
+        loop.advance(1.0)
+        assert bell.is_set()
+    assert courses.looks == [1000.0, 1001.0]
+
+
+def test_a_slow_watcher_does_not_make_a_running_job_be_looked_at_less(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    a_job_comes(sampler, courses)
+    with sampler.watching(60.0):
+        loop.advance(30)
+    assert len(courses.looks) == 31
+
+
+def test_who_asks_once_gets_what_is_at_most_a_second_old(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    sampler.refresh()
+    assert courses.looks == [1000.0]
+    loop.advance(EVERY_S)
+    sampler.refresh()
+    assert len(courses.looks) == 1
+    loop.advance(EVERY_S)
+    sampler.refresh()
+    assert len(courses.looks) == 2
+    assert loop.pending == 0
+
+
+def test_ends_are_written_together_soon_after(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    for _ in range(5):
+        courses.waiting = True
+        sampler.changed()
+        loop.advance(FLUSH_S / 10)
+    loop.advance(1)
+    assert courses.flushed == [pytest.approx(1000.0 + FLUSH_S)]
+
+
+def test_a_defect_in_looking_disturbs_nobody_and_is_told_once(
+    sampler: Sampler, loop: Loop, courses: Courses, caplog: pytest.LogCaptureFixture
+) -> None:
+    courses.defect = ZeroDivisionError("of a colleague")
+    a_job_comes(sampler, courses)
+    with sampler.watching(1.0) as bell:
+        loop.advance(5)
+        assert bell.is_set()
+    assert len(courses.looks) == 6
+    told = [record for record in caplog.records if "a defect while looking" in record.message]
+    assert len(told) == 1
+
+
+# ---- how an attempt ended
+
+
+def followed(world: World, number: int) -> Followed:
+    job = world.job(number)
+    assert job.attempt is not None
+    course: Any = SimpleNamespace(id=number, attempt=job.attempt.number)
+    return Followed(job, course, 0.0, 0.0)
+
+
+def begun(**policy: Any) -> tuple[World, int]:
+    world = World()
+    number = world.submit(spec(policy=policy))
+    world.started_on(number)
+    return world, number
+
+
+def test_an_attempt_that_is_the_last_ended_as_its_job() -> None:
+    world, number = begun()
+    before = followed(world, number)
+    world.now += 5
+    world.ended_on(number)
+    assert how_it_ended(before, world.job(number), 9999.0) == ("done", 0, world.now)
+
+
+def test_an_attempt_that_is_tried_again_failed_with_its_code() -> None:
+    world, number = begun(restart=Restart(max=1, backoff_s=5.0))
+    before = followed(world, number)
+    world.ended_on(number, code=3)
+    assert world.state_of(number) == "backoff"
+    assert how_it_ended(before, world.job(number), 9999.0) == ("failed", 3, world.now)
+
+
+def test_a_requeued_attempt_says_so_though_the_next_has_begun() -> None:
+    world, number = begun()
+    world.requeue(number)
+    before = followed(world, number)
+    world.ended_on(number, code=143)
+    after = world.job(number)
+    assert after.attempt is not None
+    assert after.attempt.number == 2
+    assert how_it_ended(before, after, 1234.0) == ("requeued", None, 1234.0)
+
+
+def test_of_a_job_that_is_gone_nobody_knows() -> None:
+    world, number = begun()
+    assert how_it_ended(followed(world, number), None, 1234.0) == ("failed", None, None)
+
+
+# ---- snapshots
+
+
+def picture_of(world: World, sampler: Sampler, ended: list[Job]) -> Picture:
+    keeper: Any = SimpleNamespace(
+        state=world.state,
+        clock=lambda: world.now,
+        problem="the disk is full",
+        store=SimpleNamespace(ended=lambda limit: ended[:limit]),
+    )
+    return Picture(keeper, sampler, Node("a", 4, 8 << 30))
+
+
+def test_what_runs_comes_first_then_the_queue_then_what_ended(sampler: Sampler) -> None:
+    world = World()
+    over = world.submit()
+    world.started_on(over)
+    world.ended_on(over)
+    runs = world.submit()
+    late = world.submit(spec(policy={"priority": 10}))
+    soon = world.submit(spec(policy={"priority": 90}))
+    snapshot = picture_of(world, sampler, [world.job(over)]).snapshot(2.0)
+    assert [row.job.id for row in snapshot.jobs] == [runs, soon, late, over]
+    assert (snapshot.every_s, snapshot.cluster, snapshot.problem) == (2.0, "a", "the disk is full")
+    assert [node.name for node in snapshot.nodes] == ["a"]
+
+
+def test_a_long_queue_is_cut_and_the_rest_counted(sampler: Sampler) -> None:
+    world = World()
+    for _ in range(ROWS + 7):
+        world.submit(hold=True)
+    snapshot = picture_of(world, sampler, []).snapshot()
+    assert (len(snapshot.jobs), snapshot.more) == (ROWS, 7)
+
+
+def test_only_what_ended_within_the_hour_is_shown(sampler: Sampler) -> None:
+    world = World()
+    ended = []
+    for _ in range(ENDED_ROWS + 5):
+        number = world.submit()
+        world.started_on(number)
+        world.ended_on(number)
+        ended.insert(0, world.job(number))
+    picture = picture_of(world, sampler, ended)
+    assert len(picture.snapshot().jobs) == ENDED_ROWS
+    world.now += 3601
+    sampler.changed()
+    assert picture.snapshot().jobs == ()
+
+
+def test_all_who_watch_get_the_same_and_a_change_is_seen_at_once(sampler: Sampler) -> None:
+    world = World()
+    picture = picture_of(world, sampler, [])
+    first = picture.snapshot(0.5)
+    assert picture.snapshot(2.0).nodes is first.nodes
+    assert (first.every_s, picture.snapshot(2.0).every_s) == (0.5, 2.0)
+    job = world.submit()
+    sampler.changed()
+    assert [row.job.id for row in picture.snapshot().jobs] == [job]

@@ -1,0 +1,213 @@
+"""GET /metrics: the figures for Prometheus, over HTTP, only where wiiiiided.toml says so.
+
+    Prometheus ──► GET /metrics HTTP/1.1                    400 no HTTP, or too much of it
+                   Authorization: Bearer <token>            401 without the token, whatever is asked
+                                                            404 another path · 405 another method
+               ◄── 200, one page, the connection closes
+
+Everything a stranger can do is bounded: few connections (more are closed unheard), few bytes, few
+seconds. Nothing is read but one request's head. A web page that reaches the port by a trick of DNS
+has no token, so it learns nothing. There is no TLS: listen on loopback, or where only a proxy is.
+
+Jobs matter more than figures: what keeps the endpoint from opening is a line in the log, and the
+daemon goes on. A reload reads the token again, and moves, opens or closes the endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hmac
+import os
+import re
+import socket
+import stat
+from collections.abc import Callable
+
+from wiiiiided.daemon.settings import Address, Settings
+from wiiiiided.errors import HostError
+from wiiiiided.figures.prometheus import CONTENT_TYPE
+from wiiiiided.log import logger
+
+HEAD_BYTES = 8192  # of a request; Prometheus sends a few hundred
+WITHIN_S = 5.0  # from the first byte in to the last one out
+CONNECTIONS = 16  # at once; one Prometheus needs one
+BACKLOG = 16
+TOKEN_BYTES = (16, 1024)  # 16 letters and digits cannot be guessed over a network
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    401: "Unauthorized",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    500: "Internal Server Error",
+}
+REQUEST = re.compile(r"([A-Z]{1,16}) (/[!-~]*) HTTP/1\.[01]")
+HEADER = re.compile(r"([!#$%&'*+.^_`|~0-9A-Za-z-]+):[ \t]*(.*?)[ \t]*")
+BEARER = re.compile(r"bearer +([!-~]+)", re.IGNORECASE)
+
+Page = Callable[[], str]
+
+
+class Metrics:
+    """The endpoint, where there is one. `page` makes what is served, at every request."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._token = b""
+        self._server: asyncio.Server | None = None
+        self._at: Address | None = None
+        self._open: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # two reloads in a row must not open twice
+
+    @property
+    def port(self) -> int | None:
+        """Where it listens; None: nowhere."""
+        return self._server.sockets[0].getsockname()[1] if self._server is not None else None
+
+    async def apply(self, settings: Settings) -> None:
+        """As the settings say: open, moved, closed. Never raises: see the log."""
+        async with self._changing:
+            address = settings.metrics_listen
+            try:
+                token = read_token(settings.metrics_token_file) if address is not None else b""
+                if address != self._at:
+                    await self._stop()
+                    self._token = token
+                    if address is not None:
+                        await self._start(address)
+                self._token = token
+            except HostError as problem:
+                logger.error("metrics are not served: %s", problem)
+                await self._stop()
+
+    async def close(self) -> None:
+        async with self._changing:
+            await self._stop()
+
+    async def _start(self, address: Address) -> None:
+        listener = _bind(address)
+        self._server = await asyncio.start_server(
+            self._accept, sock=listener, limit=HEAD_BYTES, backlog=BACKLOG
+        )
+        self._at = address
+        logger.info("metrics are served on http://%s/metrics", address)
+
+    async def _stop(self) -> None:
+        server, self._server, self._at = self._server, None, None
+        if server is None:
+            return
+        server.close()
+        for task in list(self._open):
+            task.cancel()
+        await asyncio.gather(*self._open, return_exceptions=True)
+        logger.info("metrics are no longer served")
+
+    # ---- one connection, one request
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._open.add(task)
+        try:
+            if len(self._open) > CONNECTIONS:
+                return
+            async with asyncio.timeout(WITHIN_S):
+                writer.write(await self._answer(reader))
+                await writer.drain()
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, EOFError, TimeoutError, asyncio.CancelledError):
+            pass  # it went away, dawdles, or we are closing: nobody to tell
+        finally:
+            writer.transport.abort()  # nothing, where the connection has ended well
+            self._open.discard(task)
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        try:
+            head = await reader.readuntil(b"\r\n\r\n")
+        except asyncio.LimitOverrunError:
+            return response(400)
+        code = judge(head, self._token)
+        if code != 200:
+            return response(code)
+        try:
+            return response(200, self._page().encode(errors="replace"))
+        except Exception:
+            logger.exception("a defect while making the page of metrics")
+            return response(500)
+
+
+def judge(head: bytes, token: bytes) -> int:
+    """The status of a request. Pure; who has no token learns nothing but that."""
+    lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
+    request = REQUEST.fullmatch(lines[0])
+    headers = [HEADER.fullmatch(line) for line in lines[1:]]
+    if request is None or None in headers:
+        return 400
+    said = [header[2] for header in headers if header and header[1].lower() == "authorization"]
+    if len(said) > 1:
+        return 400
+    bearer = BEARER.fullmatch(said[0]) if said else None
+    if bearer is None or not hmac.compare_digest(bearer[1].encode("latin-1"), token):
+        return 401
+    if request[2].partition("?")[0] != "/metrics":
+        return 404
+    return 200 if request[1] == "GET" else 405
+
+
+def response(code: int, page: bytes = b"") -> bytes:
+    """A whole answer. Other codes than 200 say themselves in words."""
+    body = page if code == 200 else f"{code} {REASONS[code]}\n".encode()
+    lines = [
+        f"HTTP/1.1 {code} {REASONS[code]}",
+        f"Content-Type: {CONTENT_TYPE if code == 200 else 'text/plain; charset=utf-8'}",
+        f"Content-Length: {len(body)}",
+        "Cache-Control: no-store",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if code == 401:
+        lines.append('WWW-Authenticate: Bearer realm="wiiiiide"')
+    if code == 405:
+        lines.append("Allow: GET")
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+def read_token(path: str) -> bytes:
+    """The token in a file that not everybody can read; HostError with what to do."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
+        try:
+            about = os.fstat(fd)
+            text = os.read(fd, TOKEN_BYTES[1] + 2) if stat.S_ISREG(about.st_mode) else b""
+        finally:
+            os.close(fd)
+    except OSError as problem:
+        raise HostError(f"{path} cannot be read: {problem.strerror}") from problem
+    if about.st_mode & 0o007:
+        mode = stat.S_IMODE(about.st_mode)
+        raise HostError(f"{path} is open to everybody (mode {mode:04o}): chmod o= {path}")
+    token = text.strip()
+    if not TOKEN_BYTES[0] <= len(token) <= TOKEN_BYTES[1] or not re.fullmatch(rb"[!-~]+", token):
+        least, most = TOKEN_BYTES
+        what = f"one word of {least} to {most} plain characters"
+        raise HostError(f"{path} does not hold a token, {what}: openssl rand -hex 32 makes one")
+    return token
+
+
+def _bind(address: Address) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(BACKLOG)
+    except OSError as problem:
+        listener.close()
+        hint = {
+            errno.EADDRINUSE: "; another program has that port",
+            errno.EADDRNOTAVAIL: "; this machine has no such address",
+        }.get(problem.errno or 0, "")
+        raise HostError(f"cannot listen on {address}: {problem.strerror}{hint}") from problem
+    return listener

@@ -1,0 +1,161 @@
+"""When to look: once a second while a job runs here, oftener while somebody watches, else never.
+
+    a job runs       │  s      s      s      s      s        EVERY_S
+    top -i 0.5       │  s  s  s  s  s  s  s  s  s  s         as the watcher asks, never < LEAST_S
+    nobody, nothing  │                                       no timer at all
+
+Whoever watches is woken by the sample that is due for them, so that what they show is fresh and
+two samples of the same moment are never taken. A defect in here is logged and disturbs no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from wiiiiided.daemon.courses import Courses, Readings
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.machine import Machine
+from wiiiiided.daemon.progress import Progress
+from wiiiiided.figures.picture import Trend, node_rates
+from wiiiiided.log import logger
+
+EVERY_S: Final = 1.0
+LEAST_S: Final = 0.25
+EARLY_S: Final = 0.05  # a watcher that is due this soon is served now: timers do not strike alike
+FLUSH_S: Final = 0.2  # after an end: a burst of short jobs is written at once
+
+
+@dataclass(eq=False)
+class Watcher:
+    every_s: float
+    due: float
+    bell: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Sampler:
+    """Looks at this machine and its jobs at the pace somebody needs."""
+
+    def __init__(
+        self,
+        keeper: Keeper,
+        courses: Courses,
+        machine: Machine,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.keeper = keeper
+        self.courses = courses
+        self.machine = machine
+        self.trend = Trend()
+        self.progress = Progress()
+        self.over: Callable[[int, int], set[int]] = lambda job, attempt: set()
+        self.sampled_at = float("-inf")
+        self.changes = 0  # of the state, that were seen
+        self._loop = loop
+        self._watchers: set[Watcher] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._flusher: asyncio.TimerHandle | None = None
+        self._defect = ""  # that was logged last
+
+    def adopt(self) -> None:
+        """At the start, before anything can end."""
+        self.changed()
+        self._guarded(self.courses.end_what_was_left)
+
+    def changed(self) -> None:
+        """The state has: jobs may have come or gone."""
+        self.changes += 1
+        self._guarded(lambda: self.courses.update(self.keeper.state))
+        if self.courses.waiting and self._flusher is None:
+            self._flusher = self._loop.call_later(FLUSH_S, self._flush)
+        self._plan()
+
+    @contextlib.contextmanager
+    def watching(self, every_s: float) -> Iterator[asyncio.Event]:
+        """An event that is set for every sample that is due: at once, then every `every_s`."""
+        watcher = Watcher(every_s, self._loop.time())
+        self._watchers.add(watcher)
+        if self.age_s < LEAST_S:
+            self._serve(watcher, self.sampled_at)
+        self._plan()
+        try:
+            yield watcher.bell
+        finally:
+            self._watchers.discard(watcher)
+            self._plan()
+
+    @property
+    def age_s(self) -> float:
+        return self._loop.time() - self.sampled_at
+
+    def refresh(self) -> None:
+        """Make sure that what is known is not older than a second."""
+        if self.age_s > EVERY_S + LEAST_S:
+            self._tick()
+
+    def close(self) -> None:
+        for timer in (self._timer, self._flusher):
+            if timer is not None:
+                timer.cancel()
+        self._guarded(self.courses.close)
+
+    # ---- the timer
+
+    def _plan(self) -> None:
+        due = [watcher.due for watcher in self._watchers]
+        if self.courses.live:
+            due.append(self.sampled_at + EVERY_S)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due:
+            at = max(min(due), self.sampled_at + LEAST_S)
+            self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self.sampled_at = self._loop.time()
+        self._guarded(self._sample)
+        for watcher in self._watchers:
+            if watcher.due <= self.sampled_at + EARLY_S:
+                self._serve(watcher, self.sampled_at)
+        self._plan()
+
+    def _serve(self, watcher: Watcher, at: float) -> None:
+        watcher.due = at + watcher.every_s
+        watcher.bell.set()
+
+    def _sample(self) -> None:
+        readings = self.courses.sample()
+        self.machine.look()
+        if self.courses.live:
+            courses = [followed.course for followed in self.courses.live.values()]
+            self.trend.take(node_rates(self.courses.node, courses))
+        else:
+            self.trend.clear()
+        self._watch_for_hangs(readings)
+
+    def _watch_for_hangs(self, readings: Readings) -> None:
+        wanted = [(job, found) for job, found in readings if self.progress.wanted(job)]
+        self.progress.forget_all_but({job.id for job, _ in wanted})
+        for job, found in wanted:
+            assert job.attempt is not None
+            over = self.over(job.id, job.attempt.number)
+            at = self.keeper.clock()
+            event = self.progress.sample(job, found, over, self.sampled_at, at)
+            if event is not None:
+                self.keeper.report(event)
+
+    def _flush(self) -> None:
+        self._flusher = None
+        self._guarded(self.courses.flush)
+
+    def _guarded(self, do: Callable[[], None]) -> None:
+        try:
+            do()
+        except Exception as problem:
+            if self._defect != repr(problem):
+                logger.exception("a defect while looking at jobs; they go on")
+            self._defect = repr(problem)
