@@ -1,0 +1,99 @@
+"""The golden screens: what each is drawn from. `python -m tests.top.screens` draws them anew.
+
+Look at every change of a golden file before it is kept: they are how the screen looks to people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tests.top import snapshots as s
+from wiiiiided.top.render import render
+from wiiiiided.top.spans import COLOURS, lines, painted
+from wiiiiided.top.ui import Gone, LogView, Order, Question, Scene, Ui
+
+GOLDEN = Path(__file__).parent / "golden"
+WIDTHS = (40, 59, 60, 79, 80, 99, 100, 140, 250)
+LOG = LogView(
+    17,
+    (
+        s.line("epoch 1 loss 0.412"),
+        s.line("UserWarning: slow\x1b[31m", rank=1, stream="err"),
+        s.line(" 10%|█\r 20%|██", rank=0),
+        s.line("rotated", rank=1, stream="note"),
+    ),
+)
+NODES = Ui(focus="nodes")
+
+
+def _scenes() -> dict[str, tuple[Scene, int, int]]:
+    three = Scene(s.three())
+    return {
+        **{f"three-{width}": (three, width, 24) for width in WIDTHS},
+        **{f"alone-{width}": (Scene(s.alone()), width, 12) for width in (40, 80, 120)},
+        **{f"eight-{width}": (Scene(s.many(8), NODES), width, 20) for width in (60, 100)},
+        "many-begin": (Scene(s.many(200), NODES), 100, 24),
+        "many-middle": (Scene(s.many(200), replace(NODES, node="node-100")), 100, 24),
+        "many-end": (Scene(s.many(200), replace(NODES, node="node-199")), 100, 24),
+        "ascii": (Scene(s.three(), Ui(ascii=True, log=True), log=LOG), 100, 24),
+        "ascii-nasty": (Scene(s.nasty(), Ui(ascii=True)), 140, 16),
+        "nasty": (Scene(s.nasty()), 140, 16),
+        "nasty-60": (Scene(s.nasty()), 60, 16),
+        "lost": (Scene(s.with_lost(), NODES), 100, 20),
+        "mixed-units": (Scene(s.mixed()), 100, 16),
+        "log": (Scene(s.three(), Ui(log=True, focus="log"), log=LOG), 80, 24),
+        "log-small": (Scene(s.three(), Ui(log=True, focus="log"), log=LOG), 40, 6),
+        "help": (Scene(s.three(), Ui(help=True)), 80, 34),
+        "help-40": (Scene(s.three(), Ui(help=True, help_top=4)), 40, 12),
+        "filter-typing": (Scene(s.three(), Ui(typing=True, jobs=Order(filter="d"))), 80, 16),
+        "filter-kept": (Scene(s.three(), Ui(jobs=Order(filter="lm"))), 80, 16),
+        "sorted": (
+            Scene(
+                s.three(), Ui(nodes=Order(column=3, reverse=True), jobs=Order(column=2)),
+            ), 100, 16,
+        ),
+        "confirm": (Scene(s.three(), Ui(question=Question(17, "digits"))), 80, 16),
+        "confirm-kill": (Scene(s.three(), Ui(question=Question(17, "digits", True))), 60, 16),
+        "gone": (Scene(s.three(), gone=Gone("no daemon answers on /run/x", 3.2)), 80, 16),
+        "silent": (Scene(s.three(), gone=Gone("it has said nothing for 7 s")), 80, 16),
+        "problem": (
+            Scene(s.snapshot(s.node(), problem="cannot write its state: the disk is full")), 80, 12,
+        ),
+        "paused-readonly": (Scene(s.three(), Ui(paused=True, readonly=True)), 100, 16),
+        "message": (Scene(s.three(), Ui(message="job 17 is being cancelled")), 80, 16),
+        "waiting": (Scene(None), 80, 8),
+        "empty": (Scene(s.snapshot(s.idle("box"), cluster="box")), 80, 10),
+        "five-lines": (Scene(s.three(), NODES), 80, 5),
+        "once": (Scene(s.three(), Ui(once=True)), 1 << 16, 1 << 16),
+    }  # fmt: skip
+
+
+SCENES = _scenes()
+
+
+def _plain(name: str) -> str:
+    scene, width, height = SCENES[name]
+    return "".join(f"{line}\n" for line in lines(render(scene, width, height)))
+
+
+def _painted(name: str) -> str:
+    """With the codes of its colours, in a form that can be read."""
+    scene, width, height = SCENES[name]
+    rows = [painted(row, COLOURS) for row in render(scene, width, height)]
+    return "".join(f"{row}\n" for row in rows).replace("\x1b", "ESC")
+
+
+SCREENS: dict[str, Callable[[], str]] = {
+    **{name: lambda name=name: _plain(name) for name in SCENES},  # type: ignore[misc]
+    **{
+        f"{name}.colours": lambda name=name: _painted(name)  # type: ignore[misc]
+        for name in ("three-100", "gone", "lost", "confirm")
+    },
+}
+
+
+if __name__ == "__main__":
+    for name, draw in SCREENS.items():
+        (GOLDEN / f"{name}.txt").write_text(draw())

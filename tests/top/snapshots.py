@@ -1,0 +1,143 @@
+"""Hand-made snapshots for screens: three nodes with a straggler, one machine, two hundred."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.kit.fake_daemon import ended, line, view
+from wiiiiided.domain.figures import JobNow, NodeNow, Rates, Straggler
+from wiiiiided.wire.messages import JobRow, Snapshot
+
+__all__ = ["ended", "job", "line", "node", "snapshot", "three", "view"]
+
+AT = 1_000_000.0 + 2472  # 41 minutes and 12 seconds after the job began
+GIB = 1 << 30
+RATES = Rates(
+    steps=3.22,
+    samples=412.0,
+    operations=51.2,
+    shm=1.9e9,
+    wire_out=61.2e6,
+    wire_in=60.8e6,
+    wire_out_raw=128e6,
+    wire_in_raw=128e6,
+    exchange=0.18,
+    waiting=0.1,
+)
+HISTORY = (100.0, 180.0, 250.0, 330.0, 400.0, 410.0, 405.0, 412.0)
+
+
+def node(name: str = "a", **changes: Any) -> NodeNow:
+    """A node that works on job 17, changed as wanted."""
+    fields: dict[str, Any] = {
+        "name": name,
+        "state": "ok",
+        "cores": 8,
+        "memory": 16 * GIB,
+        "cpu": 0.71,
+        "memory_used": 0.38,
+        "rates": RATES,
+        "codec": "lz4",
+        "codec_why": "the link is slower than the codec",
+        "jobs": (17,),
+        "history": HISTORY,
+        "unit": "samples/s",
+    }
+    return NodeNow(**{**fields, **changes})
+
+
+def idle(name: str, **changes: Any) -> NodeNow:
+    """A node without ranks."""
+    nothing = {"rates": Rates(), "jobs": (), "codec": "", "codec_why": "", "history": ()}
+    return node(name, **{"state": "idle", "cpu": 0.02, "unit": "op/s", **nothing, **changes})
+
+
+def job(number: int = 17, now: bool = True, **changes: Any) -> JobRow:
+    """A job that runs; with now=False its view alone."""
+    shown = view(number, started_at=1_000_000.0, **changes)
+    if not now:
+        return JobRow(shown)
+    return JobRow(shown, JobNow(number, RATES, 7951, 23460, 0.412, 4810.0, 3 * GIB))
+
+
+def queued(number: int, **changes: Any) -> JobRow:
+    waits = {"state": "queued", "started_at": None, "attempt": 0, "nodes": ()}
+    return JobRow(view(number, **{**waits, "why": "waits for a, which runs job 17", **changes}))
+
+
+def slow_job(**changes: Any) -> JobRow:
+    """A job whose rank on c holds the others up."""
+    row = job(17, nodes=("a", "b", "c"), why="runs on a b c", **changes)
+    why = "rank 4 on c: the others wait 41 % of a step for it"
+    assert row.now is not None
+    now = JobNow(
+        17, row.now.rates, 7951, 23460, 0.412, 4810.0, 3 * GIB, Straggler(4, "c", 0.41, why)
+    )
+    return JobRow(row.job, now)
+
+
+def snapshot(*nodes: NodeNow, jobs: tuple[JobRow, ...] = (), **changes: Any) -> Snapshot:
+    fields: dict[str, Any] = {"at": AT, "every_s": 1.0, "cluster": "lab"}
+    return Snapshot(**{**fields, **changes}, nodes=nodes, jobs=jobs)
+
+
+def three() -> Snapshot:
+    """The screen of the sketch: a is the coordinator, c is slow."""
+    slow = Rates(
+        steps=3.22, samples=231.9, shm=1.9e9, wire_out=58.8e6, wire_in=59.3e6,
+        wire_out_raw=124e6, wire_in_raw=124e6, exchange=0.04,
+    )  # fmt: skip
+    return snapshot(
+        node("a", coordinator=True),
+        node("b", cpu=0.69, memory_used=0.41),
+        node("c", state="slow", note="swapping", rates=slow, cpu=0.99, memory_used=0.91),
+        jobs=(slow_job(), queued(18, name="lm"), JobRow(ended(16, name="first"))),
+    )
+
+
+def alone() -> Snapshot:
+    """One machine, as most have: nothing travels."""
+    rates = Rates(steps=3.22, samples=412.0, operations=51.2, shm=1.9e9, exchange=0.18)
+    return snapshot(node("box", rates=rates, codec="", codec_why=""), jobs=(job(),), cluster="box")
+
+
+def many(count: int) -> Snapshot:
+    nodes = tuple(node(f"node-{place:03}", cpu=place / 200) for place in range(count))
+    return snapshot(*nodes, jobs=(job(17, why=f"runs on {count} nodes"), queued(18, name="lm")))
+
+
+def with_lost() -> Snapshot:
+    """b has been silent for a while, d for long, e is drained, f has nothing to do."""
+    return snapshot(
+        node("a", coordinator=True),
+        node("b", age_s=7.0),
+        node("d", state="lost", age_s=312.0, cpu=None, memory_used=None),
+        idle("e", state="drained", note="fan broken"),
+        idle("f"),
+        jobs=(job(),),
+    )
+
+
+def nasty() -> Snapshot:
+    """Names and reasons that try to leave their place."""
+    return snapshot(
+        node("漢字の機械", note="\x1b[2J\x1b]0;title\x07"),
+        node("e\u0301\u0301clair\u202egnp", note="a\nb\tc"),
+        node("👩‍👩‍👧‍👦 family", note="‮reversed"),
+        jobs=(
+            job(17, name="\x1b[31mred\r\n", why="漢" * 200),
+            queued(18, name="[bold]x[/bold]", why="\x9b31m\u2028 two\tlines"),
+        ),
+        cluster="lab\x1b[0m",
+    )
+
+
+def mixed() -> Snapshot:
+    """Two jobs whose scripts say different things: each node has its own unit."""
+    return snapshot(
+        node("a"),
+        node("b", unit="step/s", jobs=(18,)),
+        node("c", unit="op/s", jobs=(19,), rates=Rates(operations=51.2, exchange=0.5)),
+        idle("d"),
+        jobs=(job(17), job(18, name="lm"), job(19, name="bench")),
+    )

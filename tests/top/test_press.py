@@ -1,0 +1,155 @@
+"""What every key does, without a terminal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.top import snapshots as s
+from wiiiiided.top.order import jobs_of, nodes_of
+from wiiiiided.top.press import press
+from wiiiiided.top.ui import CancelJob, Order, Quit, Ui
+from wiiiiided.wire.messages import JobRow, Snapshot
+
+
+def keys(ui: Ui, *pressed: str, snapshot: Snapshot | None = None) -> Ui:
+    for key in pressed:
+        ui, action = press(ui, key, snapshot or s.three())
+        assert action is None
+    return ui
+
+
+def test_q_quits() -> None:
+    assert press(Ui(), "q", None)[1] == Quit()
+
+
+def test_any_key_closes_the_help_and_does_nothing_else() -> None:
+    ui = keys(Ui(), "?")
+    assert ui.help
+    assert press(ui, "q", s.three()) == (Ui(), None)
+    assert keys(ui, "x") == Ui()
+
+
+def test_arrows_select_and_stop_at_the_ends() -> None:
+    assert keys(Ui(), "down").job == 18
+    assert keys(Ui(), "down", "down", "down", "down").job == 16
+    assert keys(Ui(), "end", "up").job == 18
+    assert keys(Ui(focus="nodes"), "down", "pagedown").node == "c"
+    assert keys(Ui(focus="nodes"), "down", "home").node == "a"
+    assert keys(Ui(), "down", snapshot=s.snapshot()) == Ui()
+
+
+def test_a_selection_stays_with_its_job_when_rows_move() -> None:
+    ui = keys(Ui(), "down", "s", "s", "s")
+    assert ui.job == 18
+    assert keys(ui, "x").question.job == 18  # type: ignore[union-attr]
+
+
+def test_tab_goes_round_the_panes_there_are() -> None:
+    assert keys(Ui(), "tab").focus == "nodes"
+    assert keys(Ui(), "tab", "tab").focus == "jobs"
+    assert keys(Ui(), "l", "tab").focus == "log"
+    assert keys(Ui(), "l", "tab", "l").focus == "jobs"
+
+
+def test_s_sorts_by_the_next_column_and_comes_back_to_the_order_of_the_daemon() -> None:
+    ui, orders = Ui(focus="nodes"), []
+    for _ in range(11):
+        ui = keys(ui, "s")
+        orders.append(tuple(node.name for node in nodes_of(s.three(), ui)))
+    assert orders[0] == ("a", "b", "c")
+    assert orders[7] == ("c", "a", "b")  # by CPU, the largest first
+    assert ui.nodes == Order()
+
+
+def test_r_reverses_the_pane_in_focus() -> None:
+    ui = keys(Ui(), "r")
+    assert [row.job.id for row in jobs_of(s.three(), ui)] == [16, 18, 17]
+    assert [node.name for node in nodes_of(s.three(), ui)] == ["a", "b", "c"]
+    assert keys(ui, "r").jobs == Order()
+
+
+def test_a_filter_is_typed_kept_and_cleared() -> None:
+    ui = keys(Ui(), "/", "L", "x", "backspace")
+    assert ui.typing
+    assert [row.job.name for row in jobs_of(s.three(), ui)] == ["lm"]
+    kept = keys(ui, "enter")
+    assert (kept.typing, kept.jobs.filter) == (False, "L")
+    assert keys(kept, "esc").jobs.filter == ""
+    assert keys(ui, "esc").jobs.filter == ""
+    assert keys(ui, "clear").jobs.filter == ""
+    assert keys(ui, "up", "q", "漢").jobs.filter == "Lq漢"
+
+
+def test_a_filter_takes_pasted_text_and_is_bounded() -> None:
+    assert keys(Ui(), "/", "paste lm").jobs.filter == "lm"
+    assert len(keys(Ui(), "/", "paste " + "x" * 500).jobs.filter) == 40
+
+
+def test_pasted_text_presses_no_keys() -> None:
+    assert keys(Ui(), "paste xy") == Ui()
+
+
+def test_x_asks_and_only_y_says_yes() -> None:
+    asked = keys(Ui(), "x")
+    assert asked.question is not None
+    for key in ("n", "x", "enter", "esc", "q", "down", "paste y"):
+        ui, action = press(asked, key, s.three())
+        assert (ui.question, action, ui.message) == (None, None, "job 17 goes on")
+    ui, action = press(asked, "y", s.three())
+    assert (ui.question, action) == (None, CancelJob(17, now=False))
+
+
+def test_x_on_a_job_that_is_being_stopped_kills_it() -> None:
+    stopping = s.snapshot(s.node(), jobs=(s.job(17, state="stopping"),))
+    asked, _ = press(Ui(), "x", stopping)
+    assert press(asked, "y", stopping)[1] == CancelJob(17, now=True)
+
+
+def test_what_is_over_cannot_be_cancelled() -> None:
+    over = s.snapshot(s.node(), jobs=(JobRow(s.ended(16)),))
+    assert keys(Ui(), "x", snapshot=over).message == "job 16 is over already: done"
+    assert keys(Ui(), "x", snapshot=s.snapshot()).message == "there is no job to cancel"
+
+
+@pytest.mark.parametrize("key", ["x", "d"])
+def test_a_read_only_screen_changes_nothing(key: str) -> None:
+    ui = keys(Ui(readonly=True), key)
+    assert ui.question is None
+    assert ui.message.startswith("read-only: ")
+
+
+def test_d_says_that_this_daemon_cannot_drain() -> None:
+    assert "cannot drain" in keys(Ui(), "d").message
+    assert keys(Ui(focus="nodes", node="e"), "d", snapshot=s.with_lost()).message == (
+        "e is drained already"
+    )
+    assert keys(Ui(), "d", snapshot=s.snapshot()).message == "there is no node to drain"
+
+
+def test_p_pauses_and_goes_on() -> None:
+    assert keys(Ui(), "p").paused
+    assert not keys(Ui(), "p", "p").paused
+
+
+def test_plus_looks_more_often_and_minus_less() -> None:
+    assert keys(Ui(), "+").every_s == 0.5
+    assert keys(Ui(), "+", "+", "+", "=").every_s == 0.25
+    assert keys(Ui(), "-").every_s == 2.0
+    assert keys(Ui(every_s=7.0), "-").every_s == 10.0
+    assert keys(Ui(every_s=60.0), "-").every_s == 60.0
+
+
+def test_l_opens_the_log_where_there_is_a_job() -> None:
+    assert keys(Ui(), "l").log
+    assert not keys(Ui(), "l", "l").log
+    ui = keys(Ui(), "l", snapshot=s.snapshot())
+    assert (ui.log, ui.message) == (False, "there is no job whose log could be shown")
+
+
+def test_a_message_stays_until_the_next_key() -> None:
+    assert keys(Ui(message="said"), "tab").message == ""
+
+
+def test_every_key_is_harmless_before_the_first_snapshot() -> None:
+    for key in ("up", "down", "tab", "s", "r", "/", "l", "x", "d", "p", "+", "-", "esc", "z"):
+        assert press(Ui(), key, None)[1] is None

@@ -1,0 +1,162 @@
+"""`wiiiiide top`: the screen on a terminal; one picture, or a stream of figures, elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import fields
+from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon
+from wiiiiided.client.connection import expect
+from wiiiiided.config import Paths, colour_wanted, terminal_known
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.top.ui import LEAST_S, MOST_S, Scene, Ui
+from wiiiiided.wire.messages import Snapshot
+
+ENDLESS = 1 << 16  # columns and lines of a file: rows are written whole
+PICTURE_COLUMNS = 110  # where neither COLUMNS nor a terminal says another width
+RETURN_S = 30.0  # how long a daemon may be away in a restart, as for `logs -f`
+AGAIN_S = 0.2
+SIGNS = "▸…–─│◄▁█▾↑·"  # what the screen is drawn with
+
+
+def command(
+    every: Annotated[
+        str, typer.Option("-i", "--interval", metavar="SECONDS", help="0.25 to 60; 1 by itself.")
+    ] = "1",
+    once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="As JSON, a line per interval; one with --once.")
+    ] = False,
+    readonly: Annotated[
+        bool, typer.Option("--readonly", help="No key can change a job or a node.")
+    ] = False,
+    in_ascii: Annotated[
+        bool, typer.Option("--ascii", help="Draw with plain characters only.")
+    ] = False,
+    svg: Annotated[
+        str | None, typer.Option("--svg", metavar="FILE", help="Write one picture as SVG.")
+    ] = None,
+) -> None:
+    """Show what every node and job does now, and who is slow.
+
+    On a terminal it goes on until q; ? explains keys and columns. Elsewhere it prints once.
+    """
+    every_s = _interval(every)
+    if svg is not None and as_json:
+        raise typer.BadParameter("--svg and --json exclude each other")
+    client = Client(Paths.for_client())
+    if as_json:
+        _json(client, every_s, once)
+        return
+    in_ascii = in_ascii or not (svg or screen.can_print(SIGNS, sys.stdout))
+    ui = Ui(every_s=every_s, readonly=readonly, ascii=in_ascii)
+    if svg is not None:
+        _picture(client, ui, svg)
+    elif once or not (sys.stdin.isatty() and sys.stdout.isatty() and terminal_known()):
+        _print(client, ui)
+    else:
+        _screen(client, ui)
+
+
+def _interval(text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = 0.0
+    if not LEAST_S <= found <= MOST_S:
+        raise typer.BadParameter(
+            f"-i {text!r} is not a number of seconds from {LEAST_S:g} to {MOST_S:g}"
+        )
+    return found
+
+
+def _screen(client: Client, ui: Ui) -> None:
+    from wiiiiided.top.loop import Look, run
+    from wiiiiided.top.terminal import Terminal
+
+    connection = client.watching(ui.every_s)  # no daemon at all is said before anything is drawn
+    terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno())
+    try:
+        look = Look(colour_wanted(), "ascii" if ui.ascii else "utf-8")
+        run(client, connection, terminal, ui, look)
+    finally:
+        terminal.close()
+
+
+def _scene(client: Client, ui: Ui) -> Scene:
+    snapshot = client.snapshot()
+    return Scene(snapshot, ui, offset_s=time.localtime(snapshot.at).tm_gmtoff)
+
+
+def _print(client: Client, ui: Ui) -> None:
+    from dataclasses import replace
+
+    from wiiiiided.top.render import render
+    from wiiiiided.top.spans import COLOURS, painted, plain
+
+    frame = render(_scene(client, replace(ui, once=True)), screen.width() or ENDLESS, ENDLESS)
+    colours = screen.colourful(sys.stdout)
+    for row in frame:
+        screen.put(painted(row, COLOURS).rstrip() if colours else plain(row))
+
+
+def _picture(client: Client, ui: Ui, path: str) -> None:
+    """The screen as it would be, as high as it needs to be."""
+    from wiiiiided.top.render import natural, render
+    from wiiiiided.top.svg import picture
+
+    scene = _scene(client, ui)
+    width = min(250, max(40, shutil.get_terminal_size((PICTURE_COLUMNS, 0)).columns))
+    text = picture(render(scene, width, natural(scene, width)), width)
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as problem:
+        raise WiiiiideError(f"cannot write {path}: {problem.strerror}") from problem
+    screen.say(f"wrote {path}")
+
+
+def _json(client: Client, every_s: float, once: bool) -> None:
+    if once:
+        screen.put_json(_fields(client.snapshot()))
+        return
+    away_at: float | None = None
+    while True:
+        try:
+            with client.watching(every_s) as connection:
+                while True:
+                    answer = expect(connection.answer(), Snapshot)
+                    if away_at is not None:
+                        screen.say("wiiiiide: the daemon is back")
+                    away_at = None
+                    screen.put_json(_fields(answer))
+                    sys.stdout.flush()
+        except (DaemonLost, NoDaemon) as problem:
+            away_at = _away(problem, away_at)
+
+
+def _fields(snapshot: Snapshot) -> dict[str, Any]:
+    made = fields(snapshot)
+    for row in made["jobs"]:
+        row["job"].pop("type")
+    return made
+
+
+def _away(problem: ClientError, since: float | None) -> float:
+    """When it went; the problem itself when it was never there, or has been away for too long."""
+    now = time.monotonic()
+    if since is None:
+        if isinstance(problem, NoDaemon):
+            raise problem
+        screen.say(f"wiiiiide: the daemon went away; waiting up to {RETURN_S:.0f} s for it")
+        since = now
+    if now - since > RETURN_S:
+        raise problem
+    time.sleep(AGAIN_S)
+    return since

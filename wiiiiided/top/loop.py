@@ -1,0 +1,277 @@
+"""The running program: keys, snapshots, log lines and signals come in, frames go out.
+
+One `select` waits for all of them. Signals and finished errands write a byte into a pipe, so that
+nothing happens between two lines of code: a screen is never left half changed.
+
+    SIGWINCH           draw again, in the new size
+    SIGTSTP (Ctrl-Z)   give the terminal back, stop; SIGCONT takes it again
+    SIGINT (Ctrl-C)    KeyboardInterrupt, after the terminal is given back
+    SIGTERM, SIGHUP, SIGQUIT   the same, and then the end that the signal means
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from types import FrameType
+from typing import NoReturn
+
+from wiiiiided.client import Client, ClientError
+from wiiiiided.client.connection import Connection
+from wiiiiided.top import log, watch
+from wiiiiided.top.errands import Errands
+from wiiiiided.top.keys import Keys
+from wiiiiided.top.order import selected_job
+from wiiiiided.top.press import press
+from wiiiiided.top.render import render, settled
+from wiiiiided.top.spans import COLOURS, PLAIN, painted
+from wiiiiided.top.terminal import Terminal
+from wiiiiided.top.ui import CancelJob, Quit, Scene, Ui
+from wiiiiided.wire.messages import JobView, Snapshot
+
+IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the clock
+ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
+LOG_S = 0.1  # between frames for log lines alone: a job may write thousands a second
+READ_BYTES = 4096
+HEARD = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
+    *(signal.SIGTSTP, signal.SIGCONT, signal.SIGWINCH),
+)
+ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Look:
+    """How frames are written: with colours, in which encoding."""
+
+    colours: bool = True
+    encoding: str = "utf-8"
+
+
+def run(client: Client, connection: Connection, terminal: Terminal, ui: Ui, look: Look) -> None:
+    """Until somebody quits. The terminal is as it was, however this ends."""
+    with _woken() as (wake_fd, pipe_fd):
+        loop = Loop(client, connection, terminal, ui, look, wake_fd, pipe_fd)
+        try:
+            terminal.enter()
+            ended_by: int | None = loop.run()
+        except OSError as problem:
+            if problem.errno != errno.EIO:
+                raise
+            ended_by = signal.SIGHUP  # the terminal is gone; its signal is on the way
+        finally:
+            terminal.leave()
+            loop.close()
+    if ended_by is not None:
+        _end_by(ended_by)
+
+
+def _end_by(number: int) -> NoReturn:
+    if number == signal.SIGINT:
+        raise KeyboardInterrupt
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    raise SystemExit(128 + number)  # somebody ignores it for us
+
+
+def _noted(number: int, frame: FrameType | None) -> None:
+    """The byte in the pipe says it."""
+
+
+@contextlib.contextmanager
+def _woken() -> Iterator[tuple[int, int]]:
+    """A pipe that every signal we hear writes its number into: (write end, read end)."""
+    reads, writes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    before_fd = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+    # What whoever started us has made us deaf to stays unheard.
+    heard = [number for number in HEARD if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _noted) for number in heard}
+    try:
+        yield writes, reads
+    finally:
+        signal.set_wakeup_fd(before_fd)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reads)
+        os.close(writes)
+
+
+class Loop:
+    def __init__(
+        self,
+        client: Client,
+        connection: Connection,
+        terminal: Terminal,
+        ui: Ui,
+        look: Look,
+        wake_fd: int,
+        pipe_fd: int,
+    ) -> None:
+        self._client, self._terminal, self._ui, self._look = client, terminal, ui, look
+        self._pipe_fd = pipe_fd
+        self._keys = Keys()
+        self._errands = Errands(wake_fd)
+        self._watch = watch.Watch(client, self._errands, connection, ui.every_s, time.monotonic())
+        self._log = log.Log(client, self._errands)
+        self._snapshot: Snapshot | None = None
+        self._was_gone = False
+        self._draw_at: float | None = 0.0  # when the next frame is due; None: nothing has changed
+        self._drawn_at = 0.0
+        self._ended_by: int | None = None
+        self._quit = False
+
+    def close(self) -> None:
+        self._errands.close()
+        self._watch.close()
+        self._log.close()
+
+    def run(self) -> int | None:
+        """The signal that ended it; None: somebody quit."""
+        while not self._quit and self._ended_by is None:
+            self._draw()
+            ready = self._wait()
+            if self._pipe_fd in ready:
+                self._signals()
+                self._errands_done()
+            if self._terminal.keys_fd in ready:
+                self._typed()
+            elif self._keys.unfinished and not ready:
+                self._pressed(self._keys.flush())
+            self._read(ready)
+            self._tick()
+        return self._ended_by
+
+    # ---- what comes in
+
+    def _wait(self) -> set[int]:
+        timeout = IDLE_S
+        if self._draw_at is not None and not self._terminal.busy:
+            timeout = min(IDLE_S, max(0.0, self._draw_at - time.monotonic()))
+        if self._keys.unfinished:
+            timeout = min(timeout, ESCAPE_S)
+        connections = [one for one in (self._watch.connection, self._log.connection) if one]
+        if any(one.waiting for one in connections):
+            timeout = 0.0
+        reads = [self._pipe_fd, self._terminal.keys_fd, *(one.fileno() for one in connections)]
+        writes = [self._terminal.fd] if self._terminal.busy else []
+        ready, writable, _ = select.select(reads, writes, [], timeout)
+        if writable:
+            self._terminal.flush()
+        return {*ready, *(one.fileno() for one in connections if one.waiting)}
+
+    def _signals(self) -> None:
+        try:
+            numbers = os.read(self._pipe_fd, READ_BYTES)
+        except BlockingIOError:
+            return
+        for number in numbers:
+            if number in (signal.SIGINT, *ENDING):
+                self._ended_by = number
+                return
+        if signal.SIGTSTP in numbers:
+            self._stop()
+        if signal.SIGCONT in numbers and self._ended_by is None:
+            self._terminal.enter()
+        if any(numbers):  # not just errands
+            self._terminal.forget()
+            self._draw_at = 0.0
+
+    def _stop(self) -> None:
+        """As Ctrl-Z stops any program; it goes on here when it is continued."""
+        self._terminal.leave()
+        signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+        signal.raise_signal(signal.SIGTSTP)
+        signal.signal(signal.SIGTSTP, _noted)
+        with contextlib.suppress(BlockingIOError):  # a kill while it was stopped comes first
+            numbers = os.read(self._pipe_fd, READ_BYTES)
+            self._ended_by = next((n for n in numbers if n in (signal.SIGINT, *ENDING)), None)
+        if self._ended_by is None:
+            self._terminal.enter()
+
+    def _typed(self) -> None:
+        data = os.read(self._terminal.keys_fd, READ_BYTES)
+        if not data:  # the terminal is gone
+            self._ended_by = signal.SIGHUP
+        self._pressed(self._keys.feed(data))
+
+    def _pressed(self, keys: list[str]) -> None:
+        for key in keys:
+            if key == "redraw":
+                self._terminal.forget()
+            self._ui, action = press(self._ui, key, self._snapshot)
+            self._ui = settled(self._scene(), *self._terminal.size())
+            self._draw_at = 0.0
+            if isinstance(action, Quit):
+                self._quit = True
+                return
+            if isinstance(action, CancelJob):
+                self._cancel(action)
+
+    def _cancel(self, action: CancelJob) -> None:
+        name = f"cancel {action.job}{' now' if action.now else ''}"
+        if not self._errands.run(name, lambda: self._client.cancel(action.job, action.now)):
+            self._say(f"job {action.job}: too much is being cancelled; try again")
+
+    def _errands_done(self) -> None:
+        now = time.monotonic()
+        for name, result in self._errands.done():
+            self._draw_at = 0.0
+            if name == watch.ERRAND:
+                self._watch.opened(result, now)
+            elif name == log.ERRAND:
+                self._log.opened(result)
+            elif isinstance(result, JobView):
+                self._say(f"job {result.id} ({result.name}): {result.why}")
+            elif isinstance(result, ClientError):
+                self._say(f"{name}: {result}")
+
+    def _read(self, ready: set[int]) -> None:
+        now = time.monotonic()
+        if self._watch.connection is not None and self._watch.connection.fileno() in ready:
+            found = self._watch.read(now)
+            if found is not None and not (self._ui.paused and self._snapshot):
+                self._snapshot, self._draw_at = found, 0.0
+        if self._log.connection is not None and self._log.connection.fileno() in ready:
+            count = self._log.read()
+            if self._ui.log_back:  # what is being read stays where it is
+                self._ui = replace(self._ui, log_back=min(log.LINES, self._ui.log_back + count))
+            if self._draw_at is None:
+                self._draw_at = self._drawn_at + LOG_S
+
+    def _tick(self) -> None:
+        now = time.monotonic()
+        self._watch.tick(now, self._ui.every_s)
+        gone = self._watch.gone(now) is not None
+        if gone or self._was_gone:  # the countdown goes on, or the banner leaves
+            self._draw_at = min(self._draw_at or now, max(now, self._drawn_at + IDLE_S))
+        if self._was_gone and not gone:
+            self._log.again()
+        self._was_gone = gone
+        row = selected_job(self._snapshot, self._ui) if self._ui.log else None
+        if not gone or row is None:
+            self._log.want(row.job.id if row else None)
+
+    # ---- what goes out
+
+    def _say(self, text: str) -> None:
+        self._ui, self._draw_at = replace(self._ui, message=text), 0.0
+
+    def _scene(self) -> Scene:
+        offset_s = time.localtime(self._snapshot.at).tm_gmtoff if self._snapshot else 0
+        gone = self._watch.gone(time.monotonic())
+        return Scene(self._snapshot, self._ui, gone, self._log.view(), offset_s)
+
+    def _draw(self) -> None:
+        now = time.monotonic()
+        if self._draw_at is None or now < self._draw_at or self._terminal.busy:
+            return
+        frame = render(self._scene(), *self._terminal.size())
+        codes = COLOURS if self._look.colours else PLAIN
+        self._terminal.show([painted(row, codes) for row in frame], self._look.encoding)
+        self._draw_at, self._drawn_at = None, now

@@ -1,0 +1,219 @@
+"""What a key does: (ui, key, snapshot) → (ui, action). Pure; the table at the end is the keyboard.
+
+A question or a filter being typed takes all keys until it is answered. Nothing is ended by one key:
+`x` asks, and only `y` says yes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from wiiiiided.domain.states import ENDED
+from wiiiiided.top.order import (
+    JOB_ORDERS,
+    NODE_ORDERS,
+    job_at,
+    jobs_of,
+    node_at,
+    nodes_of,
+    selected_job,
+    selected_node,
+)
+from wiiiiided.top.ui import (
+    FILTER_CHARS,
+    INTERVALS,
+    Action,
+    CancelJob,
+    Order,
+    Pane,
+    Question,
+    Quit,
+    Ui,
+)
+from wiiiiided.wire.messages import Snapshot
+
+PAGE = 10  # rows
+MANY = 1 << 30  # rows: beyond any end
+Moved = tuple[Ui, Action]
+
+
+def press(ui: Ui, key: str, snapshot: Snapshot | None) -> Moved:
+    """What becomes of the screen, and what else is to be done."""
+    ui = replace(ui, message="")
+    if ui.question is not None:
+        return _answered(ui, ui.question, key)
+    if ui.typing:
+        return _typed(ui, key), None
+    if ui.help and key not in MOVES:
+        closed = replace(ui, help=False, help_top=0)
+        return closed, None
+    if key in MOVES:
+        return _moved(ui, MOVES[key], snapshot), None
+    handler = KEYBOARD.get(key)
+    return handler(ui, snapshot) if handler else (ui, None)
+
+
+def _answered(ui: Ui, question: Question, key: str) -> Moved:
+    ui = replace(ui, question=None)
+    if key not in ("y", "Y"):
+        return replace(ui, message=f"job {question.job} goes on"), None
+    what = "is being killed" if question.now else "is being cancelled"
+    ui = replace(ui, message=f"job {question.job} {what}")
+    return ui, CancelJob(question.job, question.now)
+
+
+def _typed(ui: Ui, key: str) -> Ui:
+    order = _order(ui)
+    if key == "enter":
+        return replace(ui, typing=False)
+    if key == "esc":
+        return _ordered(replace(ui, typing=False), replace(order, filter=""))
+    if key == "clear":
+        return _ordered(ui, replace(order, filter=""))
+    if key == "backspace":
+        return _ordered(ui, replace(order, filter=order.filter[:-1]))
+    text = key.removeprefix("paste ") if key.startswith("paste ") else key if len(key) == 1 else ""
+    return _ordered(ui, replace(order, filter=(order.filter + text)[:FILTER_CHARS]))
+
+
+def _moved(ui: Ui, by: int, snapshot: Snapshot | None) -> Ui:
+    if ui.help:
+        return replace(ui, help_top=max(0, min(MANY, ui.help_top + by)))
+    if ui.focus == "log":
+        return replace(ui, log_back=max(0, min(MANY, ui.log_back - by)))
+    if ui.focus == "nodes":
+        nodes = nodes_of(snapshot, ui)
+        if not nodes:
+            return ui
+        place = max(0, min(len(nodes) - 1, node_at(nodes, ui) + by))
+        return replace(ui, node=nodes[place].name)
+    jobs = jobs_of(snapshot, ui)
+    if not jobs:
+        return ui
+    place = max(0, min(len(jobs) - 1, job_at(jobs, ui) + by))
+    return replace(ui, job=jobs[place].job.id, log_back=0)
+
+
+def _order(ui: Ui) -> Order:
+    return ui.nodes if ui.focus == "nodes" else ui.jobs
+
+
+def _ordered(ui: Ui, order: Order) -> Ui:
+    return replace(ui, nodes=order) if ui.focus == "nodes" else replace(ui, jobs=order)
+
+
+def _quit(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    return ui, Quit()
+
+
+def _help(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    return replace(ui, help=True), None
+
+
+def _tab(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    panes: tuple[Pane, ...] = ("nodes", "jobs", "log") if ui.log else ("nodes", "jobs")
+    return replace(ui, focus=panes[(panes.index(ui.focus) + 1) % len(panes)]), None
+
+
+def _sort(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    order = _order(ui)
+    columns = [name for name, _ in (NODE_ORDERS if ui.focus == "nodes" else JOB_ORDERS)]
+    column = (order.column + 1) % len(columns)
+    what = f"sorted by {columns[column]}" if column else "in their own order"
+    ui = _ordered(ui, replace(order, column=column, reverse=False))
+    return replace(ui, message=f"{_rows(ui)} {what}"), None
+
+
+def _reverse(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    order = _order(ui)
+    ui = _ordered(ui, replace(order, reverse=not order.reverse))
+    return replace(ui, message=f"{_rows(ui)} in reverse" if not order.reverse else ""), None
+
+
+def _rows(ui: Ui) -> str:
+    return "nodes" if ui.focus == "nodes" else "jobs"
+
+
+def _filter(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    focus: Pane = "nodes" if ui.focus == "nodes" else "jobs"
+    return replace(ui, focus=focus, typing=True), None
+
+
+def _unfilter(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    return _ordered(ui, replace(_order(ui), filter="")), None
+
+
+def _logs(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    if ui.log:
+        focus: Pane = "jobs" if ui.focus == "log" else ui.focus
+        return replace(ui, log=False, log_back=0, focus=focus), None
+    if selected_job(snapshot, ui) is None:
+        return replace(ui, message="there is no job whose log could be shown"), None
+    return replace(ui, log=True), None
+
+
+def _cancel(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    row = selected_job(snapshot, ui)
+    if ui.readonly:
+        return replace(ui, message="read-only: nothing can be cancelled here"), None
+    if row is None:
+        return replace(ui, message="there is no job to cancel"), None
+    job = row.job
+    if job.state in ENDED:
+        return replace(ui, message=f"job {job.id} is over already: {job.state}"), None
+    # One that is being stopped has heard the first x: the second one means business.
+    return replace(ui, question=Question(job.id, job.name, now=job.state == "stopping")), None
+
+
+def _drain(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    node = selected_node(snapshot, ui)
+    if ui.readonly:
+        return replace(ui, message="read-only: nothing can be drained here"), None
+    if node is None:
+        return replace(ui, message="there is no node to drain"), None
+    if node.state == "drained":
+        return replace(ui, message=f"{node.name} is drained already"), None
+    return replace(ui, message="this daemon cannot drain: that comes with several machines"), None
+
+
+def _pause(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    return replace(ui, paused=not ui.paused), None
+
+
+def _faster(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    every_s = max((each for each in INTERVALS if each < ui.every_s), default=INTERVALS[0])
+    return replace(ui, every_s=every_s), None
+
+
+def _slower(ui: Ui, snapshot: Snapshot | None) -> Moved:
+    every_s = min((each for each in INTERVALS if each > ui.every_s), default=INTERVALS[-1])
+    return replace(ui, every_s=every_s), None
+
+
+MOVES = {
+    "up": -1,
+    "down": 1,
+    "k": -1,
+    "j": 1,
+    "pageup": -PAGE,
+    "pagedown": PAGE,
+    "home": -MANY,
+    "end": MANY,
+}
+KEYBOARD: dict[str, Callable[[Ui, Snapshot | None], Moved]] = {
+    "q": _quit,
+    "?": _help,
+    "tab": _tab,
+    "s": _sort,
+    "r": _reverse,
+    "/": _filter,
+    "esc": _unfilter,
+    "l": _logs,
+    "x": _cancel,
+    "d": _drain,
+    "p": _pause,
+    "+": _faster,
+    "=": _faster,  # the same key without Shift
+    "-": _slower,
+}

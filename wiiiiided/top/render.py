@@ -1,0 +1,265 @@
+"""The screen: a pure function of the scene and a size.
+
+     WIIIIIDE  lab  3/3 nodes  job 17 digits running 00:41:12  1 queued        12:04:55  1.0s
+     the daemon is gone …                            only when something is wrong
+     NODE …                                          nodes, their sum, stragglers
+     JOB NAME …                                      jobs
+    ── log 17 ──                                     when asked for
+     18 lm: waits for a, which runs job 17           the selected row in full, where there is room
+     q quit  ? help …                                or a question, a filter, an answer
+
+Rows are shared out so that nodes and jobs both get what they need; where that is not possible, half
+each. Under SMALL lines only the pane in focus is shown. No row is ever wider than the screen and
+there are never more of them than it has lines: `fit` and the last line of `render` see to that.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from wiiiiided.domain.states import ENDED
+from wiiiiided.text import columns, cut
+from wiiiiided.top import helping, jobs, lines, nodes, numbers
+from wiiiiided.top.grid import words
+from wiiiiided.top.order import jobs_of, nodes_of, selected_job, selected_node
+from wiiiiided.top.spans import Frame, Row, Span, filled, fit, in_ascii, restyled
+from wiiiiided.top.ui import Question, Scene, Ui
+from wiiiiided.wire.messages import Snapshot
+
+SMALL = 10  # lines of a screen that has room for one pane only
+DETAILED = 16  # lines of a screen that has one to spare for the selected row
+LOG_LEAST = 3
+KEYS = (
+    *(("q", "quit"), ("?", "help"), ("↑↓", "select"), ("Tab", "pane"), ("s", "sort")),
+    *(("r", "reverse"), ("/", "filter"), ("l", "logs"), ("x", "cancel"), ("d", "drain")),
+    *(("p", "pause"), ("+/-", "rate")),
+)
+DESTRUCTIVE = ("x", "d")
+
+
+class Plan(NamedTuple):
+    """Lines of each pane below its heading; None: it is not shown."""
+
+    nodes: int | None
+    jobs: int | None
+    log: int | None
+
+
+def render(scene: Scene, width: int, height: int) -> Frame:
+    """At most `height` rows of at most `width` columns; the last is the line of keys."""
+    ui = scene.ui
+    top = [_header(scene, width), *_banner(scene, width)]
+    foot = [] if ui.once else [_footer(scene, width)]
+    room = height - len(top) - len(foot)
+    body = _help(ui, width, room) if ui.help else _panes(scene, width, room)
+    body = body[: max(0, room)]
+    if scene.gone is not None:
+        body = [restyled(row, "dim") for row in body]
+    if not ui.once:
+        body += [()] * (room - len(body))
+    # A screen of a line or two keeps its last ones: a question must be seen.
+    frame = tuple([*top, *body, *foot][-height:]) if room < 0 else (*top, *body, *foot)
+    return in_ascii(frame) if ui.ascii else frame
+
+
+def settled(scene: Scene, width: int, height: int) -> Ui:
+    """The ui with scrolling that ends where the text does: a key never scrolls beyond that."""
+    ui = scene.ui
+    room = height - 2 - len(_banner(scene, width))
+    last = len(helping.page(width, ui.readonly)) - room
+    plan = _plan(scene, room, len(nodes.stragglers(scene, width)))
+    back = lines.furthest(scene, plan.log) if plan.log else 0
+    return replace(
+        ui, help_top=max(0, min(ui.help_top, last)), log_back=max(0, min(ui.log_back, back))
+    )
+
+
+def natural(scene: Scene, width: int) -> int:
+    """Lines of a screen that shows everything and nothing else."""
+    panes = (
+        2 + nodes.wanted(scene) + max(1, jobs.wanted(scene)) + len(nodes.stragglers(scene, width))
+    )
+    return max(SMALL, 2 + len(_banner(scene, width)) + panes)
+
+
+def _help(ui: Ui, width: int, room: int) -> list[Row]:
+    page = helping.page(width, ui.readonly)
+    first = max(0, min(ui.help_top, len(page) - room))
+    return page[first : first + max(0, room)]
+
+
+def _panes(scene: Scene, width: int, room: int) -> list[Row]:
+    if scene.snapshot is None:
+        return [fit((Span(" waiting for the daemon's figures", "dim"),), width)]
+    slow = nodes.stragglers(scene, width)
+    plan = _plan(scene, room, len(slow))
+    made: list[Row] = []
+    if plan.nodes is not None:
+        made += nodes.title_and_rows(scene, width, plan.nodes)
+        made += slow[: max(0, room - len(made))]
+    if plan.jobs is not None:
+        made += jobs.title_and_rows(scene, width, plan.jobs)
+        if not scene.snapshot.jobs and plan.jobs:
+            made.append(fit((Span(" no jobs; wiiiiide submit job.toml queues one", "dim"),), width))
+    if plan.log is not None:
+        made += lines.title_and_rows(scene, width, plan.log)
+    if _has_detail(scene, room):
+        made += [()] * (room - 1 - len(made))
+        made = [*made[: room - 1], _detail(scene, width)]
+    return made
+
+
+def _has_detail(scene: Scene, room: int) -> bool:
+    return room >= DETAILED - 2 and not scene.ui.once
+
+
+def _plan(scene: Scene, room: int, slow: int) -> Plan:
+    ui = scene.ui
+    if ui.once:
+        return Plan(nodes.wanted(scene), max(1, jobs.wanted(scene)), None)
+    if room < SMALL - 2:
+        left = max(0, room - 1)
+        focus = ui.focus
+        return Plan(
+            max(0, left - slow) if focus == "nodes" else None,
+            left if focus == "jobs" else None,
+            left if focus == "log" else None,
+        )
+    left = room - 2 - slow - _has_detail(scene, room)
+    log = None
+    if ui.log:
+        log = max(LOG_LEAST, left // 3)
+        left -= log + 1
+    for_nodes, for_jobs = _shared(left, nodes.wanted(scene), max(1, jobs.wanted(scene)))
+    if log is not None:
+        log += left - for_nodes - for_jobs
+    return Plan(for_nodes, for_jobs, log)
+
+
+def _shared(room: int, first: int, second: int) -> tuple[int, int]:
+    """Lines for two panes: what they want, or half each and what the other leaves."""
+    half = room // 2
+    if first + second <= room:
+        return first, second
+    if second <= room - half:
+        return room - second, second
+    return (first, room - first) if first <= half else (half, room - half)
+
+
+# ---- the lines round the panes
+
+
+def _header(scene: Scene, width: int) -> Row:
+    ui, snapshot = scene.ui, scene.snapshot
+    parts = ["WIIIIIDE"]
+    right = f"{ui.every_s:g}s"
+    if snapshot is not None:
+        parts += _summary(snapshot, ui)
+        right = f"{_time(snapshot.at, scene.offset_s)}  {right}"
+    if ui.paused:
+        right = f"PAUSED  {right}"
+    if ui.once:
+        right = "" if snapshot is None else _time(snapshot.at, scene.offset_s)
+    while len(parts) > 1 and columns("  ".join(parts)) + columns(right) + 4 > width:
+        parts.pop()
+    left = " " + "  ".join(parts)
+    if ui.once:
+        return fit((Span(f"{left}  {right}", "bold"),), width)
+    blanks = " " * max(2, width - columns(left) - columns(right) - 1)
+    row = fit((Span(left + blanks + right + " "),), width)
+    return filled(row, width, "dim" if scene.gone else "bar")
+
+
+def _summary(snapshot: Snapshot, ui: Ui) -> list[str]:
+    there = sum(node.state != "lost" for node in snapshot.nodes)
+    count = len(snapshot.nodes)
+    parts = [words(snapshot.cluster, ui.ascii)[:40]]
+    parts.append(f"{there}/{count} node{'' if count == 1 else 's'}")
+    running = [row.job for row in snapshot.jobs if row.now is not None]
+    if len(running) == 1:
+        job = running[0]
+        name = words(job.name, ui.ascii)[:24]
+        began = snapshot.at if job.started_at is None else job.started_at
+        parts.append(f"job {job.id} {name} {job.state} {numbers.clock(snapshot.at - began)}")
+    elif running:
+        parts.append(f"{len(running)} jobs running")
+    waiting = sum(row.now is None and row.job.state not in ENDED for row in snapshot.jobs)
+    if waiting:
+        parts.append(f"{waiting} queued")
+    return parts
+
+
+def _time(at: float, offset_s: int) -> str:
+    seconds = int(at + offset_s) % 86400 if abs(at) < 1e15 else 0
+    return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _banner(scene: Scene, width: int) -> list[Row]:
+    """What is wrong, in a line under the header."""
+    if (gone := scene.gone) is not None:
+        when = "waiting for it" if gone.retry_s is None else f"next try in {gone.retry_s:.0f} s"
+        text = f" daemon gone ({when}): {words(gone.reason, scene.ui.ascii)}"
+    elif scene.snapshot is not None and scene.snapshot.problem:
+        text = f" problem: {words(scene.snapshot.problem, scene.ui.ascii)}"
+    else:
+        return []
+    return [fit((Span(text, "bad"),), width)]
+
+
+def _detail(scene: Scene, width: int) -> Row:
+    ui, snapshot = scene.ui, scene.snapshot
+    text = ""
+    if ui.focus == "nodes" and (node := selected_node(snapshot, ui)) is not None:
+        facts = [f"{node.cores} cores"] if node.cores else []
+        facts += [f"{node.memory / (1 << 30):.1f} GiB"] if node.memory else []
+        facts += ["jobs " + " ".join(map(str, node.jobs[:20]))] if node.jobs else []
+        facts += [node.note] if node.note else []
+        facts += [f"{node.codec}: {node.codec_why}"] if node.codec and node.codec_why else []
+        text = f"{node.name}: {', '.join(facts)}"
+    elif (row := selected_job(snapshot, ui)) is not None:
+        text = f"{row.job.id} {row.job.name} of {row.job.owner}: {row.job.why}"
+    return fit((Span(" " + words(text, ui.ascii), "dim"),), width)
+
+
+def _footer(scene: Scene, width: int) -> Row:
+    ui = scene.ui
+    if ui.question is not None:
+        return filled(_question(ui.question, ui.ascii, width), width, "bar")
+    if ui.help:
+        return fit((Span(" ↑↓ scroll, any other key closes this page", "bold"),), width)
+    pane = ui.nodes if ui.focus == "nodes" else ui.jobs
+    if ui.typing:
+        text = f" / {words(pane.filter, ui.ascii)}_   Enter keeps it  Esc shows all"
+        return fit((Span(text, "bold"),), width)
+    if ui.message:
+        return fit((Span(" " + words(ui.message, ui.ascii), "bold"),), width)
+    spans = [Span(" ")]
+    if pane.filter:
+        spans.append(Span(f"/{words(pane.filter, ui.ascii)} ({_matching(scene)})  ", "warn"))
+    left = width - sum(columns(span.text) for span in spans)
+    for key, what in KEYS:
+        if ui.readonly and key in DESTRUCTIVE:
+            continue
+        left -= columns(key) + 1 + len(what) + 2
+        if left < -2:
+            break
+        spans += [Span(key, "bold"), Span(f" {what}  ")]
+    return fit((*spans[:-1], spans[-1]._replace(text=spans[-1].text.rstrip())), width)
+
+
+def _question(question: Question, ascii_only: bool, width: int) -> Row:
+    """A long name is cut: what is asked, and how to answer, is always seen."""
+    before = f" {'kill' if question.now else 'cancel'} job {question.job} "
+    after = f"{' at once' if question.now else ''}? y/n"
+    name = cut(words(question.name, ascii_only), max(1, width - len(before) - len(after)))
+    return fit((Span(before + name + after),), width)
+
+
+def _matching(scene: Scene) -> str:
+    snapshot, ui = scene.snapshot, scene.ui
+    if snapshot is None:
+        return "nothing yet"
+    if ui.focus == "nodes":
+        return f"{len(nodes_of(snapshot, ui))} of {len(snapshot.nodes)}"
+    return f"{len(jobs_of(snapshot, ui))} of {len(snapshot.jobs)}"

@@ -1,0 +1,99 @@
+"""What the screen shows beside the figures: where somebody looks, and what was asked.
+
+A `Ui` is changed by keys alone (`press`), a `Scene` is everything a screen is drawn from. Both are
+frozen: a new one is made for every change, so that drawing has nothing to wait for or to lock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from wiiiiided.wire.messages import LogLine, Snapshot
+
+Pane = Literal["nodes", "jobs", "log"]
+
+INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # what + and - step through
+LEAST_S, MOST_S = INTERVALS[0], INTERVALS[-1]  # what the daemon takes
+FILTER_CHARS = 40
+
+
+@dataclass(frozen=True)
+class Question:
+    """Is this job to be ended? `now` kills it without its grace period."""
+
+    job: int
+    name: str
+    now: bool = False
+
+
+@dataclass(frozen=True)
+class Order:
+    """How a pane's rows are sorted and which are shown. Column 0 is the order they came in."""
+
+    column: int = 0
+    reverse: bool = False
+    filter: str = ""
+
+
+@dataclass(frozen=True)
+class Ui:
+    focus: Pane = "jobs"
+    node: str | None = None  # the selected one by name; None: the first
+    job: int | None = None
+    nodes: Order = Order()
+    jobs: Order = Order()
+    typing: bool = False  # a filter for the pane in focus
+    question: Question | None = None
+    help: bool = False
+    help_top: int = 0  # its first line that is shown
+    log: bool = False
+    log_back: int = 0  # lines up from the newest
+    paused: bool = False
+    every_s: float = 1.0
+    message: str = ""  # what became of the last key, until the next one
+    readonly: bool = False
+    ascii: bool = False
+    once: bool = False  # one picture for paper: no keys, no selection
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The daemon is not there: why, and when it is tried again."""
+
+    reason: str
+    retry_s: float | None = None  # None: being tried now
+
+
+@dataclass(frozen=True)
+class LogView:
+    """The log pane's content. `note` says what there is instead of lines, or after them."""
+
+    job: int
+    lines: tuple[LogLine, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Everything a screen is drawn from."""
+
+    snapshot: Snapshot | None  # None: nothing has come yet
+    ui: Ui = Ui()
+    gone: Gone | None = None
+    log: LogView | None = None
+    offset_s: int = 0  # of local time from UTC
+
+
+@dataclass(frozen=True)
+class Quit:
+    """The program ends."""
+
+
+@dataclass(frozen=True)
+class CancelJob:
+    job: int
+    now: bool
+
+
+Action = Quit | CancelJob | None
