@@ -39,6 +39,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
         _can_boot,
         "apt-get install systemd-container dbus libpam-systemd util-linux, and be allowed to mount",
     ),
+    "chromium": (lambda: shutil.which("chromium") is not None, "apt-get install chromium"),
     "disks": (
         lambda: bool(shutil.which("mkfs.ext4")) and os.path.exists("/dev/loop-control"),
         "apt-get install e2fsprogs mount, and a kernel with loop devices",

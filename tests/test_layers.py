@@ -12,25 +12,32 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wiiiiided"
 
-BOTTOM = {"errors", "config", "log", "autoload"}
+BOTTOM = {"errors", "config", "log", "text", "autoload"}
 
 # What a layer may import of the package, besides itself.
 ALLOWED = {
     "errors": set(),
     "log": set(),
+    "text": set(),
     "config": {"errors"},
     "autoload": set(),
     "domain": {"errors"},
     "jobfile": {"domain", "errors"},
     "wire": {"domain", "errors"},
     "control": {"domain", "errors"},
+    "figures": {"domain", "wire"},
+    "report": {"figures", "domain", "wire", "text"},
+    "top": {"client", "domain", "wire", "text", "config", "errors"},
     "ship": {"errors"},
     "shim": {"ship"},
     "client": {"domain", "ship", "wire", "config", "errors"},
-    "daemon": {"control", "domain", "jobfile", "shim", "wire", "shm", "config", "errors", "log"},
+    "daemon": {
+        *("control", "figures", "domain", "jobfile", "shim", "wire", "shm"),
+        *("config", "errors", "log"),
+    },
     "cli": {
-        *("client", "control", "daemon", "domain", "jobfile", "ship", "wire"),
-        *("config", "errors"),
+        *("client", "control", "daemon", "domain", "figures", "jobfile", "report", "ship", "top"),
+        *("wire", "config", "errors", "text"),
     },
     "shm": {"errors"},
     "codec": {"errors"},
@@ -44,7 +51,10 @@ ALLOWED = {
 LATE = {("autoload", "torch")}
 
 # What never loads torch or numpy: the daemon is small, a command is instant.
-LIGHT = {"domain", "jobfile", "control", "ship", "shim", "client", "daemon", "cli"}
+LIGHT = {
+    *("domain", "jobfile", "control", "figures", "ship", "shim", "client", "daemon"),
+    *("top", "report", "cli"),
+}
 # What an attempt's supervisor loads: a job must not break when a package is replaced under it.
 SHIM_USES = {"shim", "ship/unpack.py", "ship/entries.py", "ship/inside.py"}
 # It runs inside the job's own interpreter, of any version, before anything else does.

@@ -45,7 +45,7 @@ def test_another_shell_is_usage(cli: Cli) -> None:
 
 def test_commands_are_completed(cli: Cli) -> None:
     assert complete(cli, "") == list(COMMANDS)
-    assert complete(cli, "re") == ["requeue", "release"]
+    assert complete(cli, "re") == ["report", "requeue", "release"]
     assert complete(cli, "--v") == ["--version"]
     assert complete(cli, "__") == []
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from tests.cli.kit import Cli
 from tests.kit.fake_daemon import FakeDaemon, ended, view
+from tests.report.runs import run
+from wiiiiided.domain.figures import Forecast
 from wiiiiided.wire import messages as m
 
 SPEC = {
@@ -97,3 +101,36 @@ def test_settings_are_told_as_a_job_file_has_them(cli: Cli, daemon: FakeDaemon) 
         '  policy.restart.backoff = "1s"',
         "  policy.from_the_future = [1]",
     ]
+
+
+def test_figures_of_the_latest_attempt(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, replace(detail(view()), run=run(2, points=())))
+    lines = cli("show", "17").out.splitlines()
+    start = lines.index("figures of attempt 2")
+    assert lines[start + 1] == "  steps      1,000 of 1,000, 10/s"
+    assert "  loss       0.412 at last" in lines
+    assert lines[start - 1] == ""
+
+
+def test_a_run_that_goes_on_has_figures_so_far(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, replace(detail(view()), run=run(ended_at=None, points=())))
+    assert "figures of attempt 1 so far\n" in cli("show", "17").out
+
+
+def test_a_run_that_counted_nothing_has_no_figures(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, replace(detail(view()), run=run(points=(), ranks=())))
+    assert "figures" not in cli("show", "17").out
+
+
+def test_a_queued_job_says_what_it_may_need(cli: Cli, daemon: FakeDaemon) -> None:
+    forecast = Forecast(3, "3 earlier runs:\x1b[2J 2 GiB a rank", 2 << 30, (60.0, 90.0), 0)
+    daemon.answers(m.Show, replace(detail(view(state="queued")), forecast=forecast))
+    assert "  expects    3 earlier runs:\\x1b[2J 2 GiB a rank\n" in cli("show", "17").out
+
+
+def test_json_has_the_figures_and_the_forecast(cli: Cli, daemon: FakeDaemon) -> None:
+    told = replace(detail(view()), run=run(points=()), forecast=Forecast(0, "no earlier runs"))
+    daemon.answers(m.Show, told)
+    found = cli("show", "17", "--json").json
+    assert found["run"]["ranks"][0]["totals"]["loss"] == 0.412
+    assert found["forecast"]["text"] == "no earlier runs"

@@ -14,6 +14,7 @@ from tests.cli.kit import PATIENCE_S, Cli, Program
 from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
 from wiiiiided.cli import submit
 from wiiiiided.daemon import probe
+from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.node import Node
 from wiiiiided.wire import messages as m
 
@@ -326,6 +327,65 @@ def test_a_dry_run_says_what_would_run_where(
     assert "  passes    TOKEN" in lines
     assert "s3cret" not in result.out
     assert daemon.requests == []
+
+
+FORECAST = Forecast(3, "the last 3 runs took 4m\x1b to 5m", 1 << 30, (240.0, 300.0), 0)
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_says_what_earlier_runs_needed(
+    cli: Cli, daemon: FakeDaemon, folder: Path
+) -> None:
+    daemon.answers(m.Predict, m.Predicted(FORECAST))
+    result = cli("submit", "--dry-run", str(folder))
+    assert (result.code, result.err) == (0, "")
+    assert result.out.splitlines()[-1] == "  expects   the last 3 runs took 4m\\x1b to 5m"
+    assert daemon.requests == [m.Predict("digits")]
+    found = cli("submit", "--dry-run", "--json", str(folder), "--name", "other").json
+    assert found["forecast"] == {
+        "runs": 3,
+        "text": FORECAST.text,
+        "memory": 1 << 30,
+        "time_s": [240.0, 300.0],
+        "wire_bytes": 0,
+    }
+    assert daemon.requests[-1] == m.Predict("other")
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_without_a_daemon_expects_nothing(
+    cli: Cli, daemon: FakeDaemon, folder: Path
+) -> None:
+    daemon.stop()
+    unknown = "  expects   no daemon answers: what earlier runs needed is not known"
+    assert cli("submit", "--dry-run", str(folder)).out.splitlines()[-1] == unknown
+    result = cli("submit", "--dry-run", "--json", str(folder))
+    assert (result.code, result.json["forecast"]) == (0, None)
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_does_not_wait_for_a_daemon_that_is_stuck(
+    cli: Cli, daemon: FakeDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(_: object, talk: Talk) -> None:
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    monkeypatch.setattr(submit, "FORECAST_S", 0.05)
+    daemon.does(m.Predict, stuck)
+    result = cli("submit", "--dry-run", str(folder))
+    assert result.code == 0
+    assert "no daemon answers: what" in result.out
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_with_a_daemon_that_refuses_says_so(
+    cli: Cli, daemon: FakeDaemon, folder: Path
+) -> None:
+    daemon.answers(m.Predict, m.Refused(2, "does not understand the request"))
+    result = cli("submit", "--dry-run", str(folder))
+    assert result.code == 0
+    assert "what earlier runs needed is not known: does not understand" in result.out
 
 
 @pytest.mark.usefixtures("node")

@@ -1,4 +1,4 @@
-"""What a job would do, in words and as JSON, for check and submit --dry-run. No daemon is asked."""
+"""What a job would do, in words and as JSON, for check and submit --dry-run. Asks nobody."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 from wiiiiided.cli.jobfile import Job
 from wiiiiided.cli.text import cell
 from wiiiiided.cli.words import count, span
+from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.layout import Layout
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ship.ignore import PULLED
@@ -19,7 +20,15 @@ from wiiiiided.ship.survey import Survey, size_words
 NAMED = 4  # names of what each ignore file leaves out; more are counted
 
 
-def as_json(job: Job, ships: Survey, layout: Layout | None) -> dict[str, Any]:
+class Dry(msgspec.Struct, frozen=True):
+    """What only a dry run knows: where it would run, and what earlier runs of its name needed."""
+
+    layout: Layout
+    forecast: Forecast | None  # None: nobody could be asked
+    expects: str  # the forecast in words, or why there is none
+
+
+def as_json(job: Job, ships: Survey, dry: Dry | None = None) -> dict[str, Any]:
     """The same as `lines`, for programs. Values of passed variables are in neither."""
     found: dict[str, Any] = {
         "ok": True,
@@ -32,25 +41,26 @@ def as_json(job: Job, ships: Survey, layout: Layout | None) -> dict[str, Any]:
             "left_out": [name for name, _ in ships.ignored],
         },
     }
-    if layout is not None:
-        found["shares"] = [msgspec.to_builtins(share) for share in layout.shares]
+    if dry is not None:
+        found["shares"] = [msgspec.to_builtins(share) for share in dry.layout.shares]
+        found["forecast"] = msgspec.to_builtins(dry.forecast)
     return found
 
 
-def lines(job: Job, ships: Survey, layout: Layout | None) -> Iterator[str]:
+def lines(job: Job, ships: Survey, dry: Dry | None = None) -> Iterator[str]:
     """The plan, a fact a line."""
-    for title, text in _facts(job, ships, layout):
+    for title, text in _facts(job, ships, dry):
         yield f"  {title:<9} {cell(text)}"
 
 
-def _facts(job: Job, ships: Survey, layout: Layout | None) -> Iterator[tuple[str, str]]:
+def _facts(job: Job, ships: Survey, dry: Dry | None) -> Iterator[tuple[str, str]]:
     spec = job.spec
     yield "name", spec.name
-    if layout is None:
+    if dry is None:
         yield "wants", wants(spec)
         yield "command", shlex.join(spec.run.command)
     else:
-        for share in layout.shares:
+        for share in dry.layout.shares:
             last = share.first_rank + share.workers - 1
             ranks = f"rank {last}" if share.workers == 1 else f"ranks {share.first_rank}-{last}"
             claimed = f"{count(share.cores, 'core')} claimed"
@@ -66,6 +76,8 @@ def _facts(job: Job, ships: Survey, layout: Layout | None) -> Iterator[tuple[str
     yield from _policy(spec)
     if spec.output.collect:
         yield "collects", ", ".join(spec.output.collect)
+    if dry is not None:
+        yield "expects", dry.expects
 
 
 def left_out(ships: Survey) -> str:

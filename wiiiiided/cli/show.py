@@ -1,4 +1,4 @@
-"""`wiiiiide show`: everything about one job: facts, ranks, story, what the failing rank said."""
+"""`wiiiiide show`: everything about one job: facts, figures, ranks, story, its error."""
 
 from __future__ import annotations
 
@@ -15,11 +15,16 @@ from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.text import cell, clean
 from wiiiiided.cli.words import clock, code_words, job_id, span
 from wiiiiided.jobfile.spoken import as_in_file
+from wiiiiided.report.sound import sound_run
+from wiiiiided.report.summary import figures, has_figures
 from wiiiiided.wire.messages import JobDetail, JobView
 
 
 def command(job: Id, as_json: Json = False) -> None:
-    """Print everything about a job: what it is, its ranks, what happened to it, how it failed."""
+    """Print everything about a job: what it is, its ranks, what happened to it, how it failed.
+
+    Of a job that ran also its figures; of one that waits what earlier runs of its name needed.
+    """
     detail = connect().show(job_id(job))
     if as_json:
         screen.put_json({**fields(detail), "job": fields(detail.job)})
@@ -37,6 +42,7 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
     spec = [f"  {cell(key)} = {cell(value)}" for key, value in _flat(detail.spec)]
     if spec:
         yield from ("", _heading("settings"), *spec)
+    yield from _figures(detail)
     if detail.ranks:
         yield from ("", _heading("ranks"))
     for rank in detail.ranks:
@@ -50,6 +56,17 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
     if detail.error:
         yield from ("", _heading("error"))
         yield from (f"  {clean(line)}" for line in detail.error.rstrip("\n").split("\n"))
+
+
+def _figures(detail: JobDetail) -> Iterator[str]:
+    """What the latest attempt counted; nothing where it counted nothing."""
+    run = None if detail.run is None else sound_run(detail.run)
+    if run is None or not has_figures(run):
+        return
+    running = "" if run.ended_at is not None else " so far"
+    yield from ("", _heading(f"figures of attempt {run.attempt}{running}"))
+    for title, text in figures(run):
+        yield f"  {title:<10} {cell(text)}"
 
 
 def _heading(text: str) -> str:
@@ -69,6 +86,8 @@ def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
     where = " on " + cell(", ".join(job.nodes)) if job.nodes else ""
     yield "workers", f"{job.workers}{where}"
     argv = detail.spec.get("run", {}).get("command", ())
+    if detail.forecast is not None:
+        yield "expects", cell(detail.forecast.text)
     yield "command", cell(shlex.join(map(str, argv)))
     yield "directory", cell(detail.directory)
 

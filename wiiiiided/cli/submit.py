@@ -22,7 +22,8 @@ from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, rep
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import job_id
-from wiiiiided.client import Client, Progress
+from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon, Progress
+from wiiiiided.domain.figures import Forecast
 from wiiiiided.jobfile.problem import Invalid
 from wiiiiided.ship.pack import PackError, pack
 from wiiiiided.ship.survey import size_words, survey
@@ -30,6 +31,7 @@ from wiiiiided.wire.messages import Submitted
 
 NEVER = 7
 SLOW_S = 1.0  # what takes less needs no progress
+FORECAST_S = 2.0  # a dry run does not wait longer for what is only good to know
 
 
 class NeverHere(NotReady):
@@ -86,15 +88,28 @@ def _dry_run(job: Job, as_json: bool) -> int:
         layout = place.plan(job.spec, [probe.this_node()])
     except place.NeverRuns as never:
         raise NeverHere(f"{job.file}: it can never run on this machine alone: {never}") from never
+    forecast, expects = _forecast(job.spec.name)
+    dry = plan.Dry(layout, forecast, expects)
     if as_json:
-        screen.put_json(plan.as_json(job, ships, layout))
+        screen.put_json(plan.as_json(job, ships, dry))
     else:
         screen.put(f"{clean(job.file)}: ok; nothing was queued. It would be")
-        for line in plan.lines(job, ships, layout):
+        for line in plan.lines(job, ships, dry):
             screen.put(line)
     for note in (*ships.notes, *notes(job.spec)):
         screen.say(f"note: {note}")
     return 0
+
+
+def _forecast(name: str) -> tuple[Forecast | None, str]:
+    """What earlier runs of that name needed, as the daemon knows it; a dry run needs none."""
+    try:
+        found = connect().predict(name, within_s=FORECAST_S)
+    except (NoDaemon, DaemonLost):
+        return None, "no daemon answers: what earlier runs needed is not known"
+    except ClientError as problem:
+        return None, f"what earlier runs needed is not known: {problem}"
+    return found, found.text
 
 
 def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:

@@ -1,0 +1,90 @@
+"""Drawings: sound SVG, with words for those who do not see them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from xml.etree import ElementTree
+
+from tests.report.runs import HOSTILE, point, records, restarted, run
+from wiiiiided.report.bar_chart import Bar, bar_chart
+from wiiiiided.report.history import history
+from wiiiiided.report.line_chart import Series, line_chart
+from wiiiiided.report.markup import Markup
+from wiiiiided.report.over_time import over_time
+from wiiiiided.report.ticks import Scale, amounts
+from wiiiiided.report.timeline import held, timeline
+from wiiiiided.report.words import number
+
+EVEN = Scale(0.0, 1.0, ((0.0, "0"), (1.0, "1")))
+
+
+def parsed(chart: Markup) -> ElementTree.Element:
+    root = ElementTree.fromstring(chart)
+    assert root.get("role") == "img"
+    assert root.get("aria-label")
+    return root
+
+
+def test_a_gap_begins_a_new_stroke() -> None:
+    seen = tuple(point(float(at)) for at in range(1, 101) if not 40 < at <= 60)
+    past = history(records(run(points=seen)))
+    lines = past.lines(lambda p: p.loss, ends=True)
+    chart = line_chart(past, [Series("one", lines)], amounts(0, 3, number), "Loss.", lambda p: "x")
+    (path,) = parsed(chart).iter("path")
+    drawn = path.get("d") or ""
+    assert drawn.count("M") == 2
+    ends = [float(x) for x in re.findall(r"(?:M|L)([\d.]+) ", drawn)]
+    assert max(b - a for a, b in itertools.pairwise(ends)) == 210.0  # 40 s to 61 s
+
+
+def test_a_single_point_is_a_dot() -> None:
+    past = history(records(run(points=(point(50.0),))))
+    lines = past.lines(lambda p: p.loss)
+    chart = line_chart(past, [Series("one", lines)], amounts(0, 3, number), "Loss.", lambda p: "")
+    (path,) = parsed(chart).iter("path")
+    assert re.fullmatch(r"M([\d.]+ [\d.]+)L\1", path.get("d") or "")
+
+
+def test_every_stretch_tells_on_hovering_when_and_in_which_attempt() -> None:
+    loss = "".join(over_time(history(restarted())))
+    assert "attempt 2, 1m00s: loss 0.4996, samples/s" in loss
+    assert "<title>attempt 2 began</title>" in loss
+
+
+def test_a_stacked_bar_fills_its_width() -> None:
+    bar = Bar(
+        "a",
+        "60 · 30 · 10 %",
+        (("compute", 0.6, "c"), ("exchange", 0.3, "e"), ("waiting", 0.1, "w")),
+    )
+    rects = list(parsed(bar_chart([bar], EVEN, "Time.")).iter("rect"))
+    assert [(r.get("x"), r.get("width")) for r in rects] == [
+        *(("0%", "60%"), ("60%", "30%"), ("90%", "10%"))
+    ]
+
+
+def test_a_hostile_name_is_text_in_a_drawing_too() -> None:
+    bar = Bar(HOSTILE, HOSTILE, (("compute", 0.6, HOSTILE),))
+    root = parsed(bar_chart([bar], EVEN, HOSTILE))
+    assert {element.tag for element in root.iter()} <= {
+        *("svg", "g", "text", "tspan", "rect", "title", "line")
+    }
+    assert HOSTILE.partition("\u202e")[0] in (root.get("aria-label") or "")
+
+
+def test_stragglers_are_named_longest_first_with_their_times() -> None:
+    past = history(restarted())
+    slow = held(past)
+    assert [(each.rank, each.node) for each in slow] == [(4, "c"), (1, "a")]
+    assert slow[1].when == ((89.0, 95.0),)
+    assert slow[0].seconds == 140.0
+    texts = [text.text for text in parsed(timeline(past, "All.")).iter("text")]
+    assert texts[:1] == ["attempts"]
+    assert "rank 4 on c" in texts
+
+
+def test_the_timeline_says_how_attempts_ended() -> None:
+    told = timeline(history(restarted()), "All.")
+    assert "lasted 40s: failed, exit code 137 (SIGKILL)" in told
+    assert "20s after the one before, lasted 5m00s: done" in told

@@ -1,0 +1,102 @@
+"""The page as text: whole, escaped, bounded, for any records there may be."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+from hypothesis import HealthCheck, given, settings
+
+from tests.report import strategies
+from tests.report.runs import HOSTILE, hostile, point, rank, records, restarted, run
+from wiiiiided.report.markup import Markup, plain, tag
+from wiiiiided.report.page import LINES, page
+from wiiiiided.wire import messages as m
+
+ELEMENTS = {
+    *("html", "head", "meta", "title", "style", "body", "main", "footer", "h1", "h2", "p", "b"),
+    *("dl", "dt", "dd", "figure", "figcaption", "ul", "ol", "li", "span", "time", "details"),
+    *("summary", "table", "thead", "tbody", "tr", "th", "td"),
+    *("svg", "g", "text", "tspan", "rect", "line", "path"),
+}
+
+
+def parsed(text: str) -> ElementTree.Element:
+    """The page is XML, too: what is not closed or not escaped does not parse."""
+    return ElementTree.fromstring(text.removeprefix("<!DOCTYPE html>\n"))
+
+
+def said(text: str) -> str:
+    return "\n".join(parsed(text).itertext())
+
+
+def test_everything_the_issue_asks_for_is_there() -> None:
+    told = said(page(restarted(), 0.0))
+    for wanted in (
+        *("job 17: digits", "Loss", "Throughput, samples/s", "Memory", "Wire against raw"),
+        *("Attempts and stragglers", "Time by node", "Time by rank", "Batches by node"),
+        *("Sent to other hosts", "40 % saved by lz4", "waits most for", "Story"),
+        *("Earlier attempts", "failed, exit code 137 (SIGKILL)", "was submitted by ada"),
+    ):
+        assert wanted in told, wanted
+
+
+def test_nothing_is_loaded_and_no_script_is_in_it() -> None:
+    root = parsed(page(hostile(), 0.0))
+    for element in root.iter():
+        assert element.tag in ELEMENTS, element.tag
+        assert not {"src", "href", "style", "srcset", "action"} & set(element.keys())
+        assert not any(key.startswith("on") for key in element.keys())  # noqa: SIM118
+    sheet = root.find("head/style")
+    assert sheet is not None
+    assert "url(" not in (sheet.text or "")
+    assert "@import" not in (sheet.text or "")
+
+
+def test_a_page_of_hostile_text_stays_small() -> None:
+    assert len(page(hostile(), 0.0)) < 1_000_000
+
+
+def test_many_ranks_attempts_and_lines_are_bounded() -> None:
+    ranks = tuple(rank(number, f"n{number // 8}") for number in range(2000))
+    seen = tuple(point(at / 5, 0.2) for at in range(1, 501))
+    story = tuple(m.StoryLine(1e6 + n, f"line {n}") for n in range(5000))
+    attempts = [run(n, ranks=ranks, points=seen) for n in range(1, 61)]
+    text = page(records(*attempts, story=story), 0.0)
+    assert len(text) < 6_000_000
+    assert f"{5000 - LINES:,} lines left out" in text
+    assert "40 attempts before these" in text
+    assert "1,744 more ranks" in text
+
+
+def test_a_job_without_figures_says_so_and_shows_what_is_known() -> None:
+    told = said(page(records(attempt=0, started_at=None), 0.0))
+    assert "has not run" in told
+    assert "was submitted by ada" in told
+    assert "Over time" not in told
+
+
+def test_a_script_that_never_used_the_backend_still_has_its_times() -> None:
+    told = said(page(records(run(points=(), ranks=())), 0.0))
+    assert "neither used the wiiiiide backend" in told
+    assert "ran for" in told
+    assert "Nothing is known of the ranks" in told
+
+
+def test_plain_text_is_escaped_and_only_markup_is_not() -> None:
+    assert tag("p", "<b>", tag("b", "x & y"), title='"') == (
+        '<p title="&quot;">&lt;b&gt;<b>x &amp; y</b></p>'
+    )
+    assert isinstance(tag("p") + "<b>", str)
+    assert not isinstance(tag("p") + "<b>", Markup)  # so it would be escaped once more
+    assert plain(HOSTILE, 60)[-1] == "…"
+    assert "\\u202e" in plain(HOSTILE)
+
+
+@settings(
+    deadline=None,
+    max_examples=40,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(strategies.records)
+def test_any_records_make_a_whole_page(made: m.JobRecords) -> None:
+    parsed(page(made, 0.0))

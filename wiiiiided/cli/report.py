@@ -1,0 +1,120 @@
+"""`wiiiiide report`: how a run went: on the terminal, or as one HTML file to keep and to send.
+
+The file is written beside its place and moved there when it is whole: whoever looks sees the old
+one or the new one. A device, a pipe or a folder in its place is not touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+import time
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect, fields
+from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.words import job_id
+from wiiiiided.errors import HostError
+
+DRAWN = "█▓░▁│└─…·–"  # what must be printable before a chart is drawn with it
+
+
+def command(
+    job: Id,
+    output: Annotated[
+        str | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write an HTML page; - is stdout."),
+    ] = None,
+    ascii_only: Annotated[
+        bool, typer.Option("--ascii", help="Draw with plain characters only.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show how a job ran: loss and throughput over time, where time went, who was slow.
+
+    With -o FILE as one HTML page that needs nothing else: no network, no script.
+    """
+    if as_json and output is not None:
+        raise typer.BadParameter("--json and -o exclude each other; --json > FILE keeps it")
+    number = job_id(job)
+    if output is not None:
+        check_place(output)
+    records = connect().records(number)
+    if as_json:
+        screen.put_json({**fields(records), "job": fields(records.job)})
+    elif output is not None:
+        from wiiiiided.report.page import page
+
+        write(output, page(records, time.time()))
+    else:
+        from wiiiiided.cli import blocks
+        from wiiiiided.cli.report_lines import Look, lines
+
+        plain = ascii_only or not screen.can_print(DRAWN, sys.stdout)
+        marks = blocks.ASCII if plain else blocks.BLOCKS
+        look = Look(screen.width(), marks, lambda t: screen.paint(t, screen.BOLD, sys.stdout))
+        for line in lines(records, look):
+            screen.put(line)
+
+
+def check_place(path: str) -> None:
+    """Whether a file can be put there; asked before the daemon is."""
+    if path == "-":
+        return
+    if not path:
+        raise typer.BadParameter("-o needs the name of a file, as in -o run.html")
+    try:
+        there: os.stat_result | None = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        there = None
+    except (OSError, ValueError) as problem:
+        raise HostError(f"cannot write {path}: {_reason(problem)}") from problem
+    if there is not None and stat.S_ISDIR(there.st_mode):
+        name = os.path.join(path, "run.html")
+        raise HostError(f"{path} is a folder; name a file, as in -o {name}")
+    if there is not None and not stat.S_ISREG(there.st_mode):
+        raise HostError(f"{path} is no plain file; -o - writes to stdout")
+    parent = os.path.dirname(os.path.realpath(path))
+    if not os.path.isdir(parent):
+        raise HostError(f"cannot write {path}: there is no folder {parent}; make it first")
+
+
+def write(path: str, text: str) -> None:
+    """The page to where it belongs, whole or not at all."""
+    data = text.encode()
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    place = os.path.realpath(path)  # of a link, the file it leads to is replaced
+    try:
+        _put_whole(place, data)
+    except OSError as problem:
+        raise HostError(f"cannot write {path}: {_reason(problem)}") from problem
+    screen.say(f"{path}: {len(data) / 1024:,.0f} KiB; open it in any browser")
+
+
+def _put_whole(place: str, data: bytes) -> None:
+    parent, name = os.path.split(place)
+    made = os.path.join(parent, f".{name[:100]}.{os.urandom(4).hex()}")
+    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(fd)
+        os.replace(made, place)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(made)
+        raise
+
+
+def _reason(problem: Exception) -> str:
+    return getattr(problem, "strerror", None) or str(problem)

@@ -1,0 +1,296 @@
+"""The report on a terminal: the sections of the page, in characters, for any width from 40 on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from wiiiiided.cli import blocks
+from wiiiiided.cli.table import Column, render
+from wiiiiided.cli.text import cell, columns, cut, pad
+from wiiiiided.domain.figures import Point, RunRecord
+from wiiiiided.report import rank_charts, words
+from wiiiiided.report.history import History, history, length_of
+from wiiiiided.report.over_time import RATES, rate_of
+from wiiiiided.report.rank_table import TITLES, rank_rows, shown_columns
+from wiiiiided.report.ranks import nodes_of, split_of
+from wiiiiided.report.sound import sound
+from wiiiiided.report.summary import ending, facts, has_figures, latest, why_nothing, wire_words
+from wiiiiided.report.ticks import Scale, amounts, around, sizes
+from wiiiiided.report.timeline import held
+from wiiiiided.wire.messages import JobRecords
+
+LEAST, DRAWN = 40, 100  # columns: fewer are not drawn for, more make charts no clearer
+TITLE = 10  # columns of a fact's name
+NAME = 20  # of the name beside a bar
+BARS = 32  # of one chart; the table and --json have all
+STORY = 100  # lines, the latest
+TEXT = 600  # characters of one sentence of a stranger
+# What ASCII has instead; everything else that it lacks becomes a question mark.
+INSTEAD = str.maketrans({"–": "-", "…": "~", "→": ">", "·": "/"})
+
+RANK_COLUMNS = {
+    "rank": Column("RANK", right=True),
+    "node": Column("NODE", least=4, readable=10),
+    "steps": Column("STEPS", right=True, leaves=6),
+    "samples": Column("SAMPLES", right=True, leaves=10),
+    "loss": Column("LOSS", right=True, leaves=7),
+    "compute": Column("COMPUTE", right=True, leaves=2),
+    "exchange": Column("EXCHANGE", right=True, leaves=3),
+    "waiting": Column("WAITING", right=True, leaves=1),
+    "waits most for": Column("WAITS MOST FOR", leaves=8, least=12),
+    "sent": Column("SENT", right=True, leaves=9),
+    "received": Column("RECEIVED", right=True, leaves=11),
+    "codec": Column("CODEC", leaves=12, least=4, readable=8),
+    "coding": Column("CODING", right=True, leaves=13),
+    "memory": Column("MEMORY", right=True, leaves=4),
+    "held up": Column("HELD UP", right=True, leaves=5),
+}
+
+
+@dataclass(frozen=True)
+class Look:
+    """How lines are made: how wide, of which characters, and how a heading is painted."""
+
+    width: int | None  # None: no end to a line
+    marks: blocks.Marks = blocks.BLOCKS
+    bold: Callable[[str], str] = str
+
+    @property
+    def room(self) -> int:
+        """Of charts."""
+        return min(max(self.width or DRAWN, LEAST), DRAWN)
+
+
+def lines(records: JobRecords, look: Look) -> Iterator[str]:
+    """The whole report. Everything in it is clean."""
+    for line in _all(sound(records), look):
+        yield line if look.marks is blocks.BLOCKS else ascii_only(line)
+
+
+def ascii_only(line: str) -> str:
+    """As wide as before, and nothing in it that a terminal of any kind could not show."""
+    line = line.translate(INSTEAD)
+    return "".join(char if char.isascii() else "?" * columns(char) for char in line)
+
+
+def _all(records: JobRecords, look: Look) -> Iterator[str]:
+    name = f"job {records.job.id}: {_text(records.job.name)}"
+    yield look.bold(name if look.width is None else cut(name, look.width))
+    if said := why_nothing(records):
+        yield from _wrapped(said, look)
+    for title, text in facts(records):
+        yield from _wrapped(text, look, f"  {title:<{TITLE}} ")
+    past = history(records)
+    if past.length > 0:
+        yield from _over_time(past, look)
+        yield from _happened(past, look)
+    run = latest(records)
+    if run is not None and run.ranks:
+        yield from _ranks(run, look, several=len(records.runs) > 1)
+    yield from _story(records, look)
+
+
+def _text(text: str) -> str:
+    return cell(text if len(text) <= TEXT else text[: TEXT - 1] + "…")
+
+
+def _wrapped(text: str, look: Look, lead: str = "") -> Iterator[str]:
+    """A sentence in as many lines as it needs, the later ones below the first."""
+    room = None if look.width is None else max(look.width - len(lead), 16)
+    line = ""
+    for word in _text(text).split(" "):
+        joined = f"{line} {word}" if line else word
+        if room is None or columns(joined) <= room:
+            line = joined
+            continue
+        if line:
+            yield lead + line
+            lead = " " * len(lead)
+        line = cut(word, room)
+    yield lead + line
+
+
+def _section(title: str, told: str, look: Look) -> Iterator[str]:
+    yield ""
+    yield look.bold(title)
+    if told:
+        yield from _wrapped(told, look, "  ")
+
+
+# ---- over time
+
+
+def _over_time(past: History, look: Look) -> Iterator[str]:
+    if past.cut > 0:
+        told = f"pauses between attempts are drawn shorter: {words.span(past.cut)} are left out"
+        yield from ("", *_wrapped(told, look))
+    losses = _values(past, _loss)
+    if losses:
+        told = f"from {words.number(losses[0])} to {words.number(losses[-1])}"
+        yield from _chart("loss", told, past, _loss, around(losses), look)
+    unit, seen = rate_of(past)
+    if seen:
+        rate = dict(RATES)[unit]
+        most = max(_values(past, rate))
+        told = f"up to {words.number(most)}"
+        scale = amounts(0.0, most, words.number)
+        yield from _chart(unit, told, past, rate, scale, look)
+    memory = _values(past, _memory)
+    if memory:
+        told = f"at most {words.size(max(memory))}, all ranks together"
+        yield from _chart("memory", told, past, _memory, sizes(max(memory)), look)
+
+
+def _loss(point: Point) -> float | None:
+    return point.loss
+
+
+def _memory(point: Point) -> float | None:
+    return point.memory
+
+
+def _values(past: History, value: Callable[[Point], float | None]) -> list[float]:
+    return [seen for line in past.lines(value) for _, seen in line]
+
+
+def _chart(
+    title: str,
+    told: str,
+    past: History,
+    value: Callable[[Point], float | None],
+    scale: Scale,
+    look: Look,
+) -> Iterator[str]:
+    yield from _section(title, told, look)
+    yield from blocks.over_time(past, value, scale, look.room, look.marks)
+
+
+def _happened(past: History, look: Look) -> Iterator[str]:
+    """Attempts by the last digit of their number, then when each straggler was one."""
+    yield from _section("attempts and stragglers", "", look)
+    slow = held(past)
+    names = ["attempt", "looked at", *(f"rank {each.rank} {_text(each.node)}" for each in slow)]
+    wide = min(max(map(columns, names)), NAME)
+    room = look.room - wide - 4
+    parts = [
+        [(attempt.begin, attempt.end) for attempt in past.attempts],
+        [(ln[0].begin, ln[-1].end) for a in past.attempts for ln in a.seen],
+        *(each.when for each in slow),
+    ]
+    full = look.marks.levels[-1]
+    for number, (name, strips) in enumerate(zip(names, parts, strict=True)):
+        digits = [str(attempt.run.attempt)[-1] for attempt in past.attempts]
+        signs = digits if number == 0 else [look.marks.floor if number == 1 else full] * len(strips)
+        shown = blocks.strip(strips, signs, past.length, room)
+        yield f"  {pad(name, wide)}  {shown}".rstrip()
+    yield " " * (wide + 4) + blocks.time_labels(past.length, room)
+    for attempt in past.attempts:
+        run = attempt.run
+        told = f"{words.moment(run.started_at)}, {words.span(attempt.length)}: {ending(run)}"
+        yield from _wrapped(told, look, f"  {run.attempt:>3}  ")
+
+
+# ---- ranks and nodes
+
+
+def _ranks(run: RunRecord, look: Look, several: bool) -> Iterator[str]:
+    of = f" of attempt {run.attempt}" if several else ""
+    if has_figures(run):
+        yield from _time(run, look, of)
+        yield from _batches(run, look, of)
+        yield from _wire(run, look)
+    rows = rank_rows(run)
+    shown = shown_columns(rows)
+    yield from _section(f"ranks{of}", "", look)
+    wanted = [RANK_COLUMNS[TITLES[n]] for n in shown]
+    width = None if look.width is None else max(look.width, LEAST)
+    for pieces in render(wanted, [[row[n] for n in shown] for row in rows], width):
+        yield "".join(text for text, _ in pieces).rstrip()
+    if (more := len(run.ranks) - len(rows)) > 0:
+        yield from _wrapped(f"{words.count(more, 'more rank')}: --json has them", look)
+
+
+def _time(run: RunRecord, look: Look, of: str) -> Iterator[str]:
+    length = length_of(run)
+    compute, exchange, waiting = tuple(look.marks.parts)
+    told = f"{compute} compute and the rest, {exchange} exchange, {waiting} waiting for others"
+    yield from _section(f"time{of}", told, look)
+    nodes = nodes_of(run)
+    splits = [(node.name, node.split) for node in nodes] if len(nodes) > 1 else []
+    splits += [(f"rank {rank.rank} {rank.node}", split_of(rank, length)) for rank in run.ranks]
+    bars = [(name, split.shares) for name, split in splits[:BARS]]
+    ends = [" · ".join(f"{100 * part:.0f}" for part in shares) + " %" for _, shares in bars]
+    yield from _bars(
+        [name for name, _ in bars],
+        [shares for _, shares in bars],
+        ends,
+        look,
+    )
+    yield from _left_out(len(splits), look)
+
+
+def _bars(
+    names: Sequence[str], shares: Sequence[Sequence[float]], ends: Sequence[str], look: Look
+) -> Iterator[str]:
+    """Names, bars and what they say, in columns."""
+    clean = [_text(name) for name in names]
+    wide = min(max(map(columns, clean), default=0), NAME if look.room > 2 * LEAST else NAME // 2)
+    last = max(map(columns, ends), default=0)
+    room = max(look.room - wide - last - 6, 4)
+    for name, parts, end in zip(clean, shares, ends, strict=True):
+        drawn = pad(blocks.bar(parts, room, look.marks), room)
+        yield f"  {pad(name, wide)}  {drawn}  {pad(end, last, right=True)}"
+
+
+def _left_out(many: int, look: Look) -> Iterator[str]:
+    if many > BARS:
+        yield from _wrapped(f"… {many - BARS:,} more: the table below, or --json", look, "  ")
+
+
+def _batches(run: RunRecord, look: Look, of: str) -> Iterator[str]:
+    told = rank_charts.batches_words(run)
+    if not told:
+        return
+    yield from _section(f"batches{of}", told, look)
+    nodes = nodes_of(run)
+    means = [(node.steps or node.operations).mean for node in nodes]
+    most = max(means) or 1.0
+    yield from _bars(
+        [node.name for node in nodes[:BARS]],
+        [(mean / most,) for mean in means[:BARS]],
+        [words.number(mean) for mean in means[:BARS]],
+        look,
+    )
+    yield from _left_out(len(nodes), look)
+
+
+def _wire(run: RunRecord, look: Look) -> Iterator[str]:
+    """Two bars a node: before the codec, and as it travelled."""
+    if not (told := wire_words(run)):
+        return
+    yield from _section("sent to other hosts", told, look)
+    nodes = nodes_of(run)
+    most = max(max(node.raw, node.wire) for node in nodes) or 1
+    pairs = [
+        pair
+        for node in nodes[: BARS // 2]
+        for pair in ((f"{node.name} raw", node.raw), (f"{node.name} wire", node.wire))
+    ]
+    yield from _bars(
+        [name for name, _ in pairs],
+        [(many / most,) for _, many in pairs],
+        [words.size(many) for _, many in pairs],
+        look,
+    )
+    yield from _left_out(2 * len(nodes), look)
+
+
+def _story(records: JobRecords, look: Look) -> Iterator[str]:
+    if not records.story:
+        return
+    left_out = len(records.story) - STORY
+    told = f"{words.count(left_out, 'earlier line')}: --json has them" if left_out > 0 else ""
+    yield from _section("story", told, look)
+    for line in records.story[-STORY:]:
+        yield from _wrapped(line.text, look, f"  {words.moment(line.at)}  ")

@@ -1,0 +1,68 @@
+"""The ranks of an attempt as a table; on a narrow screen each of them becomes a card.
+
+The same rows serve the page and the terminal.
+"""
+
+from __future__ import annotations
+
+from wiiiiided.domain.figures import RankRecord, RunRecord
+from wiiiiided.report import words
+from wiiiiided.report.history import length_of
+from wiiiiided.report.markup import Markup, joined, plain, tag
+from wiiiiided.report.ranks import RANKS, split_of, waits_most_for
+
+TITLES = (
+    *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting"),
+    *("waits most for", "sent", "received", "codec", "coding", "memory", "held up"),
+)
+NAME = 24  # characters of a name in a row; the charts show the whole of it on hovering
+LEFT = {"node", "waits most for", "codec"}  # words; the others are numbers
+
+
+def rank_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    length = length_of(run)
+    return [_row(rank, length) for rank in run.ranks[:RANKS]]
+
+
+def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
+    total = rank.totals
+    compute, exchange, waiting = split_of(rank, length).shares
+    peer = waits_most_for(rank)
+    return (
+        str(rank.rank),
+        plain(rank.node, NAME),
+        words.number(total.step),
+        words.number(total.samples),
+        words.number(total.loss),
+        *(words.share(part) for part in (compute, exchange, waiting)),
+        words.UNKNOWN if peer is None else f"rank {peer[0]}, {words.span(peer[1])}",
+        words.size(total.wire_out) if total.wire_out else words.UNKNOWN,
+        words.size(total.wire_in) if total.wire_in else words.UNKNOWN,
+        plain(total.codec, NAME) or words.UNKNOWN,
+        words.span(total.encode_s + total.decode_s) if total.codec else words.UNKNOWN,
+        words.size(rank.memory_peak),
+        words.span(rank.straggled_s) if rank.straggled_s > 0 else words.UNKNOWN,
+    )
+
+
+def shown_columns(rows: list[tuple[str, ...]]) -> list[int]:
+    """Those in which at least one rank has something."""
+    return [n for n in range(len(TITLES)) if any(row[n] != words.UNKNOWN for row in rows)]
+
+
+def rank_table(run: RunRecord) -> Markup:
+    rows = rank_rows(run)
+    shown = shown_columns(rows)
+    head = tag("tr", *(tag("th", TITLES[n], class_=_side(n), scope="col") for n in shown))
+    body = joined(
+        tag("tr", *(tag("td", row[n], class_=_side(n), data_title=TITLES[n]) for n in shown))
+        for row in rows
+    )
+    more = len(run.ranks) - len(rows)
+    told = tag("p", f"{words.count(more, 'more rank')}: --json has them.", class_="soft")
+    table = tag("table", tag("thead", head), tag("tbody", body))
+    return joined([table, told] if more > 0 else [table])
+
+
+def _side(column: int) -> str | None:
+    return "left" if TITLES[column] in LEFT else None

@@ -1,0 +1,144 @@
+"""Where the time of each rank and each node went, and what each of them did: pure sums.
+
+    ├──────────── length of the attempt ────────────┤
+    │ compute, and all the rest │ exchange │ waiting │     exchange_s holds both of the last
+
+The counters run while nobody looks, so they stand against the whole attempt, not against the
+stretches that were observed. Start-up and reading of data are in "compute": no counter tells them
+apart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from wiiiiided.domain.figures import RankRecord, RunRecord
+from wiiiiided.report.history import length_of
+
+RANKS = 256  # bars and rows of one attempt; --json has them all
+
+
+@dataclass(frozen=True)
+class Split:
+    """Seconds of compute and the rest, of exchange, of waiting for peers."""
+
+    compute: float
+    exchange: float
+    waiting: float
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        whole = self.compute + self.exchange + self.waiting
+        parts = (self.compute, self.exchange, self.waiting)
+        return (1.0, 0.0, 0.0) if whole <= 0 else tuple(part / whole for part in parts)  # type: ignore[return-value]
+
+
+@dataclass(frozen=True)
+class Spread:
+    """What ranks of a node have in common: the least, the mean, the most."""
+
+    low: float
+    mean: float
+    high: float
+
+    @property
+    def share(self) -> float:
+        """How far apart they are, against the mean."""
+        return (self.high - self.low) / self.mean if self.mean else 0.0
+
+
+@dataclass(frozen=True)
+class NodeSum:
+    """The ranks of one node together."""
+
+    name: str
+    ranks: int
+    split: Split  # mean of its ranks
+    raw: int  # bytes sent to other hosts, before the codec
+    wire: int  # as they travelled, headers included
+    samples: int | None
+    steps: Spread | None
+    operations: Spread
+
+
+def split_of(rank: RankRecord, length: float) -> Split:
+    exchange = rank.totals.exchange_s
+    waiting = min(rank.totals.waiting_s, exchange)
+    return Split(max(length - exchange, 0.0), exchange - waiting, waiting)
+
+
+def nodes_of(run: RunRecord) -> tuple[NodeSum, ...]:
+    """By node, in the order of the ranks."""
+    length = length_of(run)
+    names = dict.fromkeys(rank.node for rank in run.ranks)
+    return tuple(_node(name, [r for r in run.ranks if r.node == name], length) for name in names)
+
+
+def _node(name: str, ranks: list[RankRecord], length: float) -> NodeSum:
+    splits = [split_of(rank, length) for rank in ranks]
+    many = len(ranks)
+    return NodeSum(
+        name=name,
+        ranks=many,
+        split=Split(
+            sum(s.compute for s in splits) / many,
+            sum(s.exchange for s in splits) / many,
+            sum(s.waiting for s in splits) / many,
+        ),
+        raw=sum(r.totals.wire_out_raw for r in ranks),
+        wire=sum(r.totals.wire_out for r in ranks),
+        samples=_total([r.totals.samples for r in ranks]),
+        steps=spread([r.totals.step for r in ranks]),
+        operations=spread([r.totals.operations for r in ranks]) or Spread(0, 0, 0),
+    )
+
+
+def spread(values: list[int | None]) -> Spread | None:
+    some = [value for value in values if value is not None]
+    return Spread(min(some), sum(some) / len(some), max(some)) if some else None
+
+
+def _total(values: list[int | None]) -> int | None:
+    some = [value for value in values if value is not None]
+    return sum(some) if some else None
+
+
+def waits_most_for(rank: RankRecord) -> tuple[int, float] | None:
+    """The peer it waited for longest, and for how many seconds."""
+    waits = {p: s for p, s in rank.totals.waited_for.items() if s > 0}
+    return max(waits.items(), key=lambda wait: wait[1]) if waits else None
+
+
+def steps_of(run: RunRecord) -> int | None:
+    """As far as the rank that is least far."""
+    said = [rank.totals.step for rank in run.ranks if rank.totals.step is not None]
+    return min(said) if said else None
+
+
+def total_of(run: RunRecord) -> int | None:
+    said = [rank.totals.total for rank in run.ranks if rank.totals.total is not None]
+    return max(said) if said else None
+
+
+def samples_of(run: RunRecord) -> int | None:
+    return _total([rank.totals.samples for rank in run.ranks])
+
+
+def loss_of(run: RunRecord) -> float | None:
+    """The last one of each rank that said one, in the mean; else the last that was seen."""
+    said = [loss for rank in run.ranks if (loss := rank.totals.loss) is not None]
+    if said:
+        return sum(said) / len(said)
+    return next((p.loss for p in reversed(run.points) if p.loss is not None), None)
+
+
+def memory_of(run: RunRecord) -> int | None:
+    """The most that any rank had; bytes."""
+    peaks = [rank.memory_peak for rank in run.ranks if rank.memory_peak is not None]
+    return max(peaks) if peaks else None
+
+
+def codecs_of(run: RunRecord) -> tuple[tuple[str, str], ...]:
+    """Each codec that was in use between hosts with its reason, once."""
+    said = ((rank.totals.codec, rank.totals.codec_why) for rank in run.ranks if rank.totals.codec)
+    return tuple(dict.fromkeys(said))[:8]

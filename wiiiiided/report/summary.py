@@ -1,0 +1,174 @@
+"""The few lines that everybody wants first, and the sentences that explain the charts.
+
+They are the same on the page, on the terminal and in `wiiiiide show`, so they are made once.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+
+from wiiiiided.domain.figures import RankRecord, RunRecord
+from wiiiiided.report import ranks, words
+from wiiiiided.report.history import length_of
+from wiiiiided.wire.messages import JobRecords
+
+Pair = tuple[str, str]
+SLOW = 0.005  # of an attempt; who held up the others for less is not worth a name
+
+
+def facts(records: JobRecords) -> Iterator[Pair]:
+    """What the job is, and how its latest attempt went."""
+    job = records.job
+    yield "state", job.state if job.why == job.state else f"{job.state}: {job.why}"
+    yield "submitted", words.moment(job.submitted_at)
+    yield from _times(records)
+    run = latest(records)
+    nodes = run.nodes if run is not None and run.nodes else job.nodes
+    yield "nodes", words.listed(nodes) if nodes else "none yet"
+    yield "workers", words.number(run.workers if run is not None else job.workers)
+    if job.attempt:
+        yield "attempts", _attempts(records)
+    if run is not None:
+        yield from figures(run)
+
+
+def _times(records: JobRecords) -> Iterator[Pair]:
+    job = records.job
+    if job.started_at is None:
+        yield "started", "never"
+    else:
+        first = records.runs[0].started_at if records.runs else job.started_at
+        yield "started", words.moment(first)
+    if job.ended_at is not None:
+        code = "" if job.code is None else f", exit code {code_words(job.code)}"
+        yield "ended", words.moment(job.ended_at) + code
+    if records.runs:
+        ran = sum(map(length_of, records.runs))
+        so_far = "" if records.runs[-1].ended_at is not None else ", as far as it was seen"
+        yield "ran for", words.span(ran) + so_far
+    elif job.started_at is not None and job.ended_at is not None:
+        yield "ran for", words.span(job.ended_at - job.started_at)
+
+
+def _attempts(records: JobRecords) -> str:
+    made = records.job.attempt
+    seen = len(records.runs)
+    return str(made) if made <= seen else f"{made}; figures of {seen or 'none'}"
+
+
+def latest(records: JobRecords) -> RunRecord | None:
+    """The attempt that counts: the last with figures, else the last."""
+    told = [run for run in records.runs if has_figures(run)]
+    return (told or records.runs)[-1] if records.runs else None
+
+
+def has_figures(run: RunRecord) -> bool:
+    """Whether its ranks counted or said anything; a page that nobody wrote to does not."""
+    said = any(
+        r.totals.operations or r.totals.step is not None or r.totals.samples is not None
+        for r in run.ranks
+    )
+    return said or any(p.rates.operations or p.step is not None for p in run.points)
+
+
+def figures(run: RunRecord) -> Iterator[Pair]:
+    """An attempt in a few numbers; nothing of what it never said."""
+    length = length_of(run)
+    step, total, samples = ranks.steps_of(run), ranks.total_of(run), ranks.samples_of(run)
+    if step is not None:
+        yield (
+            "steps",
+            f"{step:,}" + ("" if total is None else f" of {total:,}") + _pace(step, length),
+        )
+    if samples is not None:
+        yield "samples", f"{samples:,}" + _pace(samples, length)
+    elif step is None and (operations := _operations(run)):
+        yield "operations", f"{operations:,}" + _pace(operations, length)
+    if (loss := ranks.loss_of(run)) is not None:
+        yield "loss", f"{words.number(loss)} at last"
+    if run.ranks and length > 0 and has_figures(run):
+        yield "time", split_words(run)
+    if sentence := wire_words(run):
+        yield "wire", sentence
+    if (memory := ranks.memory_of(run)) is not None:
+        yield "memory", f"{words.size(memory)} at most in a rank"
+    if slowest := slowest_of(run):
+        yield "slowest", straggler_words(slowest, length)
+
+
+def _pace(many: float, length: float) -> str:
+    return f", {words.number(many / length)}/s" if length > 0 else ""
+
+
+def _operations(run: RunRecord) -> int:
+    return max((rank.totals.operations for rank in run.ranks), default=0)
+
+
+def split_words(run: RunRecord) -> str:
+    """Where the ranks' time went, in the mean."""
+    length = length_of(run)
+    splits = [ranks.split_of(rank, length) for rank in run.ranks]
+    whole = ranks.Split(
+        sum(s.compute for s in splits),
+        sum(s.exchange for s in splits),
+        sum(s.waiting for s in splits),
+    )
+    compute, exchange, waiting = map(words.share, whole.shares)
+    return f"{compute} compute, {exchange} exchange, {waiting} waiting for others"
+
+
+def wire_words(run: RunRecord) -> str:
+    """What the codec saved, in a sentence; empty where nothing went to another host."""
+    nodes = ranks.nodes_of(run)
+    raw, wire = sum(node.raw for node in nodes), sum(node.wire for node in nodes)
+    if not wire:
+        return ""
+    names = words.listed(tuple(name for name, _ in ranks.codecs_of(run)))
+    told = f"{words.size(raw)} sent to other hosts travelled as {words.size(wire)}"
+    if raw <= 0 or wire >= raw:
+        return told + ", headers included"
+    return f"{told}: {words.share(1 - wire / raw)} saved" + (f" by {names}" if names else "")
+
+
+def slowest_of(run: RunRecord) -> RankRecord | None:
+    """Whom the others waited for longest, if that was worth a word."""
+    slowest = max(run.ranks, key=lambda r: r.straggled_s, default=None)
+    worth = SLOW * length_of(run)
+    return slowest if slowest and slowest.straggled_s > worth else None
+
+
+def straggler_words(rank: RankRecord, length: float) -> str:
+    part = f" ({words.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
+    held = words.span(rank.straggled_s)
+    return f"rank {rank.rank} on {rank.node}: the others waited for it during {held}{part}"
+
+
+def why_nothing(records: JobRecords) -> str:
+    """The sentence of a report without figures; empty where there are some."""
+    if any(map(has_figures, records.runs)):
+        return ""
+    if not records.job.attempt:
+        return "This job has not run: there are no figures."
+    if not records.runs:
+        return "Nobody looked at this job while it ran: no figures were kept."
+    return (
+        "This job's ranks counted nothing: they neither used the wiiiiide backend nor called "
+        "wiiiiided.torch.progress(…). What is known without them is below."
+    )
+
+
+def code_words(code: int) -> str:
+    """An exit code with the signal it stands for: "137 (SIGKILL)"."""
+    try:
+        return f"{code} ({signal.Signals(code - 128).name})" if code > 128 else str(code)
+    except ValueError:
+        return str(code)
+
+
+def ending(run: RunRecord) -> str:
+    """How an attempt ended, in a word or two."""
+    if run.ended_at is None:
+        return run.state or "no end seen"
+    code = "" if run.code in (None, 0) else f", exit code {code_words(run.code or 0)}"
+    return (run.state or "ended") + code
