@@ -66,7 +66,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        progress(step)  # policy.hang_timeout counts anew
+        progress(step, total=options.steps, loss=loss.item(), samples=len(x))  # for wiiiiide top
         if rank == 0 and (step % options.save_every == 0 or step == options.steps):
             save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
             print(f"step {step:>5}/{options.steps}  loss {loss.item():.5f}  saved")

@@ -103,7 +103,7 @@ def main() -> None:
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
-        progress(step)  # policy.hang_timeout counts anew
+        progress(step, total=options.steps, loss=loss.item(), samples=len(digits))
         if step % options.save_every == 0 or step == options.steps:
             save(net, optimizer, step)
             if rank == 0:

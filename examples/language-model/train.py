@@ -11,7 +11,6 @@ number. The text is Python's own help, which every installation of Python has: n
 """
 
 import argparse
-import importlib
 import json
 import os
 import pydoc_data.topics
@@ -26,6 +25,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+
+from wiiiiided.torch import progress, stats
 
 VOCABULARY = 256  # one token per byte value: no tokenizer to ship or to explain
 CONTEXT = 64
@@ -140,10 +141,12 @@ class Trainer:
         exchanged = time.perf_counter()
         self.optimizer.step()
         self.optimizer.zero_grad()
+        mean_loss = loss.item() / self.world
+        progress(number, total=self.steps, loss=mean_loss, samples=self.batch)
         return {
             "event": "step",
             "step": number,
-            "loss": loss.item() / self.world,
+            "loss": mean_loss,
             "step_s": time.perf_counter() - begin,
             "pass_s": exchanged - begin,
             "compute_s": self.compute_only(batch) if number % COMPUTE_ONLY_EVERY == 0 else None,
@@ -179,9 +182,9 @@ def own_counters(backend: str) -> dict[str, float] | None:
     """What wiiiiide counted about itself in this process; other backends have no such thing."""
     if backend != "wiiiiide":
         return None
-    stats = importlib.import_module("wiiiiided.torch").stats()
+    counted = stats()
     names = ("operations", "bytes_shm", "exchange_s", "waiting_s")
-    return {name: getattr(stats, name) for name in names}
+    return {name: getattr(counted, name) for name in names}
 
 
 class Reporter:
