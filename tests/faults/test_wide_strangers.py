@@ -406,3 +406,22 @@ def test_a_broken_frame_from_a_member_fails_the_group_with_a_sentence_on_every_h
         assert later is not None
         assert failure.took_s < DEADLINE_S
         assert f"the link to pid {outcomes[2].pid} on " in failure.text, failure
+
+
+def flood(me: Rank) -> Any:
+    """Rank 2 sends rank 0 more than it may before anything of it is received."""
+    dist.barrier()
+    if me.rank == 2:
+        face: Any = dist.group.WORLD
+        face.engine_group.mailbox._window[0] = 1 << 40  # it gives itself leave
+        works = [dist.isend(torch.ones(4000), 0) for _ in range(80)]
+        del works
+    return failure_of(dist.all_reduce, torch.ones(LARGE))
+
+
+def test_a_member_that_sends_more_than_it_may_is_stopped_and_named() -> None:
+    for outcome in watch_ranks(flood, "aab", timeout_s=30.0):
+        assert outcome.exit_code == 0, outcome.trace or outcome.error
+        assert outcome.value is not None, f"rank {outcome.rank} noticed nothing"
+        assert "rank 2 sent" in outcome.value.text, outcome.value
+        assert "nobody has received yet" in outcome.value.text

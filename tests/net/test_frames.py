@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import select
+import ssl
 import struct
 import tracemalloc
 import zlib
@@ -589,3 +590,19 @@ def test_a_broken_stream_says_so_to_whoever_reads_or_writes() -> None:
         a.frames.flush()
     with pytest.raises(ConnectionResetError):
         b.frames.receive()
+
+
+class Tampered:
+    """A stream whose TLS has found that what came is not what was sent."""
+
+    def receive(self, buffers: Sequence[Buffer]) -> int:
+        raise ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] bad mac")
+
+    def pending(self) -> bool:
+        return False
+
+
+def test_bytes_that_tls_refuses_are_a_broken_frame_and_not_a_death() -> None:
+    frames = Frames(Tampered(), Inbox())  # type: ignore[arg-type]
+    with pytest.raises(BadFrame, match="TLS refuses what came"):
+        frames.receive()

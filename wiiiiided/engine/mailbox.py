@@ -75,6 +75,7 @@ class Mailbox:
         self._coming: dict[tuple[int, int], _Receive] = {}
         self._window = [EAGER_WINDOW] * group.size
         self._owed = [0] * group.size  # eager bytes taken and not yet credited back
+        self._held = [0] * group.size  # eager bytes come and not yet credited back
 
     # -- calls ----
 
@@ -152,6 +153,8 @@ class Mailbox:
         match frame.kind:
             case Kind.EAGER | Kind.OFFER:
                 payload = frame.payload if frame.kind is Kind.EAGER else None
+                if payload is not None:
+                    self._hold(source, frame.c)
                 order = next(self._orders)
                 arrived = _Arrived(source, number, frame.dtype, frame.c, payload, order)
                 self._deliver(arrived, frame.tag)
@@ -281,11 +284,21 @@ class Mailbox:
             del self._coming[key]
             self._received(post.op)
 
+    def _hold(self, source: int, nbytes: int) -> None:
+        """A member that sends more than it was given would fill our memory."""
+        self._held[source] += nbytes
+        if self._held[source] > EAGER_WINDOW:
+            raise BadFrame(
+                f"rank {source} sent {self._held[source]} bytes that nobody has received yet; "
+                f"it may send {EAGER_WINDOW}"
+            )
+
     def _credit(self, source: int, nbytes: int) -> None:
         self._owed[source] += nbytes
         if self._owed[source] >= EAGER_WINDOW // 4:
             nonce, rank = self._group.membership.nonce, self._group.rank
             self._frame(source, Frame(Kind.CREDIT, nonce, rank, 0, self._owed[source]))
+            self._held[source] -= self._owed[source]
             self._owed[source] = 0
 
     def _frame(self, to: int, frame: Frame, then: Callable[[], None] | None = None) -> None:

@@ -13,11 +13,13 @@ is ever allocated by what a header claims beyond what the sink grants.
 from __future__ import annotations
 
 import errno
+import ssl
 from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Final, Protocol
 
+from wiiiiided.errors import BadFrame
 from wiiiiided.net.stream import Stream
 from wiiiiided.wire.header import HEADER_BYTES, Header, unpack, verify
 
@@ -192,19 +194,25 @@ class Frames:
             kept.append(out)
         self._out = kept
 
+    def _receive(self, into: list[memoryview]) -> int:
+        try:
+            return self.stream.receive(into)
+        except ssl.SSLError as problem:  # an OSError, but no end: somebody changed what came
+            raise BadFrame(f"TLS refuses what came: {problem.strerror or problem}") from problem
+
     def _read(self) -> int:
         """One read: the rest of a payload and the scratch behind it."""
         self._begin, self._end = self._compact()
         if self._header is None:
             self._asked = SCRATCH_BYTES - self._end
-            count = self.stream.receive([self._view[self._end :]])
+            count = self._receive([self._view[self._end :]])
             if count > 0:
                 self._end += count
                 self.received_bytes += count
             return count
         rest = self._place[self._filled :]
         self._asked = len(rest) + SCRATCH_BYTES
-        count = self.stream.receive([rest, self._view])
+        count = self._receive([rest, self._view])
         if count > 0:
             self.received_bytes += count
             into = min(count, len(rest))
