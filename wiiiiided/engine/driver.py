@@ -318,11 +318,11 @@ class Driver:
 
     def _spin_far(self, group: Group, wait: Until) -> bool:
         """Look at the sockets for as long as spinning pays; whether the wait is over."""
-        if self._crowded:
-            return False  # a socket wakes us; who spins keeps a peer of ours from its core
         patience = self._patience
         allowed = left = patience.passes()
         while left:
+            if self._crowded:  # the peer we wait for may need this core
+                sched_yield()
             self.watch.poll(0.0)
             if self._tasks:
                 self._run_tasks()

@@ -130,8 +130,6 @@ class Loop(Driver):
                     if not arrived:
                         break
                 elif (late := lagging(wait)) >= 0:
-                    if self._crowded and group.wide is not None:
-                        break  # as for a socket: asleep we are woken, yielding we wait our turn
                     self._late, since = late, time.monotonic_ns()
                     arrived = self._spin(lagging, wait)
                     spent = time.monotonic_ns() - since
