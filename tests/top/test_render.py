@@ -211,6 +211,12 @@ def test_the_stragglers_of_several_jobs_say_whose_they_are() -> None:
     assert "job 17 straggler: rank 4 on c" in text
 
 
+def test_a_job_of_which_nothing_was_seen_yet_is_not_called_queued() -> None:
+    header = _shown(s.snapshot(s.node(), jobs=(s.job(18, now=False),))).splitlines()[0]
+    assert "job 18" in header
+    assert "queued" not in header
+
+
 def test_a_picture_has_room_for_everything() -> None:
     scene = Scene(s.three())
     frame = lines(render(scene, 110, natural(scene, 110)))

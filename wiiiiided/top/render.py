@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from wiiiiided.domain.states import ENDED
+from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.text import columns, cut
 from wiiiiided.top import helping, jobs, lines, nodes, numbers
 from wiiiiided.top.grid import words
@@ -176,7 +176,7 @@ def _summary(snapshot: Snapshot, ui: Ui) -> list[str]:
     count = len(snapshot.nodes)
     parts = [words(snapshot.cluster, ui.ascii)[:40]]
     parts.append(f"{there}/{count} node{'' if count == 1 else 's'}")
-    running = [row.job for row in snapshot.jobs if row.now is not None]
+    running = [row.job for row in snapshot.jobs if row.job.state in ON_NODES]
     if len(running) == 1:
         job = running[0]
         name = words(job.name, ui.ascii)[:24]
@@ -184,7 +184,7 @@ def _summary(snapshot: Snapshot, ui: Ui) -> list[str]:
         parts.append(f"job {job.id} {name} {job.state} {numbers.clock(snapshot.at - began)}")
     elif running:
         parts.append(f"{len(running)} jobs running")
-    waiting = sum(row.now is None and row.job.state not in ENDED for row in snapshot.jobs)
+    waiting = sum(row.job.state not in {*ENDED, *ON_NODES} for row in snapshot.jobs)
     if waiting:
         parts.append(f"{waiting} queued")
     return parts
