@@ -1,0 +1,177 @@
+"""What does watching a job cost it: counters, the daemon's samples, `wiiiiide top`, the log?
+
+A training under a real daemon, in blocks that take turns: everything on, everything off, and with
+the verbose log. What is asked is asked of the ratio of neighbouring blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import _machine
+import _program
+import _report
+import _watch_cost
+from _fleet import FleetError
+from _host import Host, console_script, until
+from _measure import Measure, Unit
+from _report import Result, Sheet, console, seconds_text
+
+from wiiiiided.domain.states import ENDED
+from wiiiiided.shm import stats
+
+ON_COSTS, VERBOSE_COSTS = 0.005, 0.03
+RANKS = 2
+WITHIN_S = 900.0
+COUNTS = (stats.OPERATIONS, stats.BYTES, stats.EXCHANGE_NS, stats.WAITING_NS, stats.PEERS_AT)
+METHOD = (
+    "A job of {ranks} ranks (DDP, a perceptron of half a million parameters, one thread each) under"
+    " a daemon of its own. Blocks of about {seconds:g} s of training take turns in {rounds} rounds:"
+    " off (daemon and top are stopped by SIGSTOP, the script reports nothing), on (the daemon"
+    " samples once a second, `wiiiiide top` shows it once a second, the script reports step, loss"
+    " and samples at every step), verbose (as on, and the backend's verbose log). A block's"
+    " figure is the mean time of its steps, of the slower rank. Shown is the median of the ratios"
+    " within a round, less one, and the interval that holds the true median with at least"
+    " 95 % (order statistics). The page's counters cannot be turned off: what counting one"
+    " operation takes is measured by itself."
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    rounds: int = 15
+    seconds: float = 4.0
+
+
+QUICK = Plan(3, 1.0)
+Blocks = dict[str, list[float]]
+
+
+def cost_text(share: float) -> str:
+    return f"{100 * share:+.2f} %"
+
+
+COST = Unit("share of a step", cost_text)
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Where the median of what these were drawn from lies, with at least 95 %."""
+    n, ordered = len(values), sorted(values)
+    left = 1.0  # how sure the interval from the k-th smallest to the k-th largest is
+    chances = [1.0]
+    for k in range(1, n + 1):
+        chances.append(chances[-1] * (n - k + 1) / k)
+    k = 0
+    while k + 1 <= n // 2:
+        left -= 2 * chances[k] / 2**n
+        if left < 0.95:
+            break
+        k += 1
+    k = max(0, k - 1)
+    return ordered[k], ordered[n - 1 - k]
+
+
+def measure(plan: Plan) -> Blocks:
+    """The blocks' figures, by mode."""
+    script = str(Path(__file__).with_name("_metrics_rank.py"))
+    with Host() as host:
+        top = subprocess.Popen(
+            [sys.executable, console_script("wiiiiide"), "top", "--json", "-i", "1"],
+            env=host.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        try:
+            argv = ("python", script, "--rounds", str(plan.rounds), "--seconds", str(plan.seconds))
+            job = host.submit([*argv, str(host.pid), str(top.pid)], RANKS)
+            return _blocks(host, job)
+        finally:
+            top.kill()
+            top.wait()
+
+
+def _blocks(host: Host, job: int) -> Blocks:
+    log = host.attempt(job) / "rank-0.log"
+    deadline = time.monotonic() + WITHIN_S
+    end = host.attempt(job) / "exit.json"  # the daemon stands still half of the time
+    while not end.exists():
+        if time.monotonic() > deadline:
+            raise FleetError(f"the training took more than {WITHIN_S:g} s")
+        time.sleep(0.5)
+    until(lambda: host.client.show(job).job.state in ENDED, "the job's end is known")
+    if host.client.show(job).job.state != "done":
+        raise FleetError(f"the training failed; {log.name} says why")
+    blocks: Blocks = {}
+    for line in host.client.logs(job, [0]):
+        if line.stream == "out" and line.text.startswith("{"):
+            found = json.loads(line.text)
+            blocks.setdefault(found["mode"], []).append(found["step_s"])
+    return blocks
+
+
+def counting_s() -> float:
+    """What counting one operation takes: the words that a small all_reduce adds to."""
+    words, rounds = stats.StatsPage().words, 20_000
+    taken = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        for _ in range(rounds):
+            for word in COUNTS:
+                words[word] += 1
+        taken.append((time.perf_counter() - begin) / rounds)
+    return min(taken)
+
+
+def _row(what: str, costs: list[float], asked: float, judged: bool) -> tuple[list[str], Measure]:
+    low, high = interval(costs)
+    found = Measure(what, COST, costs, asked)
+    aim = f"≤ {cost_text(asked)}" + (f": {'met' if found.met else 'missed'}" if judged else "")
+    return [what, cost_text(found.median), f"{cost_text(low)} … {cost_text(high)}", aim], found
+
+
+def main() -> int:
+    given = _program.parser(__doc__ or "", torch=False).parse_args()
+    plan, judged = (QUICK, False) if given.quick else (Plan(), True)
+    about, screen = _machine.about(), console()
+    with screen.status("training, in turns"):
+        blocks = measure(plan)
+    with screen.status("processor time of top and of the daemon"):
+        look = _watch_cost.QUICK if given.quick else _watch_cost.Plan()
+        watching = _watch_cost.chapter(look)
+    off = blocks["off"]
+    rows: list[Sequence[str]] = []
+    data = {}
+    for mode, asked in (("on", ON_COSTS), ("verbose", VERBOSE_COSTS)):
+        costs = [mine / theirs - 1 for mine, theirs in zip(blocks[mode], off, strict=True)]
+        row, found = _row(mode, costs, asked, judged)
+        rows.append(row)
+        data[mode] = found.data(judged)
+    step, counting = statistics.median(off), counting_s()
+    notes = [
+        *_machine.busy_notes(about),
+        f"a step with everything off takes {seconds_text(step)}",
+        f"counting one operation takes {1e6 * counting:.2f} µs",
+    ]
+    sheet = Sheet("What it adds to a step", ("", "median", "95 % interval", "asked"), rows)
+    method = METHOD.format(ranks=RANKS, seconds=plan.seconds, rounds=plan.rounds)
+    method += " " + _watch_cost.METHOD.format(seconds=look.seconds, parts=look.parts)
+    kept = {
+        "blocks": blocks,
+        "costs": data,
+        "watching": [found.data(judged) for found in watching.measures],
+    }
+    name = _program.file_name("metrics_cost", given.quick)
+    result = Result(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
+    _report.show(result, screen)
+    _report.write(result, given.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_program.guarded(main))
