@@ -124,7 +124,7 @@ def test_a_job_is_watched_and_its_straggler_named_in_one_line(daemon: PrivateDae
             break
     assert (snapshot.every_s, now.total, len(now.ranks)) == (0.5, 100000, 3)
     assert now.straggler.rank == 1
-    assert now.straggler.why.startswith(f"rank 1 on {snapshot.cluster} is late: the others wait")
+    assert now.straggler.why.startswith(f"rank 1 on {snapshot.cluster} costs +")
     assert now.rates.samples is not None
     assert now.rates.steps is not None
     assert 0 < now.rates.samples < 32 * 3 * 15
@@ -138,7 +138,7 @@ def test_a_job_is_watched_and_its_straggler_named_in_one_line(daemon: PrivateDae
     assert 2 <= len(node.history) <= 60
     let_end(daemon, job)
     daemon.end_of(job)
-    lines = [line for line in daemon.said().splitlines() if "is late" in line]
+    lines = [line for line in daemon.said().splitlines() if "step time" in line]
     assert len(lines) == 1
     assert f"job {job} (test): rank 1 on" in lines[0]
     record = the_run(daemon, job)

@@ -59,7 +59,9 @@ def test_what_a_rank_counts_is_what_is_read(attempt: Attempt) -> None:
     w[stats.EXCHANGE_NS], w[stats.WAITING_NS] = 3_000_000_000, 1_500_000_000
     w[stats.ENCODE_NS], w[stats.DECODE_NS] = 250_000_000, 125_000_000
     w[stats.PEERS_AT + 3] = 1_500_000_000
+    w[stats.WORLD] = 4
     page.say(4, 100, 0.25, 32)
+    w[stats.SAID_NS] = 100_500_000_000
     page.use_codec("lz4", "it halves what travels")
     assert attempt.sample() == RankSample(
         *(0, 101.0, os.getpid(), 7, 1, 4096, 100, 200, 150, 300, 3.0, 1.5, 0.25, 0.125),
@@ -70,7 +72,42 @@ def test_what_a_rank_counts_is_what_is_read(attempt: Attempt) -> None:
         total=100,
         samples=32,
         loss=0.25,
+        said_at=100.5,
     )
+
+
+def test_without_a_group_of_ours_its_counters_say_nothing(attempt: Attempt) -> None:
+    page = attempt.make()
+    page.say(1, None, None, None)
+    found = attempt.sample()
+    assert found is not None
+    assert not found.measured
+    page.words[stats.WORLD] = 1
+    found = attempt.sample()
+    assert found is not None
+    assert found.measured
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_no_number_is_said_to_be_none(attempt: Attempt, loss: float) -> None:
+    page = attempt.make()
+    page.say(1, None, loss, None)
+    found = attempt.sample()
+    assert found is not None
+    assert (found.loss, found.diverged) == (None, True)
+    page.say(2, None, 0.5, None)
+    found = attempt.sample()
+    assert found is not None
+    assert (found.loss, found.diverged) == (0.5, False)
+
+
+def test_a_moment_in_the_future_is_not_believed(attempt: Attempt) -> None:
+    page = attempt.make()
+    page.say(1, None, None, None)
+    page.words[stats.SAID_NS] = 1 << 59
+    found = attempt.sample()
+    assert found is not None
+    assert found.said_at is None
 
 
 def test_a_script_that_says_nothing_says_nothing(attempt: Attempt) -> None:

@@ -75,7 +75,7 @@ def test_a_node_has_its_own_ranks_and_its_own_codec() -> None:
 
 def test_a_node_without_a_job_is_idle() -> None:
     now = node_now(A, Health(), Trend(), [], 0.0)
-    assert (now.state, now.rates, now.jobs) == ("idle", Rates(), ())
+    assert (now.state, now.rates, now.jobs) == ("idle", Rates(measured=False), ())
 
 
 def test_a_rank_that_was_not_read_this_time_stays_as_it_was() -> None:

@@ -57,7 +57,23 @@ def test_over_ranks_bytes_are_summed_and_shares_are_means() -> None:
     assert found.exchange == pytest.approx(0.4)
     assert together([one, Rates()]).samples == 10.0
     assert together([one, Rates()]).steps == 2.0
-    assert together([]) == Rates()
+    assert together([]) == Rates(measured=False)
+
+
+def test_ranks_that_cannot_be_measured_are_no_part_of_a_mean() -> None:
+    found = together([Rates(exchange=0.5), Rates(measured=False, samples=3.0)])
+    assert (found.exchange, found.samples, found.measured) == (0.5, 3.0, True)
+    assert not together([Rates(measured=False)] * 2).measured
+
+
+def test_steps_are_counted_over_the_time_they_took_whenever_somebody_looked() -> None:
+    old = sample(at=10.0, step=8, samples=80, said_at=9.99)
+    new = sample(at=11.0, step=17, samples=170, said_at=10.99)
+    assert between(old, new).steps == pytest.approx(9.0)
+    late = sample(at=11.0, step=16, samples=160, said_at=9.99 + 8 / 9)
+    assert between(old, late).steps == pytest.approx(9.0)
+    assert between(old, late).samples == pytest.approx(90.0)
+    assert between(late, sample(at=12.0, step=16, samples=160, said_at=late.said_at)).steps == 0.0
 
 
 def test_a_counter_that_fell_is_noticed_unless_the_process_is_another() -> None:

@@ -38,8 +38,15 @@ def test_who_waits_least_is_named_with_its_node_and_by_how_much() -> None:
     assert (straggler.rank, straggler.node) == (1, "b")
     assert straggler.behind == pytest.approx(0.515 / 0.485)
     assert straggler.why == (
-        "rank 1 on b is late: the others wait 56 % of the time, it waits 5 % (+106 % step time)"
+        "rank 1 on b costs +106 % step time: the others wait 56 % of the time, it waits 5 %"
     )
+
+
+def test_what_cannot_be_told_exactly_is_not_told_exactly() -> None:
+    straggler = watch((20, (1.0, 0.0, 0.999)))[-1]
+    assert straggler is not None
+    assert straggler.behind == pytest.approx(19.0)
+    assert straggler.why.startswith("rank 1 on b costs over 20 times the step time: the others")
 
 
 def test_it_takes_a_while_to_be_certain() -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from tests.kit.data import assert_same, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.engine.process import stats_page
 from wiiiiided.errors import UsageError
 from wiiiiided.shm import stats as counters
 from wiiiiided.torch import monitored_barrier, progress, stats
@@ -104,8 +105,19 @@ def test_a_stats_file_shows_the_counters_from_outside(tmp_path: Path) -> None:
 def _reports(me: Rank) -> None:
     progress(0)
     progress(step=41)
-    with pytest.raises(UsageError, match="below 0"):
+    live = torch.ones(1, requires_grad=True) * 2
+    with pytest.raises(UsageError, match=r"step=-1 is not from 0"):
         progress(-1)
+    with pytest.raises(UsageError, match=r"step=3\.5 is not a whole number"):
+        progress(3.5)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"total='ten' is not a whole number"):
+        progress(3, total="ten")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"loss is not a number: shape \(2,\)"):
+        progress(3, loss=torch.ones(2))
+    words = stats_page().words
+    assert words[counters.STEP] == 42  # what was refused has changed nothing
+    assert words[counters.SAID_GUARD] % 2 == 0
+    progress(41, loss=live)  # of a tensor with a gradient torch would warn
 
 
 def test_progress_is_seen_from_outside(tmp_path: Path) -> None:

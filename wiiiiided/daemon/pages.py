@@ -23,7 +23,7 @@ from wiiiiided.errors import HostError
 from wiiiiided.figures.rates import fell
 from wiiiiided.shm import stats
 
-WORDS: Final = stats.PEERS_AT + stats.PEERS
+WORDS: Final = stats.SAID_NS + 1
 LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
 LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
 TRIES: Final = 3  # to find a guarded part at rest; it is written within microseconds
@@ -51,6 +51,8 @@ class Said(NamedTuple):
     total: int | None = None
     samples: int | None = None
     loss: float | None = None
+    diverged: bool = False
+    at_ns: int = 0
 
 
 class Codec(NamedTuple):
@@ -157,6 +159,9 @@ class Pages:
             samples=last.said.samples,
             loss=last.said.loss,
             memory=last.memory,
+            measured=words[stats.WORLD] > 0,
+            diverged=last.said.diverged,
+            said_at=_heard(last.said.at_ns / 1e9, at),
         )
         if last.sample is not None and fell(last.sample, sample):
             return None
@@ -209,7 +214,14 @@ def _said(words: Words) -> Said:
         total=_from_one(words[stats.TOTAL]),
         samples=_from_one(words[stats.SAMPLES] + 1) if given & stats.GAVE_SAMPLES else None,
         loss=loss if given & stats.GAVE_LOSS and math.isfinite(loss) else None,
+        diverged=bool(given & stats.GAVE_LOSS) and not math.isfinite(loss),
+        at_ns=words[stats.SAID_NS],
     )
+
+
+def _heard(said: float, at: float) -> float | None:
+    """When it said that, if it can be: by our clock, and not in the future."""
+    return said if 0 < said <= at else None
 
 
 def _from_one(word: int) -> int | None:

@@ -42,6 +42,9 @@ class RankSample(msgspec.Struct, frozen=True):
     samples: int | None = None  # seen so far, by this rank
     loss: float | None = None
     memory: int | None = None  # resident bytes of the rank's processes
+    measured: bool = True  # False: no group of this backend, so its counters say nothing
+    diverged: bool = False  # the loss it said last is not a finite number
+    said_at: float | None = None  # monotonic seconds: when it said its step last
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -59,6 +62,7 @@ class Rates(msgspec.Struct, frozen=True):
     waiting: float = 0.0  # share of the time, part of `exchange`
     encode: float = 0.0
     decode: float = 0.0
+    measured: bool = True  # False: but for steps and samples nothing is known, whatever stands here
 
     @property
     def ratio(self) -> float | None:
@@ -87,6 +91,7 @@ class RankNow(msgspec.Struct, frozen=True):
     memory: int | None = None
     codec: str = ""
     codec_why: str = ""
+    diverged: bool = False  # its loss is not a finite number
 
 
 class JobNow(msgspec.Struct, frozen=True):
@@ -97,6 +102,7 @@ class JobNow(msgspec.Struct, frozen=True):
     step: int | None = None  # of the rank that is least far
     total: int | None = None
     loss: float | None = None  # mean over ranks that say one
+    diverged: bool = False  # a rank's loss is not a finite number: shown as nan
     eta_s: float | None = None
     memory: int | None = None  # all ranks together
     straggler: Straggler | None = None
@@ -115,7 +121,8 @@ class NodeNow(msgspec.Struct, frozen=True):
     memory: int = 0  # bytes it has
     cpu: float | None = None  # share of all its cores, 0 to 1
     memory_used: float | None = None  # share, 0 to 1
-    rates: Rates = Rates()  # bytes and samples summed over its ranks; steps, shares are means
+    # Bytes and samples summed over its ranks; steps and shares are means.
+    rates: Rates = Rates(measured=False)
     codec: str = ""
     codec_why: str = ""
     jobs: tuple[int, ...] = ()  # that have ranks on it

@@ -83,8 +83,8 @@ def mean(first: Rates, first_s: float, second: Rates, second_s: float) -> Rates:
     if whole <= 0:
         return second
     share = first_s / whole
-    found: dict[str, float | None] = {}
-    for name in Rates.__struct_fields__:
+    found: dict[str, float | None] = {"measured": first.measured or second.measured}
+    for name in Rates.__struct_fields__[:-1]:
         one, other = getattr(first, name), getattr(second, name)
         if one is None or other is None:
             found[name] = other if one is None else one

@@ -32,6 +32,8 @@ class Trend:
 
     def take(self, rates: Rates) -> None:
         unit, value = main_rate(rates)
+        if unit == "op/s" and not rates.measured:
+            return  # nothing is known: no line of zeros
         if unit != self.unit:  # steps are no samples: one line cannot show both
             self.values.clear()
             self.unit = unit

@@ -17,6 +17,7 @@ The format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from wiiiiided.domain.figures import JobNow, NodeNow, Rates
@@ -190,7 +191,7 @@ def _job(job: JobView, me: tuple[Label, ...]) -> Iterator[Sample]:
 def _running(now: JobNow, me: tuple[Label, ...]) -> Iterator[Sample]:
     yield "wiiiiide_job_step", me, now.step
     yield "wiiiiide_job_steps_planned", me, now.total
-    yield "wiiiiide_job_loss", me, now.loss
+    yield "wiiiiide_job_loss", me, math.nan if now.diverged else now.loss
     yield "wiiiiide_job_remaining_seconds", me, now.eta_s
     yield "wiiiiide_job_memory_bytes", me, now.memory
     if now.straggler is not None:
@@ -205,5 +206,6 @@ def _rates(prefix: str, me: tuple[Label, ...], rates: Rates) -> Iterator[Sample]
         *(rates.wire_out, rates.wire_in, rates.wire_out_raw, rates.wire_in_raw),
         *(rates.exchange, rates.waiting, rates.encode, rates.decode, rates.ratio),
     )
-    for name, value in zip(_RATES, values, strict=True):
+    known = values if rates.measured else values[:2]
+    for name, value in zip(_RATES, known, strict=False):
         yield prefix + name, me, value

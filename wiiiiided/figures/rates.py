@@ -9,7 +9,11 @@ stays until the next, for as long as that may reasonably take:
     rate over    ├───────────────────────┤
                                          ├───────────┤
 
-Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %).
+Steps and samples are exact: a page says when its script last spoke, so a rate is whole steps over
+the time they took, whenever somebody looked.
+
+Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %, and an
+even job of nine steps a second jumps between eight and ten).
 """
 
 from __future__ import annotations
@@ -58,13 +62,14 @@ def between(old: RankSample, new: RankSample) -> Rates:
     """Per second, from one sample to a later one; nothing when they are of two processes."""
     span = new.at - old.at
     if span <= 0 or old.pid != new.pid:
-        return Rates()
+        return Rates(measured=new.measured)
+    said = _said_span(old, new, span)
     waiting = (new.waiting_s - old.waiting_s) / span
     # An operation is counted when it ends, its waiting already before.
     exchange = max(waiting, (new.exchange_s - old.exchange_s) / span)
     return Rates(
-        steps=_steps(old, new, span),
-        samples=None if new.samples is None else (new.samples - (old.samples or 0)) / span,
+        steps=_steps(old, new, said),
+        samples=None if new.samples is None else (new.samples - (old.samples or 0)) / said,
         operations=(new.operations - old.operations) / span,
         shm=(new.shm_bytes - old.shm_bytes) / span,
         wire_out=(new.wire_out - old.wire_out) / span,
@@ -75,7 +80,15 @@ def between(old: RankSample, new: RankSample) -> Rates:
         waiting=_share(waiting),
         encode=_share((new.encode_s - old.encode_s) / span),
         decode=_share((new.decode_s - old.decode_s) / span),
+        measured=new.measured,
     )
+
+
+def _said_span(old: RankSample, new: RankSample, span: float) -> float:
+    """From what the script said then to what it has said now."""
+    if old.said_at is None or new.said_at is None or new.said_at <= old.said_at:
+        return span
+    return new.said_at - old.said_at
 
 
 def _steps(old: RankSample, new: RankSample, span: float) -> float | None:
@@ -93,10 +106,11 @@ def _share(value: float) -> float:
 def together(rates: Sequence[Rates]) -> Rates:
     """Several ranks as one: bytes, samples, operations are summed; steps and shares are means."""
     if len(rates) < 2:
-        return rates[0] if rates else Rates()
+        return rates[0] if rates else Rates(measured=False)
     samples = [rate.samples for rate in rates if rate.samples is not None]
     steps = [rate.steps for rate in rates if rate.steps is not None]
-    number = len(rates)
+    measured = any(rate.measured for rate in rates)
+    number = max(1, sum(rate.measured for rate in rates))
     return Rates(
         steps=sum(steps) / len(steps) if steps else None,
         samples=sum(samples) if samples else None,
@@ -110,6 +124,7 @@ def together(rates: Sequence[Rates]) -> Rates:
         waiting=sum(rate.waiting for rate in rates) / number,
         encode=sum(rate.encode for rate in rates) / number,
         decode=sum(rate.decode for rate in rates) / number,
+        measured=measured,
     )
 
 

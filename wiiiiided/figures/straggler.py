@@ -32,6 +32,7 @@ OPERATIONS: Final = 2  # that every rank must have finished within the window
 NAMED, STAYS = 0.05, 0.03  # of the time, that the others wait more than it
 OVERTAKES: Final = 0.02  # that another must wait less, to be named instead
 SURE_S: Final = 2.0
+MOST: Final = 0.95  # of a lead: beyond, a hair of error in it is a hundred per cent of step time
 
 Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
@@ -128,14 +129,16 @@ def slowest(waits: Mapping[int, float], now: int | None = None) -> tuple[int, fl
 
 def behind(lead: float) -> float:
     """By how much of a step it holds the others up; the module's text derives it."""
-    return lead / (1.0 - min(lead, 0.99))
+    lead = min(lead, MOST)
+    return lead / (1.0 - lead)
 
 
 def _describe(rank: int, node: str, waits: Mapping[int, float], lead: float) -> Straggler:
     late = behind(lead)
+    costs = f"+{late:.0%}" if lead < MOST else f"over {1 + late:.0f} times the"
     why = (
-        f"rank {rank} on {node} is late: the others wait {waits[rank] + lead:.0%} of the time, "
-        f"it waits {waits[rank]:.0%} (+{late:.0%} step time)"
+        f"rank {rank} on {node} costs {costs} step time: the others wait "
+        f"{waits[rank] + lead:.0%} of the time, it waits {waits[rank]:.0%}"
     )
     return Straggler(rank, node, late, why.replace("%", " %"))
 

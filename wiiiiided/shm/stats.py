@@ -19,6 +19,7 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 25 guards the text that follows: odd while it is being written
     words 26-63   "codec\\nreason" in UTF-8, ended by a zero: what travels to other hosts and why
     words 64-319  nanoseconds waiting for rank 0, 1 … 254; the last is all others
+    word 320 monotonic nanoseconds of when the script said its step; guarded by word 20
 
 A guarded part is whole when its guard was even and the same before and after it was read. The
 layout only grows; its version changes when a word changes its meaning. docs/metrics.md has units.
@@ -48,6 +49,7 @@ SAID_GUARD, TOTAL, SAMPLES, LOSS, GIVEN = 20, 21, 22, 23, 24
 GAVE_SAMPLES, GAVE_LOSS = 1, 2  # bits of GIVEN
 CODEC_GUARD, CODEC_TEXT = 25, 26
 PEERS_AT, PEERS = 64, 256  # where the waiting for each peer is, and for how many
+SAID_NS = PEERS_AT + PEERS
 CODEC_BYTES = (PEERS_AT - CODEC_TEXT) * 8
 
 _FLOAT_AS_WORD: Final = struct.Struct("=q").unpack
@@ -115,15 +117,18 @@ class StatsPage:
     def say(self, step: int, total: int | None, loss: float | None, samples: int | None) -> None:
         """What only the script knows. None leaves what was said before."""
         w = self.words
+        word = None if loss is None else _FLOAT_AS_WORD(struct.pack("=d", loss))[0]
+        # Nothing may fail from here on: half of it would stay half for good.
         w[SAID_GUARD] += 1
+        w[SAID_NS] = time.monotonic_ns()
         w[STEP] = step + 1  # 0 is "never said anything"
         if total is not None:
             w[TOTAL] = total + 1
         if samples is not None:
             w[SAMPLES] += samples
             w[GIVEN] |= GAVE_SAMPLES
-        if loss is not None:
-            w[LOSS] = _FLOAT_AS_WORD(struct.pack("=d", loss))[0]
+        if word is not None:
+            w[LOSS] = word
             w[GIVEN] |= GAVE_LOSS
         w[SAID_GUARD] += 1
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 from datetime import timedelta
 
@@ -101,13 +102,30 @@ def progress(
     the last call, `loss` anything float() takes. Only `step` is needed; it also makes
     hang_timeout count anew. Works under every backend, and without a group; costs microseconds.
     """
-    if step < 0:
-        raise UsageError(f"step {step} is below 0")
-    if total is not None and total < 0:
-        raise UsageError(f"total {total} is below 0")
-    if samples is not None and samples < 0:
-        raise UsageError(f"samples {samples} is below 0: it is what this step added")
-    stats_page().say(step, total, None if loss is None else float(loss), samples)
+    stats_page().say(
+        _count("step", step),
+        None if total is None else _count("total", total),
+        None if loss is None else _number("loss", loss),
+        None if samples is None else _count("samples", samples),
+    )
+
+
+def _count(name: str, value: int) -> int:
+    try:
+        found = operator.index(value)
+    except TypeError:
+        raise UsageError(f"{name}={value!r} is not a whole number") from None
+    if not 0 <= found < 1 << 53:
+        raise UsageError(f"{name}={found} is not from 0 to 2**53")
+    return found
+
+
+def _number(name: str, value: float | torch.Tensor) -> float:
+    try:
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
+    except (TypeError, ValueError, RuntimeError):
+        kind = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+        raise UsageError(f"{name} is not a number: {kind}") from None
 
 
 def _ours(group: dist.ProcessGroup | None, name: str) -> WiiiiideProcessGroup:
