@@ -8,13 +8,15 @@
               and changes of codec
 
 Nothing is ever said per step or per operation. Lines go to the logger "wiiiiide". A program that
-has set up logging gets them there; one that has not sees them on stderr. A line about a job says so
-in its text, and to programs in its record: `logger.info("…", extra=about(job=17))`.
+has set up logging gets them there; for one that has not they go to stderr. A line about a job says
+so in its text, and to programs in its record: `logger.info("…", extra=about(job=17))`.
 """
 
 from __future__ import annotations
 
 import logging
+import sys
+from typing import TextIO
 
 logger = logging.getLogger("wiiiiide")
 
@@ -28,9 +30,24 @@ def about(
     return {"job": job, "rank": rank, "node": node}
 
 
+class _Otherwise(logging.StreamHandler[TextIO]):
+    """Prints where a program has set up no logging. Python's own last resort does so too, but has
+    nothing to say below a warning."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if logger.handlers == [self] and not logging.getLogger().handlers:
+            self.stream = sys.stderr  # as it is now: a program may have put another in its place
+            super().emit(record)
+
+
+_otherwise = _Otherwise()
+
+
 def set_tier(tier: str) -> None:
-    """Apply a tier. Only the level is touched: handlers belong to the program."""
+    """Apply a tier. What a program has set up for logging, now or later, is left alone."""
     logger.setLevel(LEVELS[tier])
+    if _otherwise not in logger.handlers:
+        logger.addHandler(_otherwise)
 
 
 def warn(who: str, text: str) -> None:

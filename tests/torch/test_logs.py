@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -49,3 +54,46 @@ def test_a_verbose_one_says_as_much_of_few_steps_as_of_many(hosts: str) -> None:
     many = run_ranks(train, hosts, 60, env=env)
     assert [len(said) for said in few] == [len(said) for said in many]
     assert all(any("joined" in line for line in said) for said in few)
+
+
+SCRIPT = """
+import sys, torch.distributed as dist
+if "logging" in sys.argv:
+    import logging
+    logging.basicConfig(format="mine %(message)s", level=logging.INFO)
+dist.init_process_group("wiiiiide", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("how", ["plain", "logging"])
+def test_verbose_is_heard_once_whether_or_not_a_script_has_set_up_logging(
+    how: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "store"), how],
+        env={**os.environ, "WIIIIIDE_LOG": "verbose"}, capture_output=True, text=True, timeout=100,
+    )  # fmt: skip
+    joined = [line for line in done.stderr.splitlines() if "joined" in line]
+    assert len(joined) == 1, done.stderr
+    assert joined[0].startswith("mine ") == (how == "logging")
+
+
+def late_at_every_step(me: Rank) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    for _ in range(4):
+        if me.rank == 1:
+            time.sleep(0.5)  # what the other must be seen to wait for
+        dist.all_reduce(torch.ones(10))
+    return said
+
+
+def test_who_is_late_at_every_step_is_named_once() -> None:
+    said, _ = run_ranks(late_at_every_step, 2, env={"WIIIIIDE_STALL_WARNING_S": "0.1"})
+    assert len(said) == 1, said
+    assert "rank 1" in said[0]

@@ -27,7 +27,9 @@ MODE = 0o644  # node_exporter is another user
 def command(
     output: Annotated[
         str | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Replace this file, as a whole."),
+        typer.Option(
+            "-o", "--output", metavar="FILE", help="Replace this file, as a whole; - is stdout."
+        ),
     ] = None,
 ) -> None:
     """Print figures of nodes and jobs in Prometheus' text format.
@@ -35,6 +37,8 @@ def command(
     With -o they go into a file for node_exporter's textfile collector. When no daemon answers, the
     file says that (wiiiiide_up 0) and the exit code is 4.
     """
+    if output == "-":
+        output = None
     try:
         client = connect()
         page = exposition(client.snapshot(), client.status())

@@ -43,6 +43,7 @@ SPINS_CROWDED: Final = 30
 
 # Sockets are looked at this often while there is always something to do in memory.
 PASSES_PER_POLL: Final = 64
+AGAIN_NS: Final = 60_000_000_000  # between two warnings of the same ranks
 PATROL_S: Final = 1.0  # how often the late and the lost are looked for while we wait
 
 
@@ -405,5 +406,10 @@ class Driver:
         if op.collective and now < (op.waited_ns or now) + patience:
             op.warn_ns = (op.waited_ns or now) + patience
             return
-        log.warn(op.group.who, op.group.stall_text(op, now))
         op.warn_ns = now + 6 * patience
+        group, late = op.group, frozenset(op.missing())
+        # Who is late at every step is said once, and then now and then.
+        if late == group.warned_of and now < group.warned_ns + AGAIN_NS:
+            return
+        group.warned_of, group.warned_ns = late, now
+        log.warn(group.who, group.stall_text(op, now))

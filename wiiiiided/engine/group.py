@@ -81,6 +81,8 @@ class Group:
         # Where in the stats page waiting for each member is counted.
         world = membership.world or range(membership.size)
         self.wait_words = [stats.PEERS_AT + min(rank, stats.PEERS - 1) for rank in world]
+        self.warned_of: frozenset[int] = frozenset()  # the late ranks of the last stall warning
+        self.warned_ns = 0
         self._death_ns = 0  # when the last member died, as far as is known here
         self._numbers = itertools.count(1)
 
