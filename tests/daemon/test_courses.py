@@ -55,6 +55,7 @@ class Site:
             path.touch()
             self.pages.append(StatsPage(str(path)))
             self.pages[-1].words[3] = int((self.now + DAY) * 1e9)
+            self.pages[-1].words[stats.WORLD] = 2
 
     def work(self, seconds: float, waits: tuple[float, float] = (0.5, 0.0)) -> None:
         """Ten operations a second each, so much of it waiting; looked at once a second."""

@@ -109,22 +109,22 @@ def together(rates: Sequence[Rates]) -> Rates:
         return rates[0] if rates else Rates(measured=False)
     samples = [rate.samples for rate in rates if rate.samples is not None]
     steps = [rate.steps for rate in rates if rate.steps is not None]
-    measured = any(rate.measured for rate in rates)
-    number = max(1, sum(rate.measured for rate in rates))
+    counted = [rate for rate in rates if rate.measured]
+    number = max(1, len(counted))
     return Rates(
         steps=sum(steps) / len(steps) if steps else None,
         samples=sum(samples) if samples else None,
-        operations=sum(rate.operations for rate in rates),
-        shm=sum(rate.shm for rate in rates),
-        wire_out=sum(rate.wire_out for rate in rates),
-        wire_in=sum(rate.wire_in for rate in rates),
-        wire_out_raw=sum(rate.wire_out_raw for rate in rates),
-        wire_in_raw=sum(rate.wire_in_raw for rate in rates),
-        exchange=sum(rate.exchange for rate in rates) / number,
-        waiting=sum(rate.waiting for rate in rates) / number,
-        encode=sum(rate.encode for rate in rates) / number,
-        decode=sum(rate.decode for rate in rates) / number,
-        measured=measured,
+        operations=sum(rate.operations for rate in counted),
+        shm=sum(rate.shm for rate in counted),
+        wire_out=sum(rate.wire_out for rate in counted),
+        wire_in=sum(rate.wire_in for rate in counted),
+        wire_out_raw=sum(rate.wire_out_raw for rate in counted),
+        wire_in_raw=sum(rate.wire_in_raw for rate in counted),
+        exchange=sum(rate.exchange for rate in counted) / number,
+        waiting=sum(rate.waiting for rate in counted) / number,
+        encode=sum(rate.encode for rate in counted) / number,
+        decode=sum(rate.decode for rate in counted) / number,
+        measured=bool(counted),
     )
 
 
