@@ -7,10 +7,13 @@ shown goes through `clean` (lines, tabs stay) or `cell` (parts of a row, one lin
 Widths are what terminals do: two columns for wide characters, none for combining ones. Where they
 differ among each other (emoji made of several, soft hyphens, emoji newer than this Python), the
 larger width is taken: a row may end early, it never wraps.
+
+Lengths of time are written here too: `ps`, `show` and the report must not differ by a second.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 
@@ -55,6 +58,26 @@ def _columns_of(char: str) -> int:
     if category == "Cn" and 0x1F000 <= ord(char) < 0x20000:
         return 2  # where every new version of Unicode has put its emoji
     return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
+
+
+def span(seconds: float, fine: bool = False) -> str:
+    """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h. What has not passed does not
+    count: 59.9 s are 59s. `fine` tells more of short ones, by the same rule: 40ms, 8.2s."""
+    # A product such as 0.29 * 100 is a hair below what it should be.
+    whole = max(0, math.floor(seconds + 1e-9))
+    if fine and seconds > 0 and whole < 1:
+        return f"{math.floor(seconds * 1000 + 1e-6)}ms"
+    tenth = math.floor(seconds * 10 + 1e-6) % 10
+    if fine and whole < 10 and seconds > 0 and tenth:
+        return f"{whole}.{tenth}s"
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    if days:
+        return f"{days}d{hour:02}h"
+    if hours:
+        return f"{hours}h{minute:02}m"
+    return f"{minutes}m{second:02}s" if minutes else f"{second}s"
 
 
 def cut(text: str, width: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from tests.cli.kit import Cli, Program
 from tests.kit.fake_daemon import FakeDaemon
 from tests.report import strategies
-from tests.report.runs import hostile, records, restarted, run
+from tests.report.runs import diverged, hostile, records, restarted, run, unmeasured
 from wiiiiided.cli import blocks
 from wiiiiided.cli.report_lines import Look, lines
 from wiiiiided.cli.text import columns
@@ -47,10 +48,39 @@ def test_the_terminal_shows_all_sections(cli: Cli, daemon: FakeDaemon, told: m.J
 
 def test_what_nobody_looked_at_is_blank(told: m.JobRecords) -> None:
     chart = list(lines(told, Look(80)))
-    floor = next(line for line in chart if line.startswith("  0 │"))[5:]
-    parts = floor.split()
+    floor = next(line for line in chart if line.lstrip().startswith("0 │"))
+    parts = floor.partition("│")[2].split()
     assert len(parts) == 3  # attempt 1, attempt 2 before the gap, and behind it
     assert all(set(part) <= set(blocks.BLOCKS.levels) for part in parts)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_all_charts_over_time_have_the_same_margins(told: m.JobRecords, width: int) -> None:
+    drawn = list(lines(told, Look(width)))
+    sides = {line.index("│") for line in drawn if "│" in line}
+    floors = {(line.index("└"), columns(line)) for line in drawn if "└" in line}
+    axes = {line for line in drawn if re.fullmatch(r" +0( +[0-9hms]+)+", line)}
+    attempts = next(line for line in drawn if line.startswith("  attempt "))
+    assert len(sides) == len(floors) == len(axes) == 1
+    assert {side for side, _ in floors} == sides
+    assert attempts.index("1") == axes.pop().index("0") == sides.pop() + 1
+    assert columns(attempts) == floors.pop()[1]  # the last attempt ends where the axis ends
+
+
+def test_without_a_group_of_the_backend_only_what_the_script_said_is_shown() -> None:
+    out = "\n".join(lines(unmeasured(), Look(100)))
+    assert out.count("exchange and waiting are not measured: the job uses no group of") == 1
+    for wrong in ("compute", "EXCHANGE", "travelled", "straggler", "slowest", "SENT", "operation"):
+        assert wrong not in out, wrong
+    for kept in ("samples/s", "memory", "STEPS", "LOSS", "batches"):
+        assert kept in out, kept
+
+
+def test_a_loss_that_is_no_number_is_loud() -> None:
+    drawn = list(lines(diverged(), Look(100, bold=lambda text: f"*{text}*")))
+    assert "*  loss       nan at last (0.412 before)*" in drawn
+    assert any(line.startswith("  from 2.302 to nan (0.4") for line in drawn)
+    assert any(line.startswith("   1  a") and " nan " in line for line in drawn)
 
 
 def test_ascii_is_ascii(cli: Cli, told: m.JobRecords) -> None:

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from tests.cli.kit import Cli
 from tests.kit.fake_daemon import FakeDaemon, ended, view
-from tests.report.runs import run
+from tests.report.runs import rank, run
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.wire import messages as m
 
@@ -30,7 +30,7 @@ def test_facts_ranks_and_story(cli: Cli, daemon: FakeDaemon) -> None:
     result = cli("show", "17")
     lines = result.out.splitlines()
     assert lines[0] == "job 17: digits"
-    assert "  state      running: runs on a" in lines
+    assert "  state      running on a" in lines
     assert "  owner      ada, priority 50" in lines
     assert "  command    python train.py --name 'a b'" in lines
     assert "  directory  /jobs/17" in lines
@@ -107,7 +107,7 @@ def test_figures_of_the_latest_attempt(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, replace(detail(view()), run=run(2, points=())))
     lines = cli("show", "17").out.splitlines()
     start = lines.index("figures of attempt 2")
-    assert lines[start + 1] == "  steps      1,000 of 1,000, 10/s"
+    assert lines[start + 1] == "  steps      1,000 of 1,000, 10/s, start-up included"
     assert "  loss       0.412 at last" in lines
     assert lines[start - 1] == ""
 
@@ -115,6 +115,21 @@ def test_figures_of_the_latest_attempt(cli: Cli, daemon: FakeDaemon) -> None:
 def test_a_run_that_goes_on_has_figures_so_far(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, replace(detail(view()), run=run(ended_at=None, points=())))
     assert "figures of attempt 1 so far\n" in cli("show", "17").out
+
+
+def test_what_is_not_measured_is_said_and_a_lost_loss_too(cli: Cli, daemon: FakeDaemon) -> None:
+    gloo = run(points=(), ranks=(rank(measured=False, diverged=True),))
+    daemon.answers(m.Show, replace(detail(view()), run=gloo))
+    out = cli("show", "17").out
+    assert "  loss       nan at last (0.412 before)\n" in out
+    assert "  time       exchange and waiting are not measured: " in out
+    assert "%" not in out
+    assert "travelled" not in out
+
+
+def test_a_reason_does_not_repeat_the_state(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Show, detail(ended(17, "cancelled", None, why="cancelled by root")))
+    assert "  state      cancelled by root\n" in cli("show", "17").out
 
 
 def test_a_run_that_counted_nothing_has_no_figures(cli: Cli, daemon: FakeDaemon) -> None:

@@ -136,6 +136,22 @@ def restarted(name: str = "digits", nodes: str = "abc") -> m.JobRecords:
     return records(first, second, name=name, nodes=tuple(nodes), workers=6)
 
 
+def unmeasured() -> m.JobRecords:
+    """A job of another backend: its counters say nothing, whatever stands in them."""
+    seen = tuple(
+        replace(each, rates=replace(each.rates, measured=False), straggler=1)
+        for each in (point(float(at)) for at in range(1, 101))
+    )
+    ranks = tuple(rank(number, "ab"[number // 2], 50.0, measured=False) for number in range(4))
+    return records(run(points=seen, ranks=ranks))
+
+
+def diverged() -> m.JobRecords:
+    """A job whose second rank said a loss at last that is no finite number."""
+    ranks = tuple(rank(number, diverged=number == 1) for number in range(2))
+    return records(run(ranks=ranks))
+
+
 def hostile() -> m.JobRecords:
     """The same, with everything that can be text made to do harm."""
 

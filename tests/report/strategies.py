@@ -26,7 +26,7 @@ def maybe(strategy: st.SearchStrategy[object]) -> st.SearchStrategy[object]:
     return st.one_of(st.none(), strategy)
 
 
-rates = st.builds(Rates, maybe(floats), maybe(floats), *[floats] * 10)
+rates = st.builds(Rates, maybe(floats), maybe(floats), *[floats] * 10, st.booleans())
 points = st.builds(
     Point, floats, floats, rates, maybe(ints), maybe(floats), maybe(ints), maybe(st.integers(0, 3))
 )
@@ -42,6 +42,8 @@ samples = st.builds(
     *[maybe(ints)] * 3,
     maybe(floats),
     maybe(ints),
+    st.booleans(),
+    st.booleans(),
 )
 ranks = st.builds(RankRecord, st.integers(0, 9999), texts, samples, maybe(ints), floats)
 runs = st.builds(

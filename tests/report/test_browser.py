@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.report.conftest import Open
-from tests.report.runs import HOSTILE, hostile, records, restarted
+from tests.report.runs import HOSTILE, diverged, hostile, records, restarted, unmeasured
 from wiiiiided.report.page import page
 from wiiiiided.wire.messages import JobRecords
 
@@ -42,17 +42,41 @@ def test_a_page_loads_by_itself_with_or_without_script(tab: Open, script: bool) 
     assert len(charts["nodeIds"]) == 13  # 5 over time, and 4 of each attempt
 
 
-@pytest.mark.parametrize("made", [restarted(), hostile(), records()], ids=["two", "hostile", "no"])
+@pytest.mark.parametrize(
+    "made",
+    [restarted(), hostile(), diverged(), unmeasured(), records()],
+    ids=["two", "hostile", "diverged", "unmeasured", "no"],
+)
 def test_nothing_sticks_out_or_lies_upon_each_other(tab: Open, made: JobRecords) -> None:
     opened = tab(page(made, 0.0))
     wide = "document.documentElement"
-    for width in (320, 360, 480, 761, 1081, 1400):
+    for width in (320, 360, 480, 720, 721, 761, 900, 1081, 1400):
         opened.resize(width)
         assert opened.value(f"{wide}.clientWidth") == width
         assert opened.value(f"{wide}.scrollWidth") == width
         assert opened.value(STICKS_OUT) == []
         assert opened.value(STICKS_OUT_LEFT) == []
         assert opened.value(OVERLAPS) == []
+
+
+@pytest.mark.parametrize("width", [320, 800, 1400])
+def test_all_axes_of_time_begin_and_end_below_each_other(tab: Open, width: int) -> None:
+    opened = tab(page(restarted(), 0.0), width)
+    charts = "[...document.querySelectorAll('h2')][0].parentNode.querySelectorAll"
+    bases = f"[...{charts}('svg.chart:not(.bars) > line.base')]"
+    places = opened.value(
+        f"{bases}.map(e => e.getBoundingClientRect()).map(r => [r.left, r.right])"
+    )
+    assert len(places) == 5
+    assert all(place == places[0] for place in places)
+
+
+def test_ranks_are_a_table_but_on_a_telephone(tab: Open) -> None:
+    opened = tab(page(restarted(), 0.0), 721)
+    shown = "getComputedStyle(document.querySelector('thead')).display"
+    assert opened.value(shown) == "table-header-group"
+    opened.resize(700)
+    assert opened.value(shown) == "none"
 
 
 def test_hostile_text_is_shown_as_text(tab: Open) -> None:

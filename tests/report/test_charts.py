@@ -6,7 +6,8 @@ import itertools
 import re
 from xml.etree import ElementTree
 
-from tests.report.runs import HOSTILE, point, records, restarted, run
+from tests.report.runs import HOSTILE, diverged, point, records, restarted, run
+from wiiiiided.domain.figures import Rates
 from wiiiiided.report.bar_chart import Bar, bar_chart
 from wiiiiided.report.history import history
 from wiiiiided.report.line_chart import Series, line_chart
@@ -88,3 +89,31 @@ def test_the_timeline_says_how_attempts_ended() -> None:
     told = timeline(history(restarted()), "All.")
     assert "lasted 40s: failed, exit code 137 (SIGKILL)" in told
     assert "20s after the one before, lasted 5m00s: done" in told
+
+
+def test_a_job_without_figures_has_no_strip_that_looks_like_an_outage() -> None:
+    assert ">figures<" in timeline(history(restarted()), "All.")
+    bare = "".join(over_time(history(records(run(points=(), ranks=())))))
+    assert "figures" not in bare
+    assert "straggler" not in bare
+    assert "slowest" not in bare
+
+
+def test_a_running_attempt_is_called_so() -> None:
+    now = records(run(ended_at=None, state=""), state="running")
+    drawn = "".join(over_time(history(now)))
+    assert "lasted 1m40s: running" in drawn
+    assert "no end seen" not in drawn
+
+
+def test_a_loss_that_became_no_number_ends_with_a_mark() -> None:
+    loss, *others = list(over_time(history(diverged())))[1:]
+    assert "From 2.302 to nan (0.4135 before)" in loss
+    assert loss.count(">nan</text>") == 1
+    assert not any("nan" in other for other in others)
+
+
+def test_what_is_summed_over_ranks_is_said_so() -> None:
+    bare = tuple(point(float(n), rates=Rates(operations=80.0), step=None) for n in range(1, 9))
+    told = "".join(over_time(history(records(run(points=bare)))))
+    assert "Up to 80 operations/s, all ranks together." in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from tests.report.runs import point, records, restarted, run
 from wiiiiided.domain.figures import Point
@@ -80,6 +81,19 @@ def test_many_points_are_thinned_and_their_mean_stays() -> None:
     assert len(list(past.stretches())) <= DRAWN + 3
     weighted = sum((s.point.rates.samples or 0) * (s.end - s.begin) for s in first)
     assert weighted == pytest.approx(sum((p.rates.samples or 0) * p.span for p in seen))
+
+
+def test_what_is_not_measured_does_not_thin_what_is() -> None:
+    seen = [point(at / 10, 0.1) for at in range(1, 1001)]
+    blind = [replace(p, rates=replace(p.rates, measured=False, exchange=0.0)) for p in seen[::2]]
+    seen[::2] = blind
+    drawn = list(history(records(run(points=tuple(seen)))).stretches())
+    assert len(drawn) < len(seen)
+    assert {(s.point.rates.measured, round(s.point.rates.exchange, 9)) for s in drawn} == {
+        (True, 0.2)
+    }
+    none = history(records(run(points=tuple(blind * 2)))).stretches()
+    assert not any(s.point.rates.measured for s in none)
 
 
 def test_only_the_latest_attempts_are_drawn() -> None:

@@ -7,9 +7,20 @@ from xml.etree import ElementTree
 from hypothesis import HealthCheck, given, settings
 
 from tests.report import strategies
-from tests.report.runs import HOSTILE, hostile, point, rank, records, restarted, run
+from tests.report.runs import (
+    HOSTILE,
+    diverged,
+    hostile,
+    point,
+    rank,
+    records,
+    restarted,
+    run,
+    unmeasured,
+)
 from wiiiiided.report.markup import Markup, plain, tag
 from wiiiiided.report.page import LINES, page
+from wiiiiided.report.style import SHEET
 from wiiiiided.wire import messages as m
 
 ELEMENTS = {
@@ -80,6 +91,19 @@ def test_a_script_that_never_used_the_backend_still_has_its_times() -> None:
     assert "neither used the wiiiiide backend" in told
     assert "ran for" in told
     assert "Nothing is known of the ranks" in told
+
+
+def test_without_a_group_of_the_backend_the_page_says_so_once() -> None:
+    told = said(page(unmeasured(), 0.0)).replace(SHEET, "")
+    assert told.count("exchange and waiting are not measured") == 1
+    for wrong in ("compute", "Time by", "Wire", "Sent to", "slowest", "straggler", "exchange 20"):
+        assert wrong not in told, wrong
+    for kept in ("Throughput, samples/s", "Loss", "Memory", "Batches by node"):
+        assert kept in told, kept
+
+
+def test_a_loss_that_is_no_number_is_loud() -> None:
+    assert '<dd class="loud">nan at last (0.412 before)</dd>' in page(diverged(), 0.0)
 
 
 def test_plain_text_is_escaped_and_only_markup_is_not() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from wiiiiided.cli import words as ps_words
 from wiiiiided.report import words
 
 
@@ -30,12 +31,22 @@ def test_bytes_are_in_the_unit_that_fits(value: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        *((0, "0s"), (0.04, "40ms"), (0.9996, "1s"), (8.25, "8.2s"), (59.7, "1m00s")),
+        *((0, "0s"), (0.04, "40ms"), (0.9996, "999ms"), (8.29, "8.2s"), (59.7, "59s")),
         *((250, "4m10s"), (7500, "2h05m"), (273600, "3d04h"), (None, "–")),
     ],
 )
 def test_a_length_of_time_has_two_units_at_most(seconds: float | None, text: str) -> None:
     assert words.span(seconds) == text
+
+
+@pytest.mark.parametrize("seconds", [10, 59.7, 60.0, 119.99, 3599.9, 86399.5, 273600.4])
+def test_the_report_and_ps_write_the_same_length_alike(seconds: float) -> None:
+    assert words.span(seconds) == ps_words.span(seconds)
+
+
+@pytest.mark.parametrize("tenth", range(11, 100))
+def test_a_tenth_is_not_lost_in_arithmetic(tenth: int) -> None:
+    assert words.span(tenth * 0.1) == f"{tenth / 10:g}s"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from wiiiiided.cli.text import columns, pad
+from wiiiiided.cli.text import pad
 from wiiiiided.domain.figures import Point
 from wiiiiided.report.history import History, Stretch
 from wiiiiided.report.ticks import Scale, times
@@ -39,12 +39,16 @@ ASCII = Marks(".:|#", "#=.", "|", "+", "-")
 
 
 def over_time(
-    past: History, value: Callable[[Point], float | None], scale: Scale, width: int, marks: Marks
+    past: History,
+    value: Callable[[Point], float | None],
+    scale: Scale,
+    place: tuple[int, int],
+    marks: Marks,
 ) -> list[str]:
-    """A chart of filled columns, its scale on the left and the time below."""
-    top, bottom = scale.ticks[-1][1], scale.ticks[0][1]
-    label = max(columns(top), columns(bottom))
-    room = max(width - label - 2, 4)
+    """A chart of filled columns, its scale on the left and the time below. `place` is how many
+    columns are left of the plot, its side among them, and how many it has."""
+    top, bottom = ends(scale)
+    label, room = place[0] - 2, place[1]
     filled = [None if v is None else scale.place(v) * ROWS for v in _columns(past, value, room)]
     lines = []
     for row in reversed(range(ROWS)):
@@ -53,6 +57,11 @@ def over_time(
         lines.append(f"{pad(name, label, right=True)} {marks.side}{cells}".rstrip())
     lines.append(" " * (label + 1) + marks.corner + marks.floor * room)
     return [*lines, " " * (label + 2) + time_labels(past.length, room)]
+
+
+def ends(scale: Scale) -> tuple[str, str]:
+    """The labels that are written: of the top and of the bottom."""
+    return scale.ticks[-1][1], scale.ticks[0][1]
 
 
 def _cell(height: float | None, row: int, levels: str) -> str:

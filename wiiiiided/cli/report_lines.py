@@ -11,11 +11,19 @@ from wiiiiided.cli.text import cell, columns, cut, pad
 from wiiiiided.domain.figures import Point, RunRecord
 from wiiiiided.report import rank_charts, words
 from wiiiiided.report.history import History, history, length_of
-from wiiiiided.report.over_time import RATES, rate_of
+from wiiiiided.report.over_time import RATES, diverged_at, happened_title, of_ranks, rate_of
 from wiiiiided.report.rank_table import TITLES, rank_rows, shown_columns
-from wiiiiided.report.ranks import nodes_of, split_of
+from wiiiiided.report.ranks import is_measured, measured, nodes_of, split_of
 from wiiiiided.report.sound import sound
-from wiiiiided.report.summary import ending, facts, has_figures, latest, why_nothing, wire_words
+from wiiiiided.report.summary import (
+    ending,
+    facts,
+    has_figures,
+    is_loud,
+    latest,
+    why_nothing,
+    wire_words,
+)
 from wiiiiided.report.ticks import Scale, amounts, around, sizes
 from wiiiiided.report.timeline import held
 from wiiiiided.wire.messages import JobRecords
@@ -44,7 +52,7 @@ RANK_COLUMNS = {
     "codec": Column("CODEC", leaves=12, least=4, readable=8),
     "coding": Column("CODING", right=True, leaves=13),
     "memory": Column("MEMORY", right=True, leaves=4),
-    "held up": Column("HELD UP", right=True, leaves=5),
+    "slowest for": Column("SLOWEST FOR", right=True, leaves=5),
 }
 
 
@@ -60,6 +68,11 @@ class Look:
     def room(self) -> int:
         """Of charts."""
         return min(max(self.width or DRAWN, LEAST), DRAWN)
+
+    @property
+    def name(self) -> int:
+        """Of the names beside bars and strips, at most."""
+        return NAME if self.room > 2 * LEAST else NAME // 2
 
 
 def lines(records: JobRecords, look: Look) -> Iterator[str]:
@@ -80,11 +93,11 @@ def _all(records: JobRecords, look: Look) -> Iterator[str]:
     if said := why_nothing(records):
         yield from _wrapped(said, look)
     for title, text in facts(records):
-        yield from _wrapped(text, look, f"  {title:<{TITLE}} ")
+        for line in _wrapped(text, look, f"  {title:<{TITLE}} "):
+            yield look.bold(line) if is_loud(title, text) else line
     past = history(records)
     if past.length > 0:
         yield from _over_time(past, look)
-        yield from _happened(past, look)
     run = latest(records)
     if run is not None and run.ranks:
         yield from _ranks(run, look, several=len(records.runs) > 1)
@@ -121,25 +134,55 @@ def _section(title: str, told: str, look: Look) -> Iterator[str]:
 # ---- over time
 
 
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    told: str
+    value: Callable[[Point], float | None]
+    scale: Scale
+
+
 def _over_time(past: History, look: Look) -> Iterator[str]:
+    """All charts over time, with the same margins: what is below each other was at one time."""
     if past.cut > 0:
         told = f"pauses between attempts are drawn shorter: {words.span(past.cut)} are left out"
         yield from ("", *_wrapped(told, look))
+    charts, strips = list(_charts(past)), list(_strips(past, look))
+    labels = [columns(label) for chart in charts for label in blocks.ends(chart.scale)]
+    names = min(max(columns(name) for name, _, _ in strips), look.name)
+    margin = max(names + 4, *(label + 2 for label in labels), 0)
+    place = margin, max(look.room - margin, 4)
+    for chart in charts:
+        yield from _section(chart.title, chart.told, look)
+        yield from blocks.over_time(past, chart.value, chart.scale, place, look.marks)
+    yield from _section(happened_title(past).lower(), "", look)
+    for name, when, signs in strips:
+        shown = blocks.strip(when, signs, past.length, place[1])
+        yield f"  {pad(name, margin - 4)}  {shown}".rstrip()
+    yield " " * margin + blocks.time_labels(past.length, place[1])
+    for attempt in past.attempts:
+        run, long = attempt.run, words.span(attempt.length)
+        told = f"{words.moment(run.started_at)}, {long}: {ending(run, attempt.running)}"
+        yield from _wrapped(told, look, f"  {run.attempt:>3}  ")
+
+
+def _charts(past: History) -> Iterator[Chart]:
     losses = _values(past, _loss)
     if losses:
-        told = f"from {words.number(losses[0])} to {words.number(losses[-1])}"
-        yield from _chart("loss", told, past, _loss, around(losses), look)
+        last = words.number(losses[-1])
+        lost = past.attempts[-1].run.attempt in diverged_at(past)
+        told = f"from {words.number(losses[0])} to " + (f"nan ({last} before)" if lost else last)
+        yield Chart("loss", told, _loss, around(losses))
     unit, seen = rate_of(past)
     if seen:
         rate = dict(RATES)[unit]
         most = max(_values(past, rate))
-        told = f"up to {words.number(most)}"
-        scale = amounts(0.0, most, words.number)
-        yield from _chart(unit, told, past, rate, scale, look)
+        told = f"up to {words.number(most)}, {of_ranks(unit)}"
+        yield Chart(unit, told, rate, amounts(0.0, most, words.number))
     memory = _values(past, _memory)
     if memory:
         told = f"at most {words.size(max(memory))}, all ranks together"
-        yield from _chart("memory", told, past, _memory, sizes(max(memory)), look)
+        yield Chart("memory", told, _memory, sizes(max(memory)))
 
 
 def _loss(point: Point) -> float | None:
@@ -154,41 +197,19 @@ def _values(past: History, value: Callable[[Point], float | None]) -> list[float
     return [seen for line in past.lines(value) for _, seen in line]
 
 
-def _chart(
-    title: str,
-    told: str,
-    past: History,
-    value: Callable[[Point], float | None],
-    scale: Scale,
-    look: Look,
-) -> Iterator[str]:
-    yield from _section(title, told, look)
-    yield from blocks.over_time(past, value, scale, look.room, look.marks)
+Strip = tuple[str, Sequence[tuple[float, float]], Sequence[str]]  # name, when, a sign for each
 
 
-def _happened(past: History, look: Look) -> Iterator[str]:
+def _strips(past: History, look: Look) -> Iterator[Strip]:
     """Attempts by the last digit of their number, then when each straggler was one."""
-    yield from _section("attempts and stragglers", "", look)
-    slow = held(past)
-    names = ["attempt", "looked at", *(f"rank {each.rank} {_text(each.node)}" for each in slow)]
-    wide = min(max(map(columns, names)), NAME)
-    room = look.room - wide - 4
-    parts = [
-        [(attempt.begin, attempt.end) for attempt in past.attempts],
-        [(ln[0].begin, ln[-1].end) for a in past.attempts for ln in a.seen],
-        *(each.when for each in slow),
-    ]
-    full = look.marks.levels[-1]
-    for number, (name, strips) in enumerate(zip(names, parts, strict=True)):
-        digits = [str(attempt.run.attempt)[-1] for attempt in past.attempts]
-        signs = digits if number == 0 else [look.marks.floor if number == 1 else full] * len(strips)
-        shown = blocks.strip(strips, signs, past.length, room)
-        yield f"  {pad(name, wide)}  {shown}".rstrip()
-    yield " " * (wide + 4) + blocks.time_labels(past.length, room)
-    for attempt in past.attempts:
-        run = attempt.run
-        told = f"{words.moment(run.started_at)}, {words.span(attempt.length)}: {ending(run)}"
-        yield from _wrapped(told, look, f"  {run.attempt:>3}  ")
+    spans = [(attempt.begin, attempt.end) for attempt in past.attempts]
+    yield "attempt", spans, [str(attempt.run.attempt)[-1] for attempt in past.attempts]
+    seen = [(ln[0].begin, ln[-1].end) for attempt in past.attempts for ln in attempt.seen]
+    if seen:
+        yield "figures", seen, [look.marks.floor] * len(seen)
+    for each in held(past):
+        name = f"rank {each.rank} {_text(each.node)}"
+        yield name, each.when, [look.marks.levels[-1]] * len(each.when)
 
 
 # ---- ranks and nodes
@@ -212,13 +233,15 @@ def _ranks(run: RunRecord, look: Look, several: bool) -> Iterator[str]:
 
 
 def _time(run: RunRecord, look: Look, of: str) -> Iterator[str]:
+    if not is_measured(run):  # the summary says so
+        return
     length = length_of(run)
     compute, exchange, waiting = tuple(look.marks.parts)
     told = f"{compute} compute and the rest, {exchange} exchange, {waiting} waiting for others"
     yield from _section(f"time{of}", told, look)
     nodes = nodes_of(run)
-    splits = [(node.name, node.split) for node in nodes] if len(nodes) > 1 else []
-    splits += [(f"rank {rank.rank} {rank.node}", split_of(rank, length)) for rank in run.ranks]
+    splits = [(node.name, node.split) for node in nodes if node.split and len(nodes) > 1]
+    splits += [(f"rank {rank.rank} {rank.node}", split_of(rank, length)) for rank in measured(run)]
     bars = [(name, split.shares) for name, split in splits[:BARS]]
     ends = [" · ".join(f"{100 * part:.0f}" for part in shares) + " %" for _, shares in bars]
     yield from _bars(
@@ -235,7 +258,7 @@ def _bars(
 ) -> Iterator[str]:
     """Names, bars and what they say, in columns."""
     clean = [_text(name) for name in names]
-    wide = min(max(map(columns, clean), default=0), NAME if look.room > 2 * LEAST else NAME // 2)
+    wide = min(max(map(columns, clean), default=0), look.name)
     last = max(map(columns, ends), default=0)
     room = max(look.room - wide - last - 6, 4)
     for name, parts, end in zip(clean, shares, ends, strict=True):

@@ -16,7 +16,7 @@ from wiiiiided.cli.text import cell, clean
 from wiiiiided.cli.words import clock, code_words, job_id, span
 from wiiiiided.jobfile.spoken import as_in_file
 from wiiiiided.report.sound import sound_run
-from wiiiiided.report.summary import figures, has_figures
+from wiiiiided.report.summary import beyond_state, figures, has_figures, is_loud
 from wiiiiided.wire.messages import JobDetail, JobView
 
 
@@ -66,7 +66,9 @@ def _figures(detail: JobDetail) -> Iterator[str]:
     running = "" if run.ended_at is not None else " so far"
     yield from ("", _heading(f"figures of attempt {run.attempt}{running}"))
     for title, text in figures(run):
-        yield f"  {title:<10} {cell(text)}"
+        told = cell(text)
+        shown = screen.paint(told, screen.BOLD, sys.stdout) if is_loud(title, text) else told
+        yield f"  {title:<10} {shown}"
 
 
 def _heading(text: str) -> str:
@@ -76,7 +78,7 @@ def _heading(text: str) -> str:
 def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
     job = detail.job
     state = screen.paint(job.state, screen.STATE_COLOURS.get(job.state), sys.stdout)
-    yield "state", state if job.why == job.state else f"{state}: {cell(job.why)}"
+    yield "state", state + cell(beyond_state(job.state, job.why))
     yield "owner", f"{cell(job.owner)}, priority {job.priority}"
     yield "submitted", f"{clock(job.submitted_at)} ({span(now - job.submitted_at)} ago)"
     if job.started_at is not None:

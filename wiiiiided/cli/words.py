@@ -7,18 +7,7 @@ import time
 
 import typer
 
-
-def span(seconds: float) -> str:
-    """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h."""
-    whole = max(0, int(seconds))
-    minutes, second = divmod(whole, 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    if days:
-        return f"{days}d{hour:02}h"
-    if hours:
-        return f"{hours}h{minute:02}m"
-    return f"{minutes}m{second:02}s" if minutes else f"{second}s"
+from wiiiiided.text import span as span
 
 
 def clock(at: float | None) -> str:

@@ -102,11 +102,11 @@ class JobNow(msgspec.Struct, frozen=True):
     step: int | None = None  # of the rank that is least far
     total: int | None = None
     loss: float | None = None  # mean over ranks that say one
-    diverged: bool = False  # a rank's loss is not a finite number: shown as nan
     eta_s: float | None = None
     memory: int | None = None  # all ranks together
     straggler: Straggler | None = None
     ranks: tuple[RankNow, ...] = ()
+    diverged: bool = False  # a rank's loss is not a finite number: shown as nan
 
 
 class NodeNow(msgspec.Struct, frozen=True):

@@ -20,6 +20,7 @@ from wiiiiided.report.ticks import Scale
 
 WIDTH = 1000  # units of the stretched drawing
 NARROW = 220.0  # pixels of a plot on the narrowest screen
+MARGIN = 72  # pixels left of every plot over time, so that their axes lie below each other
 FOOT = 24  # pixels below the plot, for the labels of the time axis
 LETTER = 7.0  # pixels a character of a label takes, about
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from wiiiiided.domain.figures import Point, Rates, RunRecord
+from wiiiiided.domain.states import ON_NODES
 from wiiiiided.wire.messages import JobRecords
 
 ATTEMPTS = 20  # that are drawn: the latest; a job may have had hundreds
@@ -44,6 +45,7 @@ class Attempt:
     begin: float  # on the axis
     length: float  # seconds
     pause: float = 0.0  # real seconds between the one before and this one
+    running: bool = False
     seen: tuple[tuple[Stretch, ...], ...] = ()  # lines of stretches without a gap
 
     @property
@@ -89,9 +91,17 @@ def history(records: JobRecords) -> History:
     placed: list[Attempt] = []
     for run, length, pause in zip(runs, lengths, pauses, strict=True):
         begin = (placed[-1].end if placed else 0.0) + pause * room
-        placed.append(Attempt(run, begin, length, pause, _seen(run, begin, length, most)))
+        seen = _seen(run, begin, length, most)
+        placed.append(Attempt(run, begin, length, pause, is_running(records, run), seen))
     end = placed[-1].end if placed else 0.0
     return History(tuple(placed), end, sum(pauses) * (1 - room), len(records.runs) - len(runs))
+
+
+def is_running(records: JobRecords, run: RunRecord) -> bool:
+    """Whether this attempt goes on; one that stands open may also have ended unseen."""
+    job = records.job
+    latest = run.attempt == max(job.attempt, records.runs[-1].attempt)
+    return latest and run.ended_at is None and job.state in ON_NODES
 
 
 def length_of(run: RunRecord) -> float:
@@ -157,14 +167,15 @@ def _merged(some: list[Stretch]) -> Stretch:
 
 def _mean(rates: list[Rates], weights: list[float]) -> Rates:
     def of(name: str) -> float | None:
+        said = name in ("steps", "samples")  # by the script: known of what is not measured, too
         known_ones = [
             (value, weight)
             for each, weight in zip(rates, weights, strict=True)
-            if (value := getattr(each, name)) is not None
+            if (value := getattr(each, name)) is not None and (said or each.measured)
         ]
         total = sum(weight for _, weight in known_ones)
         return sum(value * weight for value, weight in known_ones) / total if total else None
 
-    names = Rates.__struct_fields__
-    means = {name: of(name) for name in names}
-    return Rates(**{name: mean for name, mean in means.items() if mean is not None})
+    means = {name: of(name) for name in Rates.__struct_fields__ if name != "measured"}
+    known = {name: mean for name, mean in means.items() if mean is not None}
+    return Rates(**known, measured=any(each.measured for each in rates))

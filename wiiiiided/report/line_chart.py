@@ -27,14 +27,31 @@ def line_chart(
     scale: Scale,
     sentence: str,
     tells: Callable[[Point], str],
+    ends: Sequence[float] = (),
+    mark: str = "",
 ) -> Markup:
-    """`tells` is what a stretch says when a pointer rests on it; nothing where it is empty."""
+    """`tells` is what a stretch says when a pointer rests on it; nothing where it is empty.
+    `ends` are moments from which on there is no value to draw; `mark` says why."""
     axis = times(past.length)
     drawn = (_path(one, axis, scale) for one in series)
     inner = axes.stretched(HEIGHT, *_starts(past, axis), *drawn, *_hovers(past, axis, tells))
     return axes.drawing(
-        HEIGHT + axes.FOOT, sentence, axes.rows(scale, HEIGHT), axes.columns(axis, HEIGHT), inner
+        HEIGHT + axes.FOOT,
+        sentence,
+        axes.rows(scale, HEIGHT),
+        axes.columns(axis, HEIGHT),
+        inner,
+        *(_end(axis.place(at), mark, labelled=at == max(ends)) for at in ends),
     )
+
+
+def _end(place: float, mark: str, labelled: bool) -> Markup:
+    """A line up, its word beside it; the last one's only, since words could meet."""
+    x, side = axes.percent(place), "end" if place > 0.5 else "start"
+    line = tag("line", tag("title", mark), x1=x, x2=x, y1=0, y2=HEIGHT, class_="lost")
+    away = -4 if place > 0.5 else 4
+    word = tag("text", mark, x=x, dx=away, y=12, class_=f"{side} lost")
+    return joined([line, word] if labelled else [line])
 
 
 def _path(series: Series, axis: Scale, scale: Scale) -> Markup:

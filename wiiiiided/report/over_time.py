@@ -13,13 +13,15 @@ from wiiiiided.report import axes, words
 from wiiiiided.report.history import History, Line
 from wiiiiided.report.line_chart import Series, line_chart
 from wiiiiided.report.markup import Markup, tag
+from wiiiiided.report.ranks import diverged, is_measured
+from wiiiiided.report.summary import has_figures
 from wiiiiided.report.ticks import amounts, around, sizes
 from wiiiiided.report.timeline import held, timeline
 
 RATES: tuple[tuple[str, Callable[[Point], float | None]], ...] = (
     ("samples/s", lambda point: point.rates.samples),
     ("steps/s", lambda point: point.rates.steps),
-    ("operations/s", lambda point: point.rates.operations),
+    ("operations/s", lambda point: point.rates.operations if point.rates.measured else None),
 )
 
 
@@ -50,13 +52,26 @@ def _loss(past: History) -> Iterator[Markup]:
         return
     scale = around(values)
     first, last = map(words.number, (values[0], values[-1]))
+    lost = diverged_at(past)
+    if past.attempts[-1].run.attempt in lost:
+        last = f"nan ({last} before)"
     told = f"From {first} to {last}, at best {words.number(min(values))}"
     told += "; each line across is ten times the one below." if scale.log else "."
+    series = [Series("one", lines)]
     yield figure(
         "Loss",
         told,
-        line_chart(past, [Series("one", lines)], scale, f"Loss over time. {told}", _tell),
+        line_chart(past, series, scale, f"Loss over time. {told}", _tell, [*lost.values()], "nan"),
     )
+
+
+def diverged_at(past: History) -> dict[int, float]:
+    """By attempt, where on the axis it was last seen with a loss that is no finite number."""
+    return {
+        attempt.run.attempt: attempt.seen[-1][-1].end
+        for attempt in past.attempts
+        if attempt.seen and diverged(attempt.run)
+    }
 
 
 def rate_of(past: History) -> tuple[str, list[Line]]:
@@ -68,13 +83,16 @@ def rate_of(past: History) -> tuple[str, list[Line]]:
     return RATES[-1][0], []
 
 
+def of_ranks(unit: str) -> str:
+    """How the ranks' rates make the job's: all take the same steps, each has its own samples."""
+    return "mean of the ranks" if unit == "steps/s" else "all ranks together"
+
+
 def _throughput(past: History) -> Iterator[Markup]:
     unit, lines = rate_of(past)
     if not (values := _values(lines)):
         return
-    told = f"Up to {words.number(max(values))} {unit}, all ranks together."
-    if unit != "samples/s":
-        told = f"Up to {words.number(max(values))} {unit}, mean of the ranks."
+    told = f"Up to {words.number(max(values))} {unit}, {of_ranks(unit)}."
     scale = amounts(0.0, max(values), words.number)
     chart = line_chart(past, [Series("one", lines)], scale, f"Throughput over time. {told}", _tell)
     yield figure(f"Throughput, {unit}", told, chart)
@@ -106,20 +124,35 @@ def _wire(past: History) -> Iterator[Markup]:
 
 def _happened(past: History) -> Iterator[Markup]:
     slow = held(past)
-    many = words.count(len(past.attempts), "attempt")
-    told = f"{many}; nobody held up the others for long."
+    told = words.count(len(past.attempts), "attempt")
     if slow:
-        told = f"{many}; the others waited longest for rank {slow[0].rank} on {slow[0].node}."
+        told += f"; rank {slow[0].rank} on {slow[0].node} was the slowest for longest."
+    elif any_measured(past):
+        told += "; no rank was the slowest for long."
+    else:
+        told += "."
+    open_ones = (a for a in past.attempts if a.run.ended_at is None)
     keys = (
-        *(("good", "done"), ("bad", "ended otherwise"), ("open", "no end seen")),
-        *(("looked", "somebody looked"), ("held", "the others waited for it")),
+        *(("good", "done"), ("bad", "ended otherwise")),
+        *dict.fromkeys(("open", "running" if a.running else "no end seen") for a in open_ones),
+        *([("looked", "figures were taken")] if any(past.stretches()) else []),
+        *([("held", "was the slowest")] if slow else []),
     )
     yield figure(
-        "Attempts and stragglers",
+        happened_title(past),
         told,
         timeline(past, f"What happened when. {told}"),
         axes.legend(keys),
     )
+
+
+def happened_title(past: History) -> str:
+    """Nothing can be said of stragglers where no waiting was measured."""
+    return "Attempts and stragglers" if any_measured(past) else "Attempts"
+
+
+def any_measured(past: History) -> bool:
+    return any(is_measured(a.run) and has_figures(a.run) for a in past.attempts)
 
 
 def _tell(point: Point) -> str:
@@ -130,7 +163,7 @@ def _tell(point: Point) -> str:
         ("steps/s", point.rates.steps, words.number),
         ("step", point.step, words.number),
         ("memory", point.memory, words.size),
-        ("exchange", point.rates.exchange, words.share),
+        ("exchange", point.rates.exchange if point.rates.measured else None, words.share),
     )
     return ", ".join(f"{name} {write(value)}" for name, value, write in parts if value is not None)
 

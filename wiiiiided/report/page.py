@@ -22,7 +22,7 @@ from wiiiiided.report.rank_charts import rank_charts
 from wiiiiided.report.rank_table import rank_table
 from wiiiiided.report.sound import sound
 from wiiiiided.report.style import SHEET
-from wiiiiided.report.summary import ending, facts, why_nothing
+from wiiiiided.report.summary import ending, facts, is_loud, why_nothing
 from wiiiiided.report.timeline import kind_of
 from wiiiiided.wire.messages import JobRecords, StoryLine
 
@@ -63,7 +63,10 @@ def _head(title: str) -> Markup:
 
 
 def _summary(records: JobRecords) -> Markup:
-    pairs = joined(joined((tag("dt", name), tag("dd", text))) for name, text in facts(records))
+    pairs = joined(
+        joined((tag("dt", name), tag("dd", text, class_="loud" if is_loud(name, text) else None)))
+        for name, text in facts(records)
+    )
     said = why_nothing(records)
     notice = tag("p", said, class_="notice") if said else Markup()
     return joined([notice, tag("dl", pairs)])
@@ -97,7 +100,7 @@ def _outline(attempt: Attempt) -> Markup:
     run = attempt.run
     told = f"attempt {run.attempt}, {words.moment(run.started_at)}, {words.span(attempt.length)}: "
     mark = tag("span", class_=f"key {kind_of(attempt)}", aria_hidden="true")
-    return joined([mark, told, plain(ending(run), NAME)])
+    return joined([mark, told, plain(ending(run, attempt.running), NAME)])
 
 
 def _attempt(attempt: Attempt) -> Markup:

@@ -10,7 +10,18 @@ from wiiiiided.report.bar_chart import Bar, bar_chart
 from wiiiiided.report.history import length_of
 from wiiiiided.report.markup import Markup
 from wiiiiided.report.over_time import figure
-from wiiiiided.report.ranks import RANKS, NodeSum, Split, codecs_of, nodes_of, split_of, spread
+from wiiiiided.report.ranks import (
+    RANKS,
+    NodeSum,
+    Split,
+    codecs_of,
+    is_measured,
+    measured,
+    nodes_of,
+    operations_of,
+    split_of,
+    spread,
+)
 from wiiiiided.report.summary import has_figures, split_words, wire_words
 from wiiiiided.report.ticks import Scale, amounts, sizes
 
@@ -34,19 +45,19 @@ def rank_charts(run: RunRecord) -> Iterator[Markup]:
 
 def _time(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[Markup]:
     length = length_of(run)
-    if length <= 0:
+    if length <= 0 or not is_measured(run):  # the summary says so
         return
     told = split_words(run)[:1].upper() + split_words(run)[1:] + ", mean of the ranks."
     ranks = [
         _split_bar(f"rank {rank.rank} on {rank.node}", split_of(rank, length))
-        for rank in run.ranks[:RANKS]
+        for rank in measured(run)[:RANKS]
     ]
     if len(nodes) > 1:
-        bars = [_split_bar(node.name, node.split) for node in nodes[:NODES]]
+        bars = [_split_bar(node.name, node.split) for node in nodes[:NODES] if node.split]
         chart = bar_chart(bars, WHOLE, f"Time by node. {told}")
         yield figure("Time by node", told + _left_out(len(nodes), NODES), chart, axes.legend(PARTS))
     chart = bar_chart(ranks, WHOLE, f"Time by rank. {told}")
-    said = (told if len(nodes) < 2 else "") + _left_out(len(run.ranks), RANKS)
+    said = (told if len(nodes) < 2 else "") + _left_out(len(measured(run)), RANKS)
     yield figure("Time by rank", said, chart, axes.legend(PARTS))
 
 
@@ -88,14 +99,15 @@ def _batches(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[Markup]:
 def batches_words(run: RunRecord) -> str:
     """How far apart the ranks are, in a sentence."""
     steps = spread([rank.totals.step for rank in run.ranks])
-    what = "steps" if steps else "operations"
-    steps = steps or spread([rank.totals.operations for rank in run.ranks])
+    what = "step" if steps else "operation"
+    steps = steps or spread([operations_of(rank) for rank in run.ranks])
     if steps is None or steps.high <= 0:
         return ""
     if steps.low == steps.high:
-        return f"All ranks are at {steps.high:,.0f} {what}."
+        who = "All ranks are" if len(run.ranks) > 1 else "Its one rank is"
+        return f"{who} at {words.count(int(steps.high), what)}."
     apart = words.share(steps.share)
-    return f"From {steps.low:,.0f} to {steps.high:,.0f} {what} a rank: {apart} apart."
+    return f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart."
 
 
 def _wire(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[Markup]:

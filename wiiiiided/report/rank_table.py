@@ -1,4 +1,4 @@
-"""The ranks of an attempt as a table; on a narrow screen each of them becomes a card.
+"""The ranks of an attempt as a table; on a telephone each of them becomes a card.
 
 The same rows serve the page and the terminal.
 """
@@ -13,9 +13,14 @@ from wiiiiided.report.ranks import RANKS, split_of, waits_most_for
 
 TITLES = (
     *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting"),
-    *("waits most for", "sent", "received", "codec", "coding", "memory", "held up"),
+    *("waits most for", "sent", "received", "codec", "coding", "memory", "slowest for"),
 )
 NAME = 24  # characters of a name in a row; the charts show the whole of it on hovering
+# Where long titles may be divided, should the screen be narrow.
+DIVIDED = {
+    title.replace("|", ""): title.replace("|", "\u00ad")
+    for title in ("com|pute", "ex|change", "wait|ing", "re|ceived", "sam|ples", "mem|ory")
+}
 LEFT = {"node", "waits most for", "codec"}  # words; the others are numbers
 
 
@@ -26,15 +31,15 @@ def rank_rows(run: RunRecord) -> list[tuple[str, ...]]:
 
 def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
     total = rank.totals
-    compute, exchange, waiting = split_of(rank, length).shares
+    shares = split_of(rank, length).shares if total.measured else (None, None, None)
     peer = waits_most_for(rank)
     return (
         str(rank.rank),
         plain(rank.node, NAME),
         words.number(total.step),
         words.number(total.samples),
-        words.number(total.loss),
-        *(words.share(part) for part in (compute, exchange, waiting)),
+        "nan" if total.diverged else words.number(total.loss),
+        *map(words.share, shares),
         words.UNKNOWN if peer is None else f"rank {peer[0]}, {words.span(peer[1])}",
         words.size(total.wire_out) if total.wire_out else words.UNKNOWN,
         words.size(total.wire_in) if total.wire_in else words.UNKNOWN,
@@ -53,7 +58,8 @@ def shown_columns(rows: list[tuple[str, ...]]) -> list[int]:
 def rank_table(run: RunRecord) -> Markup:
     rows = rank_rows(run)
     shown = shown_columns(rows)
-    head = tag("tr", *(tag("th", TITLES[n], class_=_side(n), scope="col") for n in shown))
+    titles = {n: DIVIDED.get(TITLES[n], TITLES[n]) for n in shown}
+    head = tag("tr", *(tag("th", titles[n], class_=_side(n), scope="col") for n in shown))
     body = joined(
         tag("tr", *(tag("td", row[n], class_=_side(n), data_title=TITLES[n]) for n in shown))
         for row in rows

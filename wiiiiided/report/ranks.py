@@ -53,7 +53,7 @@ class NodeSum:
 
     name: str
     ranks: int
-    split: Split  # mean of its ranks
+    split: Split | None  # mean of its ranks that are measured; None: none of them is
     raw: int  # bytes sent to other hosts, before the codec
     wire: int  # as they travelled, headers included
     samples: int | None
@@ -61,7 +61,20 @@ class NodeSum:
     operations: Spread
 
 
+def measured(run: RunRecord) -> tuple[RankRecord, ...]:
+    """The ranks whose counters say something: those with a group of the backend."""
+    return tuple(rank for rank in run.ranks if rank.totals.measured)
+
+
+def is_measured(run: RunRecord) -> bool:
+    """Whether anything is known of its exchange; of an attempt without ranks by its points."""
+    if run.ranks:
+        return bool(measured(run))
+    return not run.points or any(point.rates.measured for point in run.points)
+
+
 def split_of(rank: RankRecord, length: float) -> Split:
+    """Of a rank that is measured."""
     exchange = rank.totals.exchange_s
     waiting = min(rank.totals.waiting_s, exchange)
     return Split(max(length - exchange, 0.0), exchange - waiting, waiting)
@@ -75,21 +88,26 @@ def nodes_of(run: RunRecord) -> tuple[NodeSum, ...]:
 
 
 def _node(name: str, ranks: list[RankRecord], length: float) -> NodeSum:
-    splits = [split_of(rank, length) for rank in ranks]
-    many = len(ranks)
     return NodeSum(
         name=name,
-        ranks=many,
-        split=Split(
-            sum(s.compute for s in splits) / many,
-            sum(s.exchange for s in splits) / many,
-            sum(s.waiting for s in splits) / many,
-        ),
+        ranks=len(ranks),
+        split=mean_split([split_of(rank, length) for rank in ranks if rank.totals.measured]),
         raw=sum(r.totals.wire_out_raw for r in ranks),
         wire=sum(r.totals.wire_out for r in ranks),
         samples=_total([r.totals.samples for r in ranks]),
         steps=spread([r.totals.step for r in ranks]),
-        operations=spread([r.totals.operations for r in ranks]) or Spread(0, 0, 0),
+        operations=spread([operations_of(r) for r in ranks]) or Spread(0, 0, 0),
+    )
+
+
+def mean_split(splits: list[Split]) -> Split | None:
+    many = len(splits)
+    if not many:
+        return None
+    return Split(
+        sum(s.compute for s in splits) / many,
+        sum(s.exchange for s in splits) / many,
+        sum(s.waiting for s in splits) / many,
     )
 
 
@@ -109,6 +127,17 @@ def waits_most_for(rank: RankRecord) -> tuple[int, float] | None:
     return max(waits.items(), key=lambda wait: wait[1]) if waits else None
 
 
+def waited_for(run: RunRecord, slow: int) -> float | None:
+    """For how long the other ranks waited for this one, in the mean; None where none says so."""
+    others = [rank.totals for rank in measured(run) if rank.rank != slow]
+    waits = [totals.waited_for.get(slow, 0.0) for totals in others]
+    return sum(waits) / len(waits) if any(wait > 0 for wait in waits) else None
+
+
+def operations_of(rank: RankRecord) -> int | None:
+    return rank.totals.operations if rank.totals.measured else None
+
+
 def steps_of(run: RunRecord) -> int | None:
     """As far as the rank that is least far."""
     said = [rank.totals.step for rank in run.ranks if rank.totals.step is not None]
@@ -125,11 +154,17 @@ def samples_of(run: RunRecord) -> int | None:
 
 
 def loss_of(run: RunRecord) -> float | None:
-    """The last one of each rank that said one, in the mean; else the last that was seen."""
+    """The last one of each rank that said one, in the mean; else the last that was seen. Of a rank
+    that diverged it is the last finite one."""
     said = [loss for rank in run.ranks if (loss := rank.totals.loss) is not None]
     if said:
         return sum(said) / len(said)
     return next((p.loss for p in reversed(run.points) if p.loss is not None), None)
+
+
+def diverged(run: RunRecord) -> bool:
+    """Whether the loss that some rank said last is not a finite number."""
+    return any(rank.totals.diverged for rank in run.ranks)
 
 
 def memory_of(run: RunRecord) -> int | None:

@@ -2,7 +2,8 @@
 
 The daemon checks what it reads from a rank's page, but clocks are set, disks fail and versions
 differ. What cannot be (a negative count, an infinite rate, an attempt of 30 years) becomes unknown
-where that can be said, else 0. Everything behind this can add, divide and take logarithms.
+where that can be said, else 0. So do the counters of a process without a group of the backend: they
+say nothing, whatever stands in them. Everything behind this can add, divide and take logarithms.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ _COUNTS = (
     "wire_in_raw",
 )
 _SECONDS = ("exchange_s", "waiting_s", "encode_s", "decode_s")
+_NUMBERS = tuple(name for name in Rates.__struct_fields__ if name != "measured")
 _SAID = ("step", "total", "samples", "memory")
 
 
@@ -55,13 +57,16 @@ def _point(point: Point) -> Point:
         step=_count(point.step),
         loss=known(point.loss),
         memory=_count(point.memory),
+        straggler=point.straggler if point.rates.measured else None,
     )
 
 
 def _rates(rates: Rates) -> Rates:
-    values = {name: known(getattr(rates, name)) for name in rates.__struct_fields__}
+    names = _NUMBERS if rates.measured else ("steps", "samples")
+    values = {name: known(getattr(rates, name)) for name in names}
     return Rates(
-        **{name: value for name, value in values.items() if value is not None and value >= 0}
+        **{name: value for name, value in values.items() if value is not None and value >= 0},
+        measured=bool(rates.measured),
     )
 
 
@@ -70,16 +75,20 @@ def _rank(rank: RankRecord) -> RankRecord:
         rank,
         totals=_sample(rank.totals),
         memory_peak=_count(rank.memory_peak),
-        straggled_s=_seconds(rank.straggled_s),
+        straggled_s=_seconds(rank.straggled_s) if rank.totals.measured else 0.0,
     )
 
 
 def _sample(sample: RankSample) -> RankSample:
+    said = {name: _count(getattr(sample, name)) for name in _SAID}
+    if not sample.measured:
+        nothing = dict.fromkeys((*_COUNTS, *_SECONDS), 0)
+        sample = replace(sample, **nothing, waited_for={}, codec="", codec_why="")
     return replace(
         sample,
         **{name: _count(getattr(sample, name)) or 0 for name in _COUNTS},
         **{name: _seconds(getattr(sample, name)) for name in _SECONDS},
-        **{name: _count(getattr(sample, name)) for name in _SAID},
+        **said,
         waited_for={peer: _seconds(waited) for peer, waited in sample.waited_for.items()},
         loss=known(sample.loss),
     )

@@ -27,11 +27,13 @@ dt{color:var(--soft)}
 dd{margin:0;min-width:0}
 figure{margin:1rem 0 1.6rem;break-inside:avoid}
 figcaption b{color:var(--text)}
-svg.chart{display:block;margin:.6rem 0 0 4.6rem;width:calc(100% - 4.6rem);overflow:visible;
+svg.chart{display:block;margin:.6rem 0 0 72px;width:calc(100% - 72px);overflow:visible;
 font-size:12px}
 svg.bars{margin-left:0;width:100%}
 svg text{fill:var(--soft);stroke:none}
-svg.bars g text{fill:var(--text)}
+svg.bars g text,svg.strips g text{fill:var(--text)}
+svg text.lost,.loud{fill:var(--bad);color:var(--bad);font-weight:700}
+line.lost{stroke:var(--bad);stroke-width:2}
 .end{text-anchor:end}.middle{text-anchor:middle}.start{text-anchor:start}
 line{stroke:var(--soft)}
 line.grid{stroke:var(--faint)}
@@ -57,7 +59,7 @@ font-size:.87rem}
 table{border-collapse:collapse;width:100%;font-size:.87rem;font-variant-numeric:tabular-nums}
 th,td{padding:.25rem .35rem;text-align:right;overflow-wrap:normal;
 border-bottom:1px solid var(--faint);vertical-align:top}
-th{color:var(--soft);font-weight:600;vertical-align:bottom}
+th{color:var(--soft);font-weight:600;vertical-align:bottom;hyphens:none}
 .left{text-align:left;overflow-wrap:anywhere;min-width:3.5em}
 summary{cursor:pointer;margin:1rem 0 .3rem}
 ol.story{list-style:none;margin:0;padding:0;font-size:.9rem}
@@ -67,6 +69,16 @@ footer{margin-top:2.5rem;font-size:.85rem}
 @media screen and (max-width:760px){.wide{display:none}}
 @media screen and (max-width:480px){dl{grid-template-columns:1fr}dt{margin-top:.4rem}}
 @media screen and (max-width:1080px){
+table{font-size:.75rem}
+th,td{padding:.2rem .2rem}
+}
+@media screen and (max-width:900px){
+table{font-size:.68rem}
+th,td{padding:.2rem .12rem}
+th{hyphens:manual}
+}
+@media screen and (max-width:720px){
+table{font-size:.87rem}
 thead{display:none}tr{display:block;padding:.5rem 0;border-bottom:1px solid var(--faint)}
 td{display:flex;justify-content:space-between;gap:1rem;border:0;padding:.05rem 0;text-align:right;
 overflow-wrap:anywhere}

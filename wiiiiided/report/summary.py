@@ -10,17 +10,29 @@ from collections.abc import Iterator
 
 from wiiiiided.domain.figures import RankRecord, RunRecord
 from wiiiiided.report import ranks, words
-from wiiiiided.report.history import length_of
+from wiiiiided.report.history import is_running, length_of
 from wiiiiided.wire.messages import JobRecords
 
 Pair = tuple[str, str]
-SLOW = 0.005  # of an attempt; who held up the others for less is not worth a name
+SLOW = 0.005  # of an attempt; who was the slowest for less is not worth a name
+NOT_MEASURED = (
+    "exchange and waiting are not measured: the job uses no group of the backend wiiiiide"
+)
+NAN = "nan at last"
+# How the sentence about a job begins in some states: it would say the state once more.
+_REPEATS = {
+    "running": "runs",
+    "starting": "is being started",
+    "stopping": "is being stopped",
+    "hung": "hangs",
+    "held": "is held",
+}
 
 
 def facts(records: JobRecords) -> Iterator[Pair]:
     """What the job is, and how its latest attempt went."""
     job = records.job
-    yield "state", job.state if job.why == job.state else f"{job.state}: {job.why}"
+    yield "state", job.state + beyond_state(job.state, job.why)
     yield "submitted", words.moment(job.submitted_at)
     yield from _times(records)
     run = latest(records)
@@ -31,6 +43,21 @@ def facts(records: JobRecords) -> Iterator[Pair]:
         yield "attempts", _attempts(records)
     if run is not None:
         yield from figures(run)
+
+
+def beyond_state(state: str, why: str) -> str:
+    """What the sentence about a job says beyond its state, to stand right behind it:
+    `cancelled` + ` by ada`, `running` + ` on a`, `failed` + `: rank 1 ended with exit code 1`."""
+    for lead in (state, _REPEATS.get(state, state)):
+        rest = why.removeprefix(lead)
+        if rest != why and rest[:1] in ("", " ", ":", ";", ","):
+            return rest
+    return f": {why}" if why else ""
+
+
+def is_loud(title: str, text: str) -> bool:
+    """A fact that must not be overlooked."""
+    return title == "loss" and text.startswith(NAN)
 
 
 def _times(records: JobRecords) -> Iterator[Pair]:
@@ -45,7 +72,9 @@ def _times(records: JobRecords) -> Iterator[Pair]:
         yield "ended", words.moment(job.ended_at) + code
     if records.runs:
         ran = sum(map(length_of, records.runs))
-        so_far = "" if records.runs[-1].ended_at is not None else ", as far as it was seen"
+        last = records.runs[-1]
+        so_far = "" if last.ended_at is not None else ", as far as it was seen"
+        so_far = " so far" if is_running(records, last) else so_far
         yield "ran for", words.span(ran) + so_far
     elif job.started_at is not None and job.ended_at is not None:
         yield "ran for", words.span(job.ended_at - job.started_at)
@@ -66,10 +95,12 @@ def latest(records: JobRecords) -> RunRecord | None:
 def has_figures(run: RunRecord) -> bool:
     """Whether its ranks counted or said anything; a page that nobody wrote to does not."""
     said = any(
-        r.totals.operations or r.totals.step is not None or r.totals.samples is not None
+        ranks.operations_of(r) or r.totals.step is not None or r.totals.samples is not None
         for r in run.ranks
     )
-    return said or any(p.rates.operations or p.step is not None for p in run.points)
+    return said or any(
+        (p.rates.measured and p.rates.operations) or p.step is not None for p in run.points
+    )
 
 
 def figures(run: RunRecord) -> Iterator[Pair]:
@@ -77,16 +108,15 @@ def figures(run: RunRecord) -> Iterator[Pair]:
     length = length_of(run)
     step, total, samples = ranks.steps_of(run), ranks.total_of(run), ranks.samples_of(run)
     if step is not None:
-        yield (
-            "steps",
-            f"{step:,}" + ("" if total is None else f" of {total:,}") + _pace(step, length),
-        )
+        of = "" if total is None else f" of {total:,}"
+        yield "steps", f"{step:,}{of}" + _pace(run, "steps", step)
     if samples is not None:
-        yield "samples", f"{samples:,}" + _pace(samples, length)
-    elif step is None and (operations := _operations(run)):
-        yield "operations", f"{operations:,}" + _pace(operations, length)
-    if (loss := ranks.loss_of(run)) is not None:
-        yield "loss", f"{words.number(loss)} at last"
+        yield "samples", f"{samples:,}" + _pace(run, "samples", samples)
+    elif step is None and (operations := sum(ranks.operations_of(r) or 0 for r in run.ranks)):
+        told = f"{operations:,}" + _pace(run, "operations", operations)
+        yield "operations", told + ("" if len(run.ranks) == 1 else ", all ranks together")
+    if said := loss_words(run):
+        yield "loss", said
     if run.ranks and length > 0 and has_figures(run):
         yield "time", split_words(run)
     if sentence := wire_words(run):
@@ -94,26 +124,44 @@ def figures(run: RunRecord) -> Iterator[Pair]:
     if (memory := ranks.memory_of(run)) is not None:
         yield "memory", f"{words.size(memory)} at most in a rank"
     if slowest := slowest_of(run):
-        yield "slowest", straggler_words(slowest, length)
+        yield "slowest", straggler_words(run, slowest)
 
 
-def _pace(many: float, length: float) -> str:
-    return f", {words.number(many / length)}/s" if length > 0 else ""
+def _pace(run: RunRecord, name: str, many: int) -> str:
+    """How many a second while it trained; where only the whole is known, that is said."""
+    pace, length = pace_of(run, name), length_of(run)
+    if pace is not None:
+        return f", {words.number(pace)}/s"
+    return f", {words.number(many / length)}/s, start-up included" if length > 0 else ""
 
 
-def _operations(run: RunRecord) -> int:
-    return max((rank.totals.operations for rank in run.ranks), default=0)
+def pace_of(run: RunRecord, name: str) -> float | None:
+    """The mean of a rate, from the first point in which it moved to the last: the level of its
+    chart. The first itself counts only where there is little else: most of it may be start-up."""
+    seen = [(getattr(point.rates, name), point.span) for point in run.points]
+    moved = [at for at, (rate, _) in enumerate(seen) if rate]
+    if not moved:
+        return None
+    first = moved[0] + (len(moved) > 2)
+    known = [(rate, span) for rate, span in seen[first : moved[-1] + 1] if rate is not None]
+    whole = sum(span for _, span in known)
+    return sum(rate * span for rate, span in known) / whole if whole > 0 else None
+
+
+def loss_words(run: RunRecord) -> str:
+    """The last loss; that it is no number any more is said first. Empty where none was said."""
+    loss = ranks.loss_of(run)
+    if ranks.diverged(run):
+        return NAN + ("" if loss is None else f" ({words.number(loss)} before)")
+    return "" if loss is None else f"{words.number(loss)} at last"
 
 
 def split_words(run: RunRecord) -> str:
     """Where the ranks' time went, in the mean."""
     length = length_of(run)
-    splits = [ranks.split_of(rank, length) for rank in run.ranks]
-    whole = ranks.Split(
-        sum(s.compute for s in splits),
-        sum(s.exchange for s in splits),
-        sum(s.waiting for s in splits),
-    )
+    whole = ranks.mean_split([ranks.split_of(rank, length) for rank in ranks.measured(run)])
+    if whole is None:
+        return NOT_MEASURED
     compute, exchange, waiting = map(words.share, whole.shares)
     return f"{compute} compute, {exchange} exchange, {waiting} waiting for others"
 
@@ -132,16 +180,20 @@ def wire_words(run: RunRecord) -> str:
 
 
 def slowest_of(run: RunRecord) -> RankRecord | None:
-    """Whom the others waited for longest, if that was worth a word."""
-    slowest = max(run.ranks, key=lambda r: r.straggled_s, default=None)
+    """Who was the slowest for longest, if that was worth a word."""
+    slowest = max(ranks.measured(run), key=lambda r: r.straggled_s, default=None)
     worth = SLOW * length_of(run)
     return slowest if slowest and slowest.straggled_s > worth else None
 
 
-def straggler_words(rank: RankRecord, length: float) -> str:
+def straggler_words(run: RunRecord, rank: RankRecord) -> str:
+    """For how long it was the slowest, and what that cost the others: two different times."""
+    length = length_of(run)
     part = f" ({words.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
-    held = words.span(rank.straggled_s)
-    return f"rank {rank.rank} on {rank.node}: the others waited for it during {held}{part}"
+    told = f"rank {rank.rank} on {rank.node} was the slowest for {words.span(rank.straggled_s)}"
+    waited = ranks.waited_for(run, rank.rank)
+    cost = "" if waited is None else f"; the others waited {words.span(waited)} for it"
+    return told + part + cost
 
 
 def why_nothing(records: JobRecords) -> str:
@@ -166,8 +218,10 @@ def code_words(code: int) -> str:
         return str(code)
 
 
-def ending(run: RunRecord) -> str:
+def ending(run: RunRecord, running: bool = False) -> str:
     """How an attempt ended, in a word or two."""
+    if running:
+        return "running"
     if run.ended_at is None:
         return run.state or "no end seen"
     code = "" if run.code in (None, 0) else f", exit code {code_words(run.code or 0)}"

@@ -1,9 +1,11 @@
-"""What happened when: attempts and how they ended, what was looked at, who held up the others.
+"""What happened when: attempts and how they ended, when figures were taken, who was the slowest.
 
 attempts          ▐ failed ▌      ▐ done                    ▌
-looked at          ███ ████        █████████████  ██████████
+figures            ███ ████        █████████████  ██████████
 rank 3 on c             ██             ███████
 0                     10m                    20m
+
+Its axis lies below those of the other charts over time: all have the same margins.
 """
 
 from __future__ import annotations
@@ -19,13 +21,13 @@ from wiiiiided.report.ticks import Scale, times
 
 TEXT, STRIP, GAP = 17.0, 14.0, 8.0  # pixels of a row
 ROW = TEXT + STRIP + GAP
-STRAGGLERS = 8  # rows; those who held up the others longest
+STRAGGLERS = 8  # rows; those who were the slowest for longest
 GOOD, BAD, OPEN = "good", "bad", "open"  # classes of attempts
 
 
 @dataclass(frozen=True)
 class Held:
-    """A rank that others waited for, and when."""
+    """A rank that was the slowest, and when."""
 
     rank: int
     node: str
@@ -37,7 +39,8 @@ def timeline(past: History, sentence: str) -> Markup:
     axis = times(past.length)
     rows = [
         ("attempts", "", _attempts(past, axis)),
-        ("looked at", _looked(past), _seen(past, axis)),
+        # A job that never had any would look as if the daemon had been away.
+        *([("figures", _looked(past), _seen(past, axis))] if any(past.stretches()) else []),
         *(
             (f"rank {h.rank} on {h.node}", words.span(h.seconds), _held(h, axis))
             for h in held(past)
@@ -48,14 +51,14 @@ def timeline(past: History, sentence: str) -> Markup:
         _row(name, told, shapes, ROW * number) for number, (name, told, shapes) in enumerate(rows)
     )
     return axes.drawing(
-        height + axes.FOOT, sentence, *drawn, axes.columns(axis, height), class_="chart bars"
+        height + axes.FOOT, sentence, *drawn, axes.columns(axis, height), class_="chart strips"
     )
 
 
 def _row(name: str, told: str, shapes: Markup, top: float) -> Markup:
     return tag(
         "g",
-        tag("text", plain(name, 32), tag("title", name), x=0, y=top + 12),
+        tag("text", plain(name, 32), tag("title", name), x=-axes.MARGIN, y=top + 12),
         tag("text", told, x="100%", y=top + 12, class_="end"),
         tag("rect", x=0, y=top + TEXT, width="100%", height=STRIP, class_="strip"),
         axes.stretched(STRIP, shapes, top=top + TEXT),
@@ -80,7 +83,7 @@ def told_of(attempt: Attempt) -> str:
     began = words.moment(attempt.run.started_at)
     pause = f", {words.span(attempt.pause)} after the one before" if attempt.pause > 0 else ""
     told = f"attempt {attempt.run.attempt} began {began}{pause}"
-    return f"{told}, lasted {words.span(attempt.length)}: {ending(attempt.run)}"
+    return f"{told}, lasted {words.span(attempt.length)}: {ending(attempt.run, attempt.running)}"
 
 
 def kind_of(attempt: Attempt) -> str:
@@ -92,12 +95,12 @@ def kind_of(attempt: Attempt) -> str:
 def _seen(past: History, axis: Scale) -> Markup:
     lines = (line for attempt in past.attempts for line in attempt.seen if line)
     return joined(
-        _strip(line[0].begin, line[-1].end, axis, "somebody looked", "looked") for line in lines
+        _strip(line[0].begin, line[-1].end, axis, "figures were taken", "looked") for line in lines
     )
 
 
 def _held(slow: Held, axis: Scale) -> Markup:
-    told = f"the others waited for rank {slow.rank} on {slow.node}"
+    told = f"rank {slow.rank} on {slow.node} was the slowest"
     return joined(_strip(begin, end, axis, told, "held") for begin, end in slow.when)
 
 
@@ -109,7 +112,7 @@ def _strip(begin: float, end: float, axis: Scale, told: str, kind: str) -> Marku
 
 
 def held(past: History) -> list[Held]:
-    """Who held up the others, longest first; the strips of a rank that touch are one."""
+    """Who was the slowest, for longest first; the strips of a rank that touch are one."""
     when: dict[tuple[int, str], list[tuple[float, float]]] = {}
     for rank, begin, end in _stragglers(past):
         strips = when.setdefault(rank, [])

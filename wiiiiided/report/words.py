@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+from wiiiiided import text
+
 UNKNOWN = "–"
 BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 NAME = 64  # characters of a name in a list, as long as a host name may be
@@ -35,8 +37,8 @@ def size(value: float | None) -> str:
         return UNKNOWN
     power = unit_of(value)
     scaled = value / 1024**power
-    text = f"{scaled:.0f}" if power == 0 or abs(scaled) >= 100 else f"{scaled:.1f}"
-    return f"{text} {BINARY[power]}"
+    digits = f"{scaled:.0f}" if power == 0 or abs(scaled) >= 100 else f"{scaled:.1f}"
+    return f"{digits} {BINARY[power]}"
 
 
 def unit_of(value: float) -> int:
@@ -48,18 +50,10 @@ def unit_of(value: float) -> int:
 
 
 def span(seconds: float | None) -> str:
-    """A length of time in at most two units: 40ms, 8.2s, 4m10s, 2h05m, 3d04h."""
+    """A length of time, by the rule that `ps` has, short ones in finer units: 40ms, 8.2s, 4m10s."""
     if known(seconds) is None or seconds is None:
         return UNKNOWN
-    if 0 < seconds < 0.9995:
-        return f"{seconds * 1000:.0f}ms"
-    if seconds < 9.95 and round(seconds, 1) != round(seconds):
-        return f"{max(seconds, 0):.1f}s"
-    whole = max(0, round(seconds))
-    for unit, below, signs in ((DAY, HOUR, "dh"), (HOUR, MINUTE, "hm"), (MINUTE, 1, "ms")):
-        if whole >= unit:
-            return f"{whole // unit}{signs[0]}{whole % unit // below:02}{signs[1]}"
-    return f"{whole}s"
+    return text.span(seconds, fine=True)
 
 
 def moment(at: float | None, zone: bool = False) -> str:
