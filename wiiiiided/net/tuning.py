@@ -1,7 +1,7 @@
 """Every socket option between machines: its value, why, and which measurement chose it.
 
 Few are left of what trainers like to set. bench/sockets.py sweeps them between two network
-namespaces, unshaped and at 1 Gbit and 100 Mbit (a short run: bench/results/sockets-quick.md), and
+namespaces, unshaped and at 1 Gbit and 100 Mbit (bench/results/sockets.md), and
 what it found to do nothing, or harm, stands in LEFT_ALONE with the reason, so that nobody adds it
 again by habit.
 
