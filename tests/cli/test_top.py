@@ -118,6 +118,12 @@ def test_a_picture_is_written(cli: Cli, tmp_path: Path) -> None:
     assert "straggler" in path.read_text()
 
 
+def test_a_picture_goes_to_stdout_for_a_dash(program: Program) -> None:
+    result = program.run("top", "--svg", "-", env={**program.env, "PYTHONIOENCODING": "utf-8"})
+    assert (result.code, result.err) == (0, "")
+    assert ElementTree.fromstring(result.out).tag.endswith("svg")
+
+
 def test_a_picture_that_cannot_be_written_is_a_sentence(cli: Cli, tmp_path: Path) -> None:
     result = cli("top", "--svg", str(tmp_path / "no" / "top.svg"))
     assert result.code == 1

@@ -63,6 +63,13 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         ),
         "paused-readonly": (Scene(s.three(), Ui(paused=True, readonly=True)), 100, 16),
         "message": (Scene(s.three(), Ui(message="job 17 is being cancelled")), 80, 16),
+        **{f"stragglers-{width}": (Scene(s.two_slow()), width, 12) for width in (40, 60, 80)},
+        "unmeasured": (Scene(s.unmeasured()), 140, 12),
+        "diverged": (Scene(s.snapshot(s.node(), jobs=(s.doing(diverged=True),))), 80, 12),
+        "no-match": (
+            Scene(s.three(), Ui(nodes=Order(filter="zz"), jobs=Order(filter="x'y"))), 80, 12,
+        ),
+        "sorted-by-id": (Scene(s.three(), Ui(jobs=Order(column=1))), 80, 16),
         "waiting": (Scene(None), 80, 8),
         "empty": (Scene(s.snapshot(s.idle("box"), cluster="box")), 80, 10),
         "five-lines": (Scene(s.three(), NODES), 80, 5),
@@ -89,7 +96,7 @@ SCREENS: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: _plain(name) for name in SCENES},  # type: ignore[misc]
     **{
         f"{name}.colours": lambda name=name: _painted(name)  # type: ignore[misc]
-        for name in ("three-100", "gone", "lost", "confirm")
+        for name in ("three-100", "diverged", "gone", "lost", "confirm")
     },
 }
 

@@ -57,7 +57,17 @@ def job(number: int = 17, now: bool = True, **changes: Any) -> JobRow:
     shown = view(number, started_at=1_000_000.0, **changes)
     if not now:
         return JobRow(shown)
-    return JobRow(shown, JobNow(number, RATES, 7951, 23460, 0.412, 4810.0, 3 * GIB))
+    return JobRow(shown, _now(number))
+
+
+def _now(number: int, **changes: Any) -> JobNow:
+    fields: dict[str, Any] = {"step": 7951, "total": 23460, "loss": 0.412, "eta_s": 4810.0}
+    return JobNow(number, **{"rates": RATES, **fields, "memory": 3 * GIB, **changes})
+
+
+def doing(number: int = 17, **changes: Any) -> JobRow:
+    """A job that runs, with other figures."""
+    return JobRow(job(number).job, _now(number, **changes))
 
 
 def queued(number: int, **changes: Any) -> JobRow:
@@ -68,12 +78,8 @@ def queued(number: int, **changes: Any) -> JobRow:
 def slow_job(**changes: Any) -> JobRow:
     """A job whose rank on c holds the others up."""
     row = job(17, nodes=("a", "b", "c"), why="runs on a b c", **changes)
-    why = "rank 4 on c: the others wait 41 % of a step for it"
-    assert row.now is not None
-    now = JobNow(
-        17, row.now.rates, 7951, 23460, 0.412, 4810.0, 3 * GIB, Straggler(4, "c", 0.41, why)
-    )
-    return JobRow(row.job, now)
+    why = "rank 4 on c costs +41 % step time: the others wait 29 % of the time, it waits 0 %"
+    return JobRow(row.job, _now(17, straggler=Straggler(4, "c", 0.41, why)))
 
 
 def snapshot(*nodes: NodeNow, jobs: tuple[JobRow, ...] = (), **changes: Any) -> Snapshot:
@@ -140,4 +146,21 @@ def mixed() -> Snapshot:
         node("c", unit="op/s", jobs=(19,), rates=Rates(operations=51.2, exchange=0.5)),
         idle("d"),
         jobs=(job(17), job(18, name="lm"), job(19, name="bench")),
+    )
+
+
+def two_slow() -> Snapshot:
+    """A straggler in each of two jobs: their lines say whose they are."""
+    why = "rank 1 on vm costs +87 % step time: the others wait 51 % of the time, it waits 4 %"
+    found = Straggler(1, "vm", 0.87, why)
+    return snapshot(node("vm", state="slow"), jobs=(slow_job(), doing(18, straggler=found)))
+
+
+def unmeasured() -> Snapshot:
+    """Jobs over another backend, or none: only what scripts say is known."""
+    said = Rates(steps=3.22, samples=412.0, measured=False)
+    return snapshot(
+        node("a", rates=said, codec=""),
+        node("b", rates=Rates(measured=False), codec="", unit="op/s", history=(0.0, 0.0)),
+        jobs=(doing(17, rates=said), doing(18, rates=Rates(measured=False))),
     )

@@ -31,10 +31,12 @@ def daemon() -> Iterator[FakeDaemon]:
 
 
 @pytest.fixture
-def wakes() -> Iterator[int]:
-    """The pipe of a loop: its write end is all that errands know."""
+def errands() -> Iterator[Errands]:
+    """As a loop has them: with a pipe, and closed before it. A result is there before its byte."""
     reads, writes = os.pipe2(os.O_NONBLOCK)
-    yield writes
+    made = Errands(writes)
+    yield made
+    made.close()
     os.close(reads)
     os.close(writes)
 
@@ -66,7 +68,7 @@ def _done(errands: Errands, name: str) -> object:
     return found[0]
 
 
-def test_half_a_frame_is_waited_for_without_waiting(daemon: FakeDaemon, wakes: int) -> None:
+def test_half_a_frame_is_waited_for_without_waiting(daemon: FakeDaemon, errands: Errands) -> None:
     rest = threading.Event()
 
     def push(request: m.Watch, talk: Talk) -> None:
@@ -77,14 +79,14 @@ def test_half_a_frame_is_waited_for_without_waiting(daemon: FakeDaemon, wakes: i
         talk.link.recv(1)
 
     daemon.does(m.Watch, push)
-    with contextlib.closing(_watch(daemon, Errands(wakes))) as feed:
+    with contextlib.closing(_watch(daemon, errands)) as feed:
         for _ in range(3):
             assert feed.read(1.0) is None
         rest.set()
         assert len(_until_read(feed, 2.0).nodes) == 200
 
 
-def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, wakes: int) -> None:
+def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, errands: Errands) -> None:
     speak = threading.Event()
 
     def push(request: m.Watch, talk: Talk) -> None:
@@ -94,7 +96,7 @@ def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, wakes: 
         talk.link.recv(1)
 
     daemon.does(m.Watch, push)
-    with contextlib.closing(_watch(daemon, Errands(wakes))) as feed:
+    with contextlib.closing(_watch(daemon, errands)) as feed:
         _until_read(feed, 10.0)
         assert feed.gone(14.9) is None
         assert feed.gone(17.0) == Gone("it has said nothing for 7 s")
@@ -103,9 +105,10 @@ def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, wakes: 
         assert feed.gone(18.5) is None
 
 
-def test_pauses_between_tries_grow_and_end_with_the_return(daemon: FakeDaemon, wakes: int) -> None:
+def test_pauses_between_tries_grow_and_end_with_the_return(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
     daemon.answers(m.Watch, s.three())  # and the connection ends
-    errands = Errands(wakes)
     with contextlib.closing(_watch(daemon, errands)) as feed:
         _until_read(feed, 0.0)
         wait_until(lambda: feed.read(0.0) is None and feed.connection is None, PATIENCE_S, "gone")
@@ -129,21 +132,20 @@ def test_pauses_between_tries_grow_and_end_with_the_return(daemon: FakeDaemon, w
         _until_read(feed, now + 5.0)
 
 
-def test_a_first_refusal_is_raised(daemon: FakeDaemon, wakes: int) -> None:
+def test_a_first_refusal_is_raised(daemon: FakeDaemon, errands: Errands) -> None:
     daemon.answers(m.Watch, m.Refused(5, "no"))
-    with contextlib.closing(_watch(daemon, Errands(wakes))) as feed, pytest.raises(DaemonRefused):
+    with contextlib.closing(_watch(daemon, errands)) as feed, pytest.raises(DaemonRefused):
         _until_read(feed, 0.0)
 
 
 def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
-    daemon: FakeDaemon, wakes: int
+    daemon: FakeDaemon, errands: Errands
 ) -> None:
     def logs(request: m.Logs, talk: Talk) -> None:
         talk.say(m.LogLines((s.line(f"of {request.id}"),)))
         talk.link.recv(1)
 
     daemon.does(m.Logs, logs)
-    errands = Errands(wakes)
     with contextlib.closing(Log(Client(daemon.paths), errands)) as pane:
         pane.want(17)
         pane.want(18)  # before the first connection is there
@@ -160,11 +162,10 @@ def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
 
 
 def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
-    daemon: FakeDaemon, wakes: int
+    daemon: FakeDaemon, errands: Errands
 ) -> None:
     many = tuple(s.line(str(number)) for number in range(log.LINES + 5))
     daemon.answers(m.Logs, m.LogLines(many), m.End())
-    errands = Errands(wakes)
     with contextlib.closing(Log(Client(daemon.paths), errands)) as pane:
         pane.want(17)
         pane.opened(_done(errands, log.ERRAND))
@@ -178,9 +179,8 @@ def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
         assert not errands.under_way(log.ERRAND)  # what is over is not asked for again
 
 
-def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, wakes: int) -> None:
+def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, errands: Errands) -> None:
     daemon.answers(m.Logs, m.Refused(6, "there is no job 17"))
-    errands = Errands(wakes)
     with contextlib.closing(Log(Client(daemon.paths), errands)) as pane:
         pane.want(17)
         pane.opened(_done(errands, log.ERRAND))
@@ -190,8 +190,8 @@ def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, wakes: int) -> None:
         assert view.note == "there is no job 17"
 
 
-def test_errands_of_one_name_are_one_and_all_are_bounded(wakes: int) -> None:
-    errands, go = Errands(wakes), threading.Event()
+def test_errands_of_one_name_are_one_and_all_are_bounded(errands: Errands) -> None:
+    go = threading.Event()
 
     def errand() -> bool:
         return go.wait(PATIENCE_S)
@@ -217,8 +217,7 @@ def test_an_errand_that_comes_too_late_wakes_nobody() -> None:
     os.close(reads)
 
 
-def test_a_bug_in_an_errand_is_a_sentence(wakes: int) -> None:
-    errands = Errands(wakes)
+def test_a_bug_in_an_errand_is_a_sentence(errands: Errands) -> None:
     errands.run("a", lambda: 1 // 0)
     result = _done(errands, "a")
     assert isinstance(result, ClientError)

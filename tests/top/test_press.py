@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.top import snapshots as s
+from wiiiiided.domain.figures import Rates
 from wiiiiided.top.order import jobs_of, nodes_of
 from wiiiiided.top.press import press
 from wiiiiided.top.ui import CancelJob, Order, Quit, Ui
@@ -103,6 +104,26 @@ def test_x_on_a_job_that_is_being_stopped_kills_it() -> None:
     stopping = s.snapshot(s.node(), jobs=(s.job(17, state="stopping"),))
     asked, _ = press(Ui(), "x", stopping)
     assert press(asked, "y", stopping)[1] == CancelJob(17, now=True)
+
+
+def test_a_no_to_a_kill_does_not_say_that_the_job_goes_on() -> None:
+    stopping = s.snapshot(s.node(), jobs=(s.job(34, state="stopping"),))
+    ui = keys(Ui(), "x", "n", snapshot=stopping)
+    assert ui.message == "job 34 is still being stopped"
+
+
+def test_a_loss_that_is_no_number_comes_first() -> None:
+    rows = s.snapshot(jobs=(s.doing(1, loss=9.0), s.doing(2, loss=None, diverged=True)))
+    ui = Ui(jobs=Order(column=5))
+    assert [row.job.id for row in jobs_of(rows, ui)] == [2, 1]
+
+
+def test_what_is_not_known_is_sorted_last() -> None:
+    unknown = Rates(operations=9e9, exchange=1.0, measured=False)
+    rows = s.snapshot(s.node("a", rates=unknown, unit="op/s"), s.node("b", unit="op/s"))
+    for column in (3, 4):
+        found = nodes_of(rows, Ui(nodes=Order(column=column)))
+        assert [node.name for node in found] == ["b", "a"]
 
 
 def test_what_is_over_cannot_be_cancelled() -> None:

@@ -226,6 +226,13 @@ def test_a_daemon_that_is_gone_leaves_its_last_frame_and_comes_back(
     assert screen.ended() == 0
 
 
+def test_clock_and_age_go_on_without_a_daemon(screen: Screen, daemon: Pushing) -> None:
+    daemon.stop()
+    screen.shows("daemon gone")
+    screen.shows("38%  2s")  # the age of node a, though no snapshot has come
+    assert "14:27:52" not in screen.look()[0]
+
+
 def test_the_log_comes_back_with_the_daemon(screen: Screen, daemon: Pushing) -> None:
     def logs(request: m.Logs, talk: object) -> None:
         talk.say(m.LogLines((s.line(f"told {len(daemon.asked(m.Logs))}"),)))  # type: ignore[attr-defined]

@@ -15,6 +15,7 @@ from wiiiiided.domain.figures import JobNow, NodeNow, Rates, Straggler
 from wiiiiided.text import columns
 from wiiiiided.top.press import KEYBOARD, MOVES, press
 from wiiiiided.top.render import natural, render, settled
+from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import lines, plain
 from wiiiiided.top.ui import Gone, LogView, Order, Question, Scene, Ui
 from wiiiiided.wire.messages import JobRow, LogLine, Snapshot
@@ -35,6 +36,7 @@ RATES = st.builds(
     **dict.fromkeys(("steps", "samples"), MAYBE),
     **dict.fromkeys(("operations", "shm", "wire_out", "wire_in", "wire_out_raw"), FLOATS),
     exchange=FLOATS,
+    measured=st.booleans(),
 )
 NODES = st.builds(
     NodeNow,
@@ -62,6 +64,7 @@ NOWS = st.none() | st.builds(
     step=COUNTS,
     total=COUNTS,
     loss=MAYBE,
+    diverged=st.booleans(),
     eta_s=MAYBE,
     straggler=STRAGGLERS,
 )
@@ -128,6 +131,7 @@ SCENES = st.builds(
     ui=UIS,
     gone=st.none() | st.builds(Gone, NASTY, st.none() | st.floats(0, 60)),
     log=LOGS,
+    since_s=st.floats(0, 1e9),
 )
 
 
@@ -215,6 +219,109 @@ def test_a_job_of_which_nothing_was_seen_yet_is_not_called_queued() -> None:
     header = _shown(s.snapshot(s.node(), jobs=(s.job(18, now=False),))).splitlines()[0]
     assert "job 18" in header
     assert "queued" not in header
+
+
+def test_held_jobs_are_not_called_queued() -> None:
+    rows = (s.queued(18), s.queued(19, state="held"), s.queued(20, state="held"))
+    header = _shown(s.snapshot(s.node(), jobs=rows)).splitlines()[0]
+    assert "1 queued  2 held" in header
+
+
+def test_figures_that_nobody_measured_are_dashes() -> None:
+    text = _shown(s.unmeasured())
+    rows = [line for line in text.splitlines() if line[1:3] in ("a ", "b ")]
+    assert [row.count("–") for row in rows] == [6, 8]
+    assert not set("▁▂▃▄▅▆▇█") & set(rows[1])
+    total = next(line for line in text.splitlines() if line.startswith(" total"))
+    assert total.split() == ["total", "–", "–", "–"]
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_straggler_line_keeps_its_point(width: int) -> None:
+    text = "\n".join(lines(render(Scene(s.two_slow()), width, 12)))
+    assert "rank 4 on c costs +41 % step time" in text
+    assert "rank 1 on vm costs +87 % step time" in text
+    one = "\n".join(lines(render(Scene(s.three()), width, 12)))
+    assert "rank 4 on c costs +41 % step time" in one
+
+
+@pytest.mark.parametrize(
+    ("column", "title"), [(0, " JOB NAME"), (1, "▴JOB NAME"), (2, " JOB▴NAME")]
+)
+def test_the_mark_stands_at_what_jobs_are_sorted_by(column: int, title: str) -> None:
+    assert f"\n{title}" in _shown(s.three(), jobs=Order(column=column))
+
+
+def test_clock_and_ages_go_on_between_snapshots() -> None:
+    snapshot = s.snapshot(s.node(age_s=2.0), jobs=(s.job(),))
+    frame = lines(render(Scene(snapshot, since_s=5.0), 100, 24))
+    assert "14:27:57" in frame[0]
+    assert "running 00:41:17" in frame[0]
+    assert frame[2].endswith(" 7s")
+    gone = lines(render(Scene(snapshot, since_s=5.0, gone=Gone("x")), 100, 24))
+    assert "14:27:57" in gone[0]
+    assert "running 00:41:12" in gone[0]  # whether it still does is not known
+    assert gone[3].endswith(" 7s")
+
+
+def _heading(snapshot: Snapshot, ui: Ui, width: int, begins: str = " NODE") -> str:
+    frame = lines(render(Scene(snapshot, ui), width, 24))
+    return next(line for line in frame if line.startswith(begins))
+
+
+def test_columns_without_a_figure_give_way_first() -> None:
+    heading = _heading(s.alone(), Ui(), 70)
+    assert "CPU" in heading
+    assert not {"codec", "ratio", "tx/s"} & set(heading.split())
+    assert "CPU" not in _heading(s.three(), Ui(), 70)
+
+
+def test_a_column_stays_when_its_figure_is_gone_for_a_moment() -> None:
+    busy, quiet = s.snapshot(s.node()), s.snapshot(s.idle("a"))
+    ui = learned(Ui(), busy)
+    assert learned(ui, quiet) == ui
+    for width in range(40, 140):
+        before, after = (_heading(each, ui, width) for each in (busy, quiet))
+        assert before.split()[3:] == after.split()[3:]
+
+
+def test_a_step_with_a_digit_more_moves_nothing() -> None:
+    for total in (None, 23460):
+        first = s.snapshot(s.node(), jobs=(s.doing(step=9, total=total),))
+        then = s.snapshot(s.node(), jobs=(s.doing(step=1000, total=total),))
+        assert _heading(first, Ui(), 100, " JOB") == _heading(then, Ui(), 100, " JOB")
+
+
+def test_a_long_name_is_bounded_and_its_place_is_kept() -> None:
+    long = s.snapshot(s.node("n" * 60), jobs=(s.job(name="j" * 60),))
+    text = _shown(long)
+    assert "n" * 23 + "…" in text
+    assert "j" * 23 + "…" in text
+    ui, short = learned(Ui(), long), s.snapshot(s.node("n"), jobs=(s.job(),))
+    assert _heading(long, ui, 120, " JOB") == _heading(short, ui, 120, " JOB")
+
+
+def test_a_filter_without_a_match_says_so_and_keeps_the_heading() -> None:
+    for filtered in ({"nodes": Order(filter="zz")}, {"jobs": Order(filter="zz")}):
+        text = _shown(s.three(), **filtered)
+        assert text.count("nothing matches 'zz'") == 1
+        assert " samples/s " in text
+
+
+def test_a_wide_screen_says_how_fast_each_job_is() -> None:
+    assert {"RATE", "COMM%"} <= set(_heading(s.three(), Ui(), 120, " JOB").split())
+    assert "RATE" not in _heading(s.three(), Ui(), 119, " JOB")
+    assert "412.0 smp     18" in _shown(s.three())
+
+
+@pytest.mark.parametrize("loss", [None, 0.4])
+def test_a_loss_that_is_no_number_is_said(loss: float | None) -> None:
+    frame = render(Scene(s.snapshot(s.node(), jobs=(s.doing(loss=loss, diverged=True),))), 80, 12)
+    # The selected row is in one style: another is selected here.
+    rows = s.snapshot(s.node(), jobs=(s.queued(16), s.doing(loss=loss, diverged=True)))
+    spans = [span for row in render(Scene(rows), 80, 12) for span in row]
+    assert any(span.text.strip() == "nan" and span.style == "bad" for span in spans)
+    assert any(" nan " in line for line in lines(frame))
 
 
 def test_a_picture_has_room_for_everything() -> None:

@@ -40,7 +40,8 @@ def command(
         bool, typer.Option("--ascii", help="Draw with plain characters only.")
     ] = False,
     svg: Annotated[
-        str | None, typer.Option("--svg", metavar="FILE", help="Write one picture as SVG.")
+        str | None,
+        typer.Option("--svg", metavar="FILE", help="Write one picture as SVG; - is stdout."),
     ] = None,
 ) -> None:
     """Show what every node and job does now, and who is slow.
@@ -114,6 +115,10 @@ def _picture(client: Client, ui: Ui, path: str) -> None:
     scene = _scene(client, ui)
     width = min(250, max(40, shutil.get_terminal_size((PICTURE_COLUMNS, 0)).columns))
     text = picture(render(scene, width, natural(scene, width)), width)
+    if path == "-":
+        sys.stdout.buffer.write(text.encode())
+        sys.stdout.flush()
+        return
     try:
         with open(path, "w", encoding="utf-8") as file:
             file.write(text)

@@ -1,7 +1,7 @@
 """Columns of a pane: which there are at a width, how wide each is, and a row of them.
 
     ▸a *     ok       412.0  ▅▆▇▇▇▇  …  swapping
-    │└ first: as wide as its longest cell, as far as there is room
+    │└ first: as wide as its longest cell was so far, as far as there is room
     └ mark: the selection, or that there is more above (↑) or below (↓)
                                           last: what is left, where it is worth it
 
@@ -19,6 +19,7 @@ from wiiiiided.top.spans import Row, Span, Style, filled, fit
 UNTRUSTED_CHARS = 512  # no row shows more, however long a name or a reason is
 LAST_LEAST = 8  # narrower text says nothing
 ROOMY = 120  # from here on two blanks between columns
+NAME_MOST = 24  # columns of a name: it gives way to figures and reasons
 SORTED = {True: "▾", False: "▴"}  # whether the largest come first
 
 
@@ -92,6 +93,11 @@ def words(text: str, in_ascii: bool) -> str:
     """Text of others, bounded and with nothing in it that a terminal would obey."""
     shown = cell(text[:UNTRUSTED_CHARS])
     return shown.encode("ascii", "backslashreplace").decode() if in_ascii else shown
+
+
+def nothing(filter_: str, in_ascii: bool, width: int) -> Row:
+    """Instead of rows, where a filter has left none."""
+    return fit((Span(f" nothing matches '{words(filter_, in_ascii)}'", "dim"),), width)
 
 
 def mark(place: int, shown: range, count: int, selected: int | None) -> str:

@@ -29,6 +29,7 @@ COLUMNS = (
     ("tx rx", "bytes/s to and from other machines, as they travelled"),
     ("shm", "bytes/s given to collectives"),
     ("ratio", "how much smaller the codec made what travelled"),
+    ("RATE", "of a job: samples (smp) or steps (stp) per second"),
     ("age", "how old this is; lost: nothing was heard for long"),
     ("–", "not known"),
 )

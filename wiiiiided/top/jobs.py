@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from wiiiiided.domain.figures import JobNow, Rates
 from wiiiiided.text import columns
 from wiiiiided.top import numbers
-from wiiiiided.top.grid import Cell, Column, Grid, grid, mark, words
+from wiiiiided.top.grid import NAME_MOST, SORTED, Cell, Column, Grid, grid, mark, nothing, words
 from wiiiiided.top.order import JOB_ORDERS, job_at, jobs_of, sorting, window
 from wiiiiided.top.spans import Row, Style
 from wiiiiided.top.ui import Scene
@@ -30,8 +31,8 @@ STYLES: dict[str, Style] = {
     "cancelled": "dim",
 }
 FIRST, LAST = Column("name", "NAME", 6, right=False), Column("why", "WHY", 0, right=False)
-NAME_MOST = 24  # the name of a job gives way to the reason
 TIERS = (
+    (120, "state nodes step loss rate comm eta try"),
     (100, "state nodes step loss eta try"),
     (80, "state step loss eta try"),
     (60, "state step eta"),
@@ -42,10 +43,13 @@ TITLES = {
     "nodes": ("NODES", 9),
     "step": ("STEP", 13),
     "loss": ("LOSS", 8),
+    "rate": ("RATE", 10),
+    "comm": ("COMM%", 5),
     "eta": ("ETA", 8),
     "try": ("TRY", 5),
 }
 LEFT = ("state", "nodes")
+STEP_LEAST, STEP_MOST = 7, 13
 NODES_MOST = 20  # columns; more names are counted
 
 
@@ -55,10 +59,15 @@ def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
     table = _grid(jobs, scene, width)
     focus = ui.focus == "jobs" and not ui.once
     order = ui.jobs
-    rows = [table.title(*sorting(order, JOB_ORDERS), focus or ui.once)]
+    column, falling = sorting(order, JOB_ORDERS)
+    # The number and the name share a column: the mark of the name is in its title already.
+    column = {"id": "name", "name": ""}.get(column, column)
+    rows = [table.title(column, falling, focus or ui.once)]
+    if not jobs and order.filter and scene.snapshot and scene.snapshot.jobs and room > 0:
+        return [*rows, nothing(order.filter, ui.ascii, width)]
     place = job_at(jobs, ui)
     shown = window(len(jobs), place, room)
-    digits = max([3, *(len(str(row.job.id)) for row in jobs)])
+    digits = max(3, ui.seen.digits)
     for number in shown:
         sign = mark(number, shown, len(jobs), None if ui.once else place)
         cells = _cells(jobs[number], digits, scene)
@@ -79,28 +88,29 @@ def attempts(job: JobView) -> str:
 
 def _grid(jobs: Sequence[JobRow], scene: Scene, width: int) -> Grid:
     keys = next(keys for least, keys in TIERS if width >= least).split()
-    number = max((len(str(row.job.id)) for row in jobs), default=0)
+    ui, number = scene.ui, max(3, scene.ui.seen.digits)
     fixed = []
     for key in keys:
         heading, size = TITLES[key]
         if key == "nodes":
-            size = max([5, *(columns(_nodes(row, scene)) for row in jobs)])
+            size = max(5, ui.seen.nodes)
         if key == "step":
-            size = max([4, *(len(_step(row)) for row in jobs)])
+            size = max(4, ui.seen.step)
         fixed.append(Column(key, heading, size, right=key not in LEFT))
-    longest = max((columns(words(row.job.name, scene.ui.ascii)) for row in jobs), default=4)
-    name = min(longest, NAME_MOST if width < 120 else 2 * NAME_MOST)
+    name = max(4, ui.seen.job if ui.once else min(ui.seen.job, NAME_MOST))
     why = max((columns(_why(row, scene)) for row in jobs), default=0)
-    first = Column("name", f"{'JOB':>{max(3, number)}} NAME", FIRST.width + number, right=False)
-    return grid(width, (first, name + 1 + max(3, number)), fixed, (LAST, why))
+    column, falling = sorting(ui.jobs, JOB_ORDERS)
+    sign = SORTED[falling] if column == "name" else " "
+    first = Column("name", f"{'JOB':>{number}}{sign}NAME", FIRST.width + number, right=False)
+    return grid(width, (first, name + 1 + number), fixed, (LAST, why))
 
 
 def _why(row: JobRow, scene: Scene) -> str:
     return "" if row.job.why == row.job.state else words(row.job.why, scene.ui.ascii)
 
 
-def _nodes(row: JobRow, scene: Scene) -> str:
-    text = " ".join(words(name, scene.ui.ascii) for name in row.job.nodes[:NODES_MOST])
+def nodes_text(row: JobRow, in_ascii: bool) -> str:
+    text = " ".join(words(name, in_ascii) for name in row.job.nodes[:NODES_MOST])
     count = len(row.job.nodes)
     return text if count <= NODES_MOST and columns(text) <= NODES_MOST else f"{count} nodes"
 
@@ -109,17 +119,40 @@ def _step(row: JobRow) -> str:
     return "" if row.now is None else numbers.steps(row.now.step, row.now.total)
 
 
+def step_room(row: JobRow) -> int:
+    """Columns that its step will need, not just now: up to the last one."""
+    if row.now is None:
+        return 0
+    at_end = numbers.steps(row.now.total or row.now.step, row.now.total)
+    return max(len(_step(row)), STEP_LEAST, min(len(at_end), STEP_MOST))
+
+
+def _rate(rates: Rates) -> str:
+    """What it gets done, with its unit: jobs differ in what they say."""
+    for value, unit in ((rates.samples, "smp"), (rates.steps, "stp")):
+        if value is not None:
+            return f"{numbers.rate(value, 6)} {unit}"
+    return numbers.UNKNOWN
+
+
+def _loss(now: JobNow) -> Cell:
+    return Cell("nan", "bad") if now.diverged else Cell(numbers.loss(now.loss))
+
+
 def _cells(row: JobRow, digits: int, scene: Scene) -> dict[str, Cell]:
     job, now = row.job, row.now
     made = {
         "name": Cell(f"{job.id:>{digits}} {words(job.name, scene.ui.ascii)}"),
         "state": Cell(words(job.state, scene.ui.ascii), STYLES.get(job.state, "")),
-        "nodes": Cell(_nodes(row, scene)),
+        "nodes": Cell(nodes_text(row, scene.ui.ascii)),
         "try": Cell(attempts(job)),
         "why": Cell(_why(row, scene)),
     }
     if now is not None:
         made["step"] = Cell(_step(row))
-        made["loss"] = Cell(numbers.loss(now.loss))
+        made["loss"] = _loss(now)
+        made["rate"] = Cell(_rate(now.rates))
+        comm = now.rates.exchange if now.rates.measured else None
+        made["comm"] = Cell(numbers.percent(comm))
         made["eta"] = Cell(numbers.clock(now.eta_s))
     return made

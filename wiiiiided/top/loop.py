@@ -30,6 +30,7 @@ from wiiiiided.top.keys import Keys
 from wiiiiided.top.order import selected_job
 from wiiiiided.top.press import press
 from wiiiiided.top.render import render, settled
+from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import COLOURS, PLAIN, painted
 from wiiiiided.top.terminal import Terminal
 from wiiiiided.top.ui import CancelJob, Quit, Scene, Ui
@@ -120,6 +121,7 @@ class Loop:
         self._watch = watch.Watch(client, self._errands, connection, ui.every_s, time.monotonic())
         self._log = log.Log(client, self._errands)
         self._snapshot: Snapshot | None = None
+        self._came_at = 0.0
         self._was_gone = False
         self._draw_at: float | None = 0.0  # when the next frame is due; None: nothing has changed
         self._drawn_at = 0.0
@@ -236,7 +238,8 @@ class Loop:
         if self._watch.connection is not None and self._watch.connection.fileno() in ready:
             found = self._watch.read(now)
             if found is not None and not (self._ui.paused and self._snapshot):
-                self._snapshot, self._draw_at = found, 0.0
+                self._snapshot, self._came_at, self._draw_at = found, now, 0.0
+                self._ui = learned(self._ui, found)
         if self._log.connection is not None and self._log.connection.fileno() in ready:
             count = self._log.read()
             if self._ui.log_back:  # what is being read stays where it is
@@ -248,8 +251,8 @@ class Loop:
         now = time.monotonic()
         self._watch.tick(now, self._ui.every_s)
         gone = self._watch.gone(now) is not None
-        if gone or self._was_gone:  # the countdown goes on, or the banner leaves
-            self._draw_at = min(self._draw_at or now, max(now, self._drawn_at + IDLE_S))
+        due = self._drawn_at + IDLE_S  # clock, ages and countdown go on
+        self._draw_at = due if self._draw_at is None else min(self._draw_at, due)
         if self._was_gone and not gone:
             self._log.again()
         self._was_gone = gone
@@ -264,8 +267,10 @@ class Loop:
 
     def _scene(self) -> Scene:
         offset_s = time.localtime(self._snapshot.at).tm_gmtoff if self._snapshot else 0
-        gone = self._watch.gone(time.monotonic())
-        return Scene(self._snapshot, self._ui, gone, self._log.view(), offset_s)
+        now = time.monotonic()
+        since_s = now - self._came_at if self._snapshot else 0.0
+        gone = self._watch.gone(now)
+        return Scene(self._snapshot, self._ui, gone, self._log.view(), offset_s, since_s)
 
     def _draw(self) -> None:
         now = time.monotonic()

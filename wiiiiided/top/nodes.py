@@ -17,8 +17,26 @@ from collections.abc import Sequence
 from wiiiiided.domain.figures import NodeNow, Rates
 from wiiiiided.text import columns
 from wiiiiided.top import numbers
-from wiiiiided.top.grid import ROOMY, Cell, Column, Grid, grid, mark, words
-from wiiiiided.top.order import NODE_ORDERS, main_rate, node_at, nodes_of, sorting, window
+from wiiiiided.top.grid import (
+    LAST_LEAST,
+    NAME_MOST,
+    ROOMY,
+    Cell,
+    Column,
+    Grid,
+    grid,
+    mark,
+    nothing,
+    words,
+)
+from wiiiiided.top.order import (
+    NODE_ORDERS,
+    main_rate,
+    node_at,
+    nodes_of,
+    sorting,
+    window,
+)
 from wiiiiided.top.spans import Row, Span, Style, fit
 from wiiiiided.top.ui import Scene
 
@@ -38,13 +56,11 @@ FIRST, LAST = (
     Column("note", "NOTE", 0, right=False),
 )
 MIXED = {"samples/s": "smp", "step/s": "stp", "op/s": "op"}
-# The least width of a screen, and the columns it has room for.
-TIERS = (
-    (100, "state rate spark steps comm tx rx shm codec ratio cpu mem age"),
-    (80, "state rate steps comm tx rx shm codec ratio mem age"),
-    (60, "state rate comm tx rx age"),
-    (0, "state rate comm age"),
-)
+# What is kept when there is no room for all, the first the longest; those without a figure in this
+# session go before any other.
+ALWAYS = ("state", "rate", "age")
+KEPT = ("comm", "tx", "rx", "note", "mem", "shm", "steps", "ratio", "codec", "cpu", "spark")
+NAME_ROOM = 9  # columns that a name gets before another figure does
 WIDTHS = {
     "state": ("STATE", 7),
     "rate": ("rate", 9),
@@ -69,6 +85,8 @@ def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
     focus = ui.focus == "nodes" and not ui.once
     order = ui.nodes
     rows = [table.title(*sorting(order, NODE_ORDERS), focus or ui.once)]
+    if not nodes and order.filter and room > 0:
+        return [*rows, nothing(order.filter, ui.ascii, width)]
     summed = len(nodes) > 1 and room >= 2
     place = node_at(nodes, ui)
     shown = window(len(nodes), place, room - summed)
@@ -84,7 +102,7 @@ def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
 def wanted(scene: Scene) -> int:
     """Lines below the heading, when there is room for all."""
     count = len(nodes_of(scene.snapshot, scene.ui))
-    return count + (count > 1)
+    return count + (count > 1) or bool(scene.ui.nodes.filter)
 
 
 def stragglers(scene: Scene, width: int) -> list[Row]:
@@ -97,57 +115,83 @@ def stragglers(scene: Scene, width: int) -> list[Row]:
     for row in found[:STRAGGLERS]:
         assert row.now is not None
         assert row.now.straggler is not None
-        whose = f"job {row.job.id} " if several else ""
         text = words(row.now.straggler.why, scene.ui.ascii)
-        made.append(fit((Span(f" {whose}straggler: ", "warn"), Span(text)), width))
+        made.append(_straggler(text, row.job.id if several else None, width))
     return made
+
+
+def _straggler(text: str, job: int | None, width: int) -> Row:
+    """Who and how much, up to the colon, is the point: where room is scarce our own words go."""
+    heads = [" straggler: ", " "] if job is None else [f" job {job} straggler: ", f" {job}: "]
+    point = columns(text.partition(": ")[0]) + 1
+    head = heads[0] if columns(heads[0]) + point <= width else heads[1]
+    return fit((Span(head, "warn"), Span(text, "" if head.strip() else "warn")), width)
 
 
 def _unit(nodes: Sequence[NodeNow]) -> str:
     """What all working nodes count; "rate" where they differ and each says its own."""
-    units = {node.unit for node in nodes if _works(node)} or {node.unit for node in nodes}
+    units = {node.unit for node in nodes if works(node)} or {node.unit for node in nodes}
     return units.pop() if len(units) == 1 else "rate"
 
 
-def _works(node: NodeNow) -> bool:
+def works(node: NodeNow) -> bool:
     return bool(node.jobs) and node.state != "lost"
 
 
 def _grid(nodes: Sequence[NodeNow], scene: Scene, width: int) -> Grid:
-    keys = next(keys for least, keys in TIERS if width >= least).split()
-    name = max((columns(_name(node, scene)) for node in nodes), default=4)
+    ui, every = scene.ui, scene.snapshot.nodes if scene.snapshot else ()
+    name = max(NAME_LEAST, ui.seen.node if ui.once else min(ui.seen.node, NAME_MOST))
+    keys = _keys(ui.seen.columns, name, width)
     note = max((columns(words(node.note, scene.ui.ascii)) for node in nodes), default=0)
     fixed = []
     for key in keys:
         heading, size = WIDTHS[key]
         if key == "rate":
-            heading = _unit(nodes)
+            heading = _unit(every)
         if key == "spark":
             gap = 2 if width >= ROOMY else 1
             others = sum(WIDTHS[each][1] + gap for each in keys)
-            taken = 1 + max(name, NAME_LEAST) + others + (gap + max(4, note) if note else 0)
+            taken = 1 + name + others + (gap + max(4, note) if note else 0)
             size = max(SPARK, min(SPARK_MOST, SPARK + width - taken))
         fixed.append(Column(key, heading, size, right=key != "state"))
-    return grid(width, (FIRST, max(name, NAME_LEAST)), fixed, (LAST, note))
+    return grid(width, (FIRST, name), fixed, (LAST, note))
 
 
-def _name(node: NodeNow, scene: Scene) -> str:
-    return words(node.name, scene.ui.ascii) + (" *" if node.coordinator else "")
+def _keys(seen: frozenset[str], name: int, width: int) -> list[str]:
+    """The columns there is room for, in their order."""
+    gap = 2 if width >= ROOMY else 1
+    left = width - 1 - min(name, NAME_ROOM) - sum(WIDTHS[key][1] + gap for key in ALWAYS)
+    kept = set(ALWAYS)
+    sizes = {key: gap + (LAST_LEAST if key == "note" else WIDTHS[key][1]) for key in KEPT}
+    for key in (key for key in KEPT if key in seen):
+        left -= sizes[key]
+        if left < 0:
+            break
+        kept.add(key)
+    empty = {key for key in KEPT if key not in seen and key != "note"}
+    if sum(sizes[key] for key in empty) <= left:  # all or none: tx without rx looks like a fault
+        kept |= empty
+    return [key for key in WIDTHS if key in kept]
+
+
+def name_of(node: NodeNow, in_ascii: bool) -> str:
+    return words(node.name, in_ascii) + (" *" if node.coordinator else "")
 
 
 def _cells(node: NodeNow, scene: Scene, table: Grid) -> dict[str, Cell]:
     state = "slow ◄" if node.state == "slow" else node.state
-    stale = node.age_s >= max(STALE_S, 3 * (scene.snapshot.every_s if scene.snapshot else 1.0))
+    age_s = node.age_s + scene.since_s
+    stale = age_s >= max(STALE_S, 3 * (scene.snapshot.every_s if scene.snapshot else 1.0))
     made = {
-        "name": Cell(_name(node, scene), "dim" if node.state == "lost" else ""),
+        "name": Cell(name_of(node, scene.ui.ascii), "dim" if node.state == "lost" else ""),
         "state": Cell(state, STYLES.get(node.state, "")),
-        "age": Cell(numbers.age(node.age_s), "bold" if stale and node.state != "lost" else "dim"),
+        "age": Cell(numbers.age(age_s), "bold" if stale and node.state != "lost" else "dim"),
         "note": Cell(words(node.note, scene.ui.ascii)),
     }
     if node.state != "lost":
         made["cpu"] = Cell(_percent(node.cpu), _high(node.cpu))
         made["mem"] = Cell(_percent(node.memory_used), _high(node.memory_used))
-    figures = _figures(node, table) if _works(node) else {}
+    figures = _figures(node, table) if works(node) else {}
     missing = Cell(numbers.UNKNOWN, "dim")
     blank = {column.key: missing for column in table.columns if column.key != "spark"}
     return {**blank, **made, **{key: Cell(text) for key, text in figures.items()}}
@@ -170,12 +214,15 @@ def _figures(node: NodeNow, table: Grid) -> dict[str, str]:
     made = {
         "rate": numbers.rate(main_rate(node), max(6, size))[:size] + unit,
         "steps": numbers.rate(rates.steps, WIDTHS["steps"][1]),
-        "comm": numbers.percent(rates.exchange),
-        **_bytes(rates),
-        "codec": words(node.codec, True) or numbers.UNKNOWN,
-        "ratio": numbers.times(rates.ratio),
     }
-    if "spark" in sizes:
+    if rates.measured:
+        made |= {
+            "comm": numbers.percent(rates.exchange),
+            **_bytes(rates),
+            "codec": words(node.codec, True) or numbers.UNKNOWN,
+            "ratio": numbers.times(rates.ratio),
+        }
+    if "spark" in sizes and main_rate(node) is not None:
         made["spark"] = numbers.sparkline(node.history, sizes["spark"].width)
     return made
 
@@ -190,17 +237,20 @@ def _bytes(rates: Rates) -> dict[str, str]:
 
 def _sum(nodes: Sequence[NodeNow]) -> dict[str, Cell]:
     """Of what can be added: rates of one unit, bytes. A mean of shares would say nothing."""
-    works = [node for node in nodes if _works(node)]
+    working = [node for node in nodes if works(node)]
     made = {"name": "total"}
-    if works:
+    if working and not all(node.rates.measured for node in working):
+        made |= dict.fromkeys(("tx", "rx", "shm"), numbers.UNKNOWN)  # a part is not the sum
+    elif working:
         total = Rates(
-            wire_out=sum(node.rates.wire_out for node in works),
-            wire_in=sum(node.rates.wire_in for node in works),
-            shm=sum(node.rates.shm for node in works),
+            wire_out=sum(node.rates.wire_out for node in working),
+            wire_in=sum(node.rates.wire_in for node in working),
+            shm=sum(node.rates.shm for node in working),
         )
         made |= _bytes(total)
+    if working:
         # Steps are the same ones everywhere, and several jobs' operations are no common thing.
-        values = [main_rate(node) for node in works]
-        if {node.unit for node in works} == {"samples/s"} and None not in values:
+        values = [main_rate(node) for node in working]
+        if {node.unit for node in working} == {"samples/s"} and None not in values:
             made["rate"] = numbers.rate(sum(value or 0.0 for value in values), 9)
     return {key: Cell(text, "bold") for key, text in made.items()}

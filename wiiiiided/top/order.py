@@ -21,7 +21,20 @@ Key = Callable[[T], float | str]
 def main_rate(node: NodeNow) -> float | None:
     """The rate that stands in its first column of figures."""
     rates = node.rates
-    return {"samples/s": rates.samples, "step/s": rates.steps}.get(node.unit, rates.operations)
+    operations = measured(node, rates.operations)
+    return {"samples/s": rates.samples, "step/s": rates.steps}.get(node.unit, operations)
+
+
+def measured(node: NodeNow, value: float) -> float | None:
+    """A figure of its collectives: not known where they are not ours."""
+    return value if node.rates.measured else None
+
+
+def _loss(row: JobRow) -> float:
+    """One that is no number any more is worse than all others."""
+    if row.now is None:
+        return -math.inf
+    return math.inf if row.now.diverged else _number(row.now.loss)
 
 
 def _number(value: float | None) -> float:
@@ -35,10 +48,10 @@ NODE_ORDERS: tuple[tuple[str, Key[NodeNow] | None], ...] = (
     ("name", lambda node: node.name),
     ("state", lambda node: node.state),
     ("rate", lambda node: _number(main_rate(node))),
-    ("comm", lambda node: _number(node.rates.exchange)),
-    ("tx", lambda node: _number(node.rates.wire_out)),
-    ("rx", lambda node: _number(node.rates.wire_in)),
-    ("shm", lambda node: _number(node.rates.shm)),
+    ("comm", lambda node: _number(measured(node, node.rates.exchange))),
+    ("tx", lambda node: _number(measured(node, node.rates.wire_out))),
+    ("rx", lambda node: _number(measured(node, node.rates.wire_in))),
+    ("shm", lambda node: _number(measured(node, node.rates.shm))),
     ("cpu", lambda node: _number(node.cpu)),
     ("mem", lambda node: _number(node.memory_used)),
     ("age", lambda node: _number(node.age_s)),
@@ -49,7 +62,7 @@ JOB_ORDERS: tuple[tuple[str, Key[JobRow] | None], ...] = (
     ("name", lambda row: row.job.name),
     ("state", lambda row: row.job.state),
     ("step", lambda row: _number(row.now.step if row.now else None)),
-    ("loss", lambda row: _number(row.now.loss if row.now else None)),
+    ("loss", _loss),
     ("eta", lambda row: _number(row.now.eta_s if row.now else None)),
 )
 

@@ -57,7 +57,8 @@ def press(ui: Ui, key: str, snapshot: Snapshot | None) -> Moved:
 def _answered(ui: Ui, question: Question, key: str) -> Moved:
     ui = replace(ui, question=None)
     if key not in ("y", "Y"):
-        return replace(ui, message=f"job {question.job} goes on"), None
+        goes_on = "is still being stopped" if question.now else "goes on"
+        return replace(ui, message=f"job {question.job} {goes_on}"), None
     what = "is being killed" if question.now else "is being cancelled"
     ui = replace(ui, message=f"job {question.job} {what}")
     return ui, CancelJob(question.job, question.now)

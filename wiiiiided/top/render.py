@@ -23,6 +23,7 @@ from wiiiiided.text import columns, cut
 from wiiiiided.top import helping, jobs, lines, nodes, numbers
 from wiiiiided.top.grid import words
 from wiiiiided.top.order import jobs_of, nodes_of, selected_job, selected_node
+from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import Frame, Row, Span, filled, fit, in_ascii, restyled
 from wiiiiided.top.ui import Question, Scene, Ui
 from wiiiiided.wire.messages import Snapshot
@@ -48,7 +49,8 @@ class Plan(NamedTuple):
 
 def render(scene: Scene, width: int, height: int) -> Frame:
     """At most `height` rows of at most `width` columns; the last is the line of keys."""
-    ui = scene.ui
+    ui = learned(scene.ui, scene.snapshot)
+    scene = replace(scene, ui=ui)
     top = [_header(scene, width), *_banner(scene, width)]
     foot = [] if ui.once else [_footer(scene, width)]
     room = height - len(top) - len(foot)
@@ -155,8 +157,8 @@ def _header(scene: Scene, width: int) -> Row:
     parts = ["WIIIIIDE"]
     right = f"{ui.every_s:g}s"
     if snapshot is not None:
-        parts += _summary(snapshot, ui)
-        right = f"{_time(snapshot.at, scene.offset_s)}  {right}"
+        parts += _summary(snapshot, scene)
+        right = f"{_time(snapshot.at + scene.since_s, scene.offset_s)}  {right}"
     if ui.paused:
         right = f"PAUSED  {right}"
     if ui.once:
@@ -171,7 +173,10 @@ def _header(scene: Scene, width: int) -> Row:
     return filled(row, width, "dim" if scene.gone else "bar")
 
 
-def _summary(snapshot: Snapshot, ui: Ui) -> list[str]:
+def _summary(snapshot: Snapshot, scene: Scene) -> list[str]:
+    ui = scene.ui
+    # Whether a job goes on while nobody tells is not known.
+    now = snapshot.at + (0.0 if scene.gone or ui.paused else scene.since_s)
     there = sum(node.state != "lost" for node in snapshot.nodes)
     count = len(snapshot.nodes)
     parts = [words(snapshot.cluster, ui.ascii)[:40]]
@@ -180,13 +185,16 @@ def _summary(snapshot: Snapshot, ui: Ui) -> list[str]:
     if len(running) == 1:
         job = running[0]
         name = words(job.name, ui.ascii)[:24]
-        began = snapshot.at if job.started_at is None else job.started_at
-        parts.append(f"job {job.id} {name} {job.state} {numbers.clock(snapshot.at - began)}")
+        began = now if job.started_at is None else job.started_at
+        parts.append(f"job {job.id} {name} {job.state} {numbers.clock(now - began)}")
     elif running:
         parts.append(f"{len(running)} jobs running")
-    waiting = sum(row.job.state not in {*ENDED, *ON_NODES} for row in snapshot.jobs)
+    held = sum(row.job.state == "held" for row in snapshot.jobs)
+    waiting = sum(row.job.state not in {*ENDED, *ON_NODES, "held"} for row in snapshot.jobs)
     if waiting:
         parts.append(f"{waiting} queued")
+    if held:
+        parts.append(f"{held} held")
     return parts
 
 

@@ -1,7 +1,8 @@
 """What the screen shows beside the figures: where somebody looks, and what was asked.
 
-A `Ui` is changed by keys alone (`press`), a `Scene` is everything a screen is drawn from. Both are
-frozen: a new one is made for every change, so that drawing has nothing to wait for or to lock.
+A `Ui` is changed by keys (`press`) and by what was seen (`seen.learned`), a `Scene` is everything a
+screen is drawn from. Both are frozen: a new one is made for every change, so that drawing has
+nothing to wait for or to lock.
 """
 
 from __future__ import annotations
@@ -37,6 +38,18 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What snapshots have had so far: columns with a figure in them, and the widest cells."""
+
+    columns: frozenset[str] = frozenset()  # of the nodes' pane
+    node: int = 0
+    digits: int = 0
+    job: int = 0
+    step: int = 0
+    nodes: int = 0
+
+
+@dataclass(frozen=True)
 class Ui:
     focus: Pane = "jobs"
     node: str | None = None  # the selected one by name; None: the first
@@ -55,6 +68,7 @@ class Ui:
     readonly: bool = False
     ascii: bool = False
     once: bool = False  # one picture for paper: no keys, no selection
+    seen: Seen = Seen()
 
 
 @dataclass(frozen=True)
@@ -83,6 +97,7 @@ class Scene:
     gone: Gone | None = None
     log: LogView | None = None
     offset_s: int = 0  # of local time from UTC
+    since_s: float = 0.0  # since the snapshot came
 
 
 @dataclass(frozen=True)
