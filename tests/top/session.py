@@ -22,7 +22,9 @@ def main(pid_file: str, command: list[str]) -> int:
     if pid == 0:
         os.setpgid(0, 0)
         os.tcsetpgrp(0, os.getpid())
-        signal.signal(signal.SIGTTOU, signal.SIG_DFL)
+        # Whoever runs the tests in the background ignores the last two; a shell's children do not.
+        for number in (signal.SIGTTOU, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_DFL)
         os.execv(command[0], command)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with open(pid_file + ".new", "w") as file:
