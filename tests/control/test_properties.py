@@ -66,6 +66,22 @@ class Cluster(RuleBasedStateMachine):
         given = replace(given, policy=replace(given.policy, after=waits))
         self.world.submit(given, hold=hold)
 
+    @rule(
+        n=pick, attempt=st.integers(0, 1), node=st.sampled_from(NAMES), torch=st.sampled_from("112")
+    )
+    def workers_prepared(self, n: int, attempt: int, node: str, torch: str) -> None:
+        job = self.world.state.jobs.get(self.some(n))
+        number = job.attempt.number - attempt if job is not None and job.attempt else 1
+        self.world.feed(
+            e.WorkersPrepared(self.world.now, self.some(n), number, node, "3.11.7", torch, "1")
+        )
+
+    @rule()
+    def all_nodes_are_ready(self) -> None:
+        for job in list(self.world.state.jobs.values()):
+            if job.state == "starting":
+                self.world.prepared_on(job.id)
+
     @rule(n=pick, attempt=st.integers(0, 1), node=st.sampled_from(NAMES))
     def workers_started(self, n: int, attempt: int, node: str) -> None:
         job = self.world.state.jobs.get(self.some(n))

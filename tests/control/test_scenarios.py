@@ -8,7 +8,13 @@ import pytest
 
 from tests.control.world import GIB, World, spec, stops, with_priority
 from wiiiiided.control import events as e
-from wiiiiided.control.actions import DumpStacks, RunNotify, SignalWorkers, StartWorkers
+from wiiiiided.control.actions import (
+    DumpStacks,
+    PrepareWorkers,
+    RunNotify,
+    SignalWorkers,
+    StartWorkers,
+)
 from wiiiiided.control.job import Backoff
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import Notify, Restart
@@ -98,7 +104,10 @@ def test_a_gang_starts_on_all_its_nodes_or_on_none() -> None:
     assert world.why(gang) == "waits for 3 nodes; 2 of 3 are free (a runs job 1)"
     assert not [a for a in world.actions if isinstance(a, StartWorkers) and a.id == gang]
     world.ended_on(one)
-    starts = [a for a in world.actions if isinstance(a, StartWorkers) and a.id == gang]
+    asked = [a.node for a in world.actions if isinstance(a, PrepareWorkers) and a.id == gang]
+    assert asked == ["a", "b", "c"]
+    assert not world.prepared_on(gang, "a", "b")
+    starts = [a for a in world.prepared_on(gang, "c") if isinstance(a, StartWorkers)]
     assert [(s.node, s.layout.on(s.node).first_rank) for s in starts] == [
         ("a", 0),
         ("b", 2),

@@ -11,10 +11,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from wiiiiided.control import events as e
-from wiiiiided.control.actions import AnyAction, StartWorkers, StopWorkers, Tell
+from wiiiiided.control.actions import AnyAction, PrepareWorkers, StartWorkers, StopWorkers, Tell
 from wiiiiided.control.job import Job, Owner
 from wiiiiided.control.place import cores_on, fitting
-from wiiiiided.control.state import State, deadline, is_ready
+from wiiiiided.control.state import State, is_ready
 from wiiiiided.control.step import step
 from wiiiiided.control.why import why
 from wiiiiided.domain.node import Node
@@ -48,10 +48,16 @@ class World:
 
     def feed(self, event: e.AnyEvent) -> list[AnyAction]:
         actions = step(self.state, event)
+        for job in self.state.touched.values():
+            _check_no_attempt_is_left_behind(self.last.get(job.id), job)
         self.last.update(self.state.touched)
         self.state.settled()
         self.actions += actions
         for action in actions:
+            if isinstance(action, PrepareWorkers | StartWorkers):
+                assert action.node not in self.state.absent, "nobody hears that"
+            if isinstance(action, PrepareWorkers):
+                assert action.node not in self.state.drained
             if isinstance(action, StartWorkers):
                 key = (action.id, action.attempt, action.node)
                 assert key not in self.started, f"{key} was started twice"
@@ -76,9 +82,21 @@ class World:
     def why(self, number: int) -> str:
         return why(self.state, self.job(number), self.now)
 
+    def prepared_on(self, number: int, *nodes: str, torch: str = "2.13.0+cpu") -> list[AnyAction]:
+        attempt = self.job(number).attempt
+        assert attempt is not None
+        actions: list[AnyAction] = []
+        for node in nodes or attempt.live:
+            actions += self.feed(
+                e.WorkersPrepared(self.now, number, attempt.number, node, "3.11.7", torch, "0.6.0")
+            )
+        return actions
+
     def started_on(self, number: int, *nodes: str) -> None:
         attempt = self.job(number).attempt
         assert attempt is not None
+        if not attempt.ordered:
+            self.prepared_on(number)
         for node in nodes or attempt.live:
             self.feed(e.WorkersStarted(self.now, number, attempt.number, node))
 
@@ -94,6 +112,15 @@ class World:
                 e.WorkersEnded(self.now, number, attempt.number, node, code, reason, lost)
             )
         return actions
+
+    def node_left(self, *nodes: str) -> list[AnyAction]:
+        return [a for node in nodes for a in self.feed(e.NodeLeft(self.now, node))]
+
+    def node_back(self, node: str) -> list[AnyAction]:
+        return self.feed(e.NodeSeen(self.now, self.state.nodes[node]))
+
+    def declare_lost(self, node: str) -> list[AnyAction]:
+        return self.feed(e.NodeDeclaredLost(self.now, node, "root"))
 
     def cancel(self, number: int, *, now: bool = False) -> list[AnyAction]:
         return self.feed(e.CancelRequested(self.now, number, "ada", now))
@@ -124,7 +151,7 @@ def check(state: State, now: float) -> None:
         ready.setdefault(job.spec.resources, []).append(job.queue_key)
     assert state.ready == ready
     assert state.queue == sorted(key for keys in ready.values() for key in keys)
-    expected = sorted((when, job.id) for job in jobs if (when := deadline(job)) is not None)
+    expected = sorted((when, job.id) for job in jobs if (when := state.deadline(job)) is not None)
     assert state.deadlines == expected
     waiting: dict[int, set[int]] = {}
     for job in jobs:
@@ -144,7 +171,21 @@ def check(state: State, now: float) -> None:
             assert job.attempt is not None
             assert job.attempt.live, "nothing runs, and the job does not know"
             assert job.state != "running" or set(job.attempt.nodes) == set(job.attempt.up)
+            assert job.attempt.ordered or not job.attempt.up, "it runs and nobody started it"
+            assert job.attempt.ordered or job.state in ("starting", "stopping")
         assert 0 <= job.restarts <= job.spec.policy.restart.max
+
+
+def _check_no_attempt_is_left_behind(old: Job | None, new: Job) -> None:
+    """Another begins only when every share of the one before has ended."""
+    if old is not None and old.attempt is not None and new.attempt is not None:
+        if new.attempt.number == old.attempt.number:
+            gone = set(old.attempt.results) - set(new.attempt.results)
+            assert not gone, f"ends of {gone} were forgotten"
+            return
+        assert new.attempt.number == old.attempt.number + 1
+    if new.attempt is not None and new.state not in ON_NODES:
+        assert not new.attempt.live, f"job {new.id} is {new.state} and may run on"
 
 
 def _check_claims(state: State) -> None:
@@ -171,8 +212,9 @@ def _check_nobody_is_forgotten(state: State) -> None:
         return
     job = state.jobs[min(keys[0] for keys in state.ready.values())[1]]
     least, most = job.spec.resources.nodes
-    fit = fitting(job.spec, state.nodes.values())
-    free = [n for n in fit if state.free(n.name) >= cores_on(job.spec, n)]
+    fit = fitting(job.spec, state.counted())
+    here = [n for n in fit if n.name not in state.absent and n.name not in state.drained]
+    free = [n for n in here if state.free(n.name) >= cores_on(job.spec, n)]
     wanted = len(fit) if most is None else least
     assert len(free) < max(1, wanted), f"job {job.id} could run and does not"
 

@@ -37,6 +37,7 @@ warn_before = "1m30s"
 warn_signal = "SIGTERM"
 grace = "500ms"
 hang_timeout = "10m"
+stop_alone = "15s"
 [policy.restart]
 max = 3
 on = ["failure", "node-lost"]
@@ -609,6 +610,16 @@ BAD = {
                 'most "30d", found the number inf; for example hang_timeout = "10m"'
             ),
         ),
+    ),
+    "alone for less than a restart takes": Bad(
+        RUN + '[policy]\nstop_alone = "5s"\n',
+        (
+            (
+                'job.toml:4: policy.stop_alone: "5s" is less than the least, 15s; for example '
+                'stop_alone = "10m"'
+            ),
+        ),
+        schema_sees=False,
     ),
     "no time": Bad(
         RUN + '[policy]\nmax_time = "0s"\n',

@@ -54,6 +54,7 @@ def test_every_value_reaches_its_field() -> None:
             grace_s=0.5,
             restart=spec.Restart(max=3, on=("failure", "node-lost"), backoff_s=10.0),
             hang_timeout_s=600.0,
+            stop_alone_s=15.0,
         ),
         output=spec.Output(collect=("runs/**", "ckpt/last.pt", "..data/*", "**")),
         notify=spec.Notify(

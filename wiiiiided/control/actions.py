@@ -11,8 +11,16 @@ import msgspec
 from wiiiiided.domain.layout import Layout
 
 
-class Action(msgspec.Struct, frozen=True):
+class Action(msgspec.Struct, frozen=True, tag_field="action", tag=True):
     id: int
+
+
+class PrepareWorkers(Action, frozen=True):
+    """Get what a share needs (the archive), look at its interpreter, and report; start nothing."""
+
+    attempt: int
+    node: str
+    layout: Layout
 
 
 class StartWorkers(Action, frozen=True):
@@ -26,6 +34,7 @@ class StopWorkers(Action, frozen=True):
     node: str
     grace_s: float  # 0: SIGKILL at once
     reason: str
+    moment: bool = False  # first a moment to end by themselves, with the error that names the cause
 
 
 class SignalWorkers(Action, frozen=True):
@@ -43,6 +52,7 @@ class RunNotify(Action, frozen=True):
     state: str
     code: int | None
     reason: str
+    node: str = ""  # the owner's, if it is heard; empty: the coordinator's own
 
 
 class Tell(Action, frozen=True):
@@ -52,4 +62,6 @@ class Tell(Action, frozen=True):
     text: str
 
 
-AnyAction = StartWorkers | StopWorkers | SignalWorkers | DumpStacks | RunNotify | Tell
+AnyAction = (
+    PrepareWorkers | StartWorkers | StopWorkers | SignalWorkers | DumpStacks | RunNotify | Tell
+)

@@ -48,6 +48,17 @@ class RequeueRequested(Event, frozen=True):
     waits_for: tuple[int, ...] = ()  # of policy.after: those that are not done yet
 
 
+class WorkersPrepared(Event, frozen=True):
+    """A node has all it needs to start its share, and these versions."""
+
+    id: int
+    attempt: int
+    node: str
+    python: str  # "3.11.7"
+    torch: str  # "2.13.0+cpu"; empty: there is none
+    wiiiiided: str  # of the job's interpreter; empty: there is none
+
+
 class WorkersStarted(Event, frozen=True):
     id: int
     attempt: int
@@ -82,9 +93,41 @@ class StacksDumped(Event, frozen=True):
 
 
 class NodeSeen(Event, frozen=True):
-    """A node is there, for the first time or with other resources."""
+    """A node is heard: for the first time, again, or with other resources."""
 
     node: Node
+
+
+class NodeLeft(Event, frozen=True):
+    """Nothing is heard of a node any more; what is on it may go on."""
+
+    node: str
+    silent_s: float = 0.0  # for how long already
+
+
+class NodeDrained(Event, frozen=True):
+    node: str
+    by: str
+    reason: str
+
+
+class NodeResumed(Event, frozen=True):
+    node: str
+    by: str
+
+
+class NodeDeclaredLost(Event, frozen=True):
+    """Somebody vouches that nothing runs on it any more."""
+
+    node: str
+    by: str
+
+
+class NodeRemoved(Event, frozen=True):
+    """It is no member any more; its shares count as ended."""
+
+    node: str
+    by: str
 
 
 class Ticked(Event, frozen=True):
@@ -103,11 +146,17 @@ AnyEvent = (
     | ReleaseRequested
     | CancelRequested
     | RequeueRequested
+    | WorkersPrepared
     | WorkersStarted
     | WorkersEnded
     | ProgressSampled
     | StacksDumped
     | NodeSeen
+    | NodeLeft
+    | NodeDrained
+    | NodeResumed
+    | NodeDeclaredLost
+    | NodeRemoved
     | Ticked
     | ClockJumped
 )

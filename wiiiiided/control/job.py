@@ -2,7 +2,7 @@
 
     Job ── spec, owner, archive              never change
         ── phase     Held | Queued | Starting | Running | Hung | Stopping | Backoff | Ended
-        ── attempt   the latest: who sits where, which shares are up, which have ended
+        ── attempt   the latest: who sits where, which shares are ready, up, ended
         ── restarts  that the policy has spent, spent_s of running time
 
 Everything is frozen and goes to the store as JSON, as it is.
@@ -35,12 +35,29 @@ class Result(msgspec.Struct, frozen=True):
     lost: bool = False  # its machine or its shim died: nobody saw the ranks end
 
 
+class Versions(msgspec.Struct, frozen=True):
+    """What a share's interpreter is and has; empty where it has none."""
+
+    python: str
+    torch: str
+    wiiiiided: str
+
+
 class Attempt(msgspec.Struct, frozen=True):
+    """One try at running a job.
+
+    On several nodes:   placed ─► every node prepares ─► all are ready and agree ─► ordered ─► up
+                                  nothing runs on any                               it may run
+    On one node it is ordered as soon as it is placed.
+    """
+
     number: int  # 1, 2, …
     layout: Layout
     placed_at: float
     up: tuple[str, ...] = ()  # nodes whose workers have started
     results: dict[str, Result] = {}  # nodes whose share has ended
+    prepared: dict[str, Versions] = {}  # nodes that are ready to start
+    ordered: bool = True  # its shares were told to start; before that none of them runs
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -81,12 +98,22 @@ class Hung(_Phase, frozen=True):
     dumped: tuple[str, ...] = ()  # nodes that have written their stacks
 
 
-StopCause = Literal["cancel", "requeue", "max-time", "hang", "share-failed"]
+StopCause = Literal[
+    "cancel",
+    "requeue",
+    "max-time",
+    "hang",
+    "share-failed",
+    "versions",  # of its nodes differ
+    "node-left",  # before the start was ordered
+]
 
 
 class Stopping(_Phase, frozen=True):
     cause: StopCause
     reason: str
+    silent: tuple[str, ...] = ()  # nodes not heard of when a share failed, or soon after
+    now: bool = False  # without grace; a node that is told later must know that too
 
 
 class Backoff(_Phase, frozen=True):

@@ -14,6 +14,8 @@ from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.errors import WiiiiideError
 
+REFUSALS = 5  # that are spelled out
+
 
 class NeverRuns(WiiiiideError):
     """The nodes there are can never run this job, busy or not. The message says why."""
@@ -71,12 +73,27 @@ def plan(spec: JobSpec, nodes: Sequence[Node]) -> Layout:
     fit = fitting(spec, nodes)
     least, most = wanted_nodes(spec, fit)
     if len(fit) < least:
-        refusals = "; ".join(filter(None, (unfit(spec, node) for node in nodes)))
-        have = f"{len(fit)} of {len(nodes)} fits" if refusals else f"there is {len(nodes)}"
-        raise NeverRuns(
-            f"the job needs {count(least, 'node')}, {have}" + (f" ({refusals})" if refusals else "")
-        )
+        raise NeverRuns(f"the job needs {count(least, 'node')}, {_shortage(spec, nodes)}")
     return _layout(spec, fit[:most])
+
+
+def _shortage(spec: JobSpec, nodes: Sequence[Node]) -> str:
+    """`2 of 3 fit (c has no GPU)`; `there are 3`."""
+    fit = len(fitting(spec, nodes))
+    refused = refusals(spec, nodes)
+    if not refused:
+        return f"there {'is' if len(nodes) == 1 else 'are'} {len(nodes)}"
+    return f"{fit} of {len(nodes)} {'fits' if fit == 1 else 'fit'} ({refused})"
+
+
+def refusals(spec: JobSpec, nodes: Iterable[Node]) -> str:
+    """Why nodes will not do, those the job names and nobody knows first; a few of them."""
+    nodes = list(nodes)
+    names = {node.name for node in nodes}
+    found = [f"there is no node {name}" for name in spec.resources.use if name not in names]
+    found += filter(None, (unfit(spec, node) for node in nodes))
+    more = f"; {len(found) - REFUSALS} more" if len(found) > REFUSALS else ""
+    return "; ".join(found[:REFUSALS]) + more
 
 
 def place(spec: JobSpec, fit: Sequence[Node], free: Mapping[str, int]) -> Layout | None:

@@ -6,11 +6,12 @@
                  matter to a placement
     dependents   job → those that wait for it
     claims       node → job → cores
-    deadlines    (when, job), earliest first
+    deadlines    (when, job), earliest first; of a job on a node that is not heard of, that counts
+    nodes, absent, drained, lost     how the nodes stand (control/roster)
 
 `put` is the only way to change a job, and keeps all of them in step. Until `settled`, the state
-remembers what every changed job was before: when the store cannot take a change, `rollback` undoes
-it, and nothing that was not written down has ever happened.
+remembers what every changed job or node was before: when the store cannot take a change, `rollback`
+undoes it, and nothing that was not written down has ever happened.
 """
 
 from __future__ import annotations
@@ -19,31 +20,43 @@ from bisect import bisect_left, insort
 from collections.abc import Iterable
 
 from wiiiiided.control.job import Backoff, Hung, Job, Queued, Running
-from wiiiiided.domain.node import Node
+from wiiiiided.control.roster import NodeRow, Roster
+from wiiiiided.domain.node import Drain, Node
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED, ON_NODES
 
 Key = tuple[int, int]  # Job.queue_key
 MAX_BACKOFF_S = 600.0
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
+READY_WITHIN_S = 30.0  # after a start: a node that was preparing a share and is not heard of
+ALONE_MARGIN_S = 60.0  # beyond stop_alone and grace: a share has ended itself by then
 
 
 class State:
     """Mutable, and changed by `control/step` alone."""
 
-    def __init__(self, nodes: Iterable[Node] = (), jobs: Iterable[Job] = ()) -> None:
-        self.nodes: dict[str, Node] = {}
+    def __init__(
+        self,
+        nodes: Iterable[Node] = (),
+        jobs: Iterable[Job] = (),
+        rows: Iterable[NodeRow] = (),
+        at: float = 0.0,
+    ) -> None:
+        """`nodes` are heard; those of `rows` besides are members of which nothing was heard."""
+        self.roster = Roster(nodes, rows, at)
+        self.nodes = self.roster.nodes
+        self.absent = self.roster.absent
+        self.drained = self.roster.drained
+        self.lost = self.roster.lost
         self.jobs: dict[int, Job] = {}
         self.queue: list[Key] = []
         self.ready: dict[Resources, list[Key]] = {}
         self.dependents: dict[int, set[int]] = {}
-        self.claims: dict[str, dict[int, int]] = {}
+        self.claims: dict[str, dict[int, int]] = {name: {} for name in self.nodes}
         self.deadlines: list[tuple[float, int]] = []
-        self.crowded = False  # something changed that may let a queued job start
+        self.crowded = True  # something changed that may let a queued job start
         self._before: dict[int, Job | None] = {}
         self.touched: dict[int, Job] = {}  # as they are now, ended ones included
-        for node in nodes:
-            self.put_node(node)
         for job in jobs:
             self.put(job)
         self.settled()
@@ -57,20 +70,56 @@ class State:
         self.touched[job.id] = job
         self._replace(job.id, old, job)
 
-    def put_node(self, node: Node) -> None:
-        self.nodes[node.name] = node
+    def hear(self, node: Node) -> None:
+        """This node is there."""
+        jobs = self._unlist_deadlines(node.name)
+        self.roster.hear(node)
         self.claims.setdefault(node.name, {})
+        self._list_deadlines(jobs)
+
+    def miss(self, name: str, since: float) -> None:
+        """Nothing is heard of it any more."""
+        jobs = self._unlist_deadlines(name)
+        self.roster.miss(name, since)
+        self._list_deadlines(jobs)
+
+    def declare_lost(self, name: str) -> None:
+        self.roster.declare_lost(name)
         self.crowded = True
+
+    def drain(self, name: str, drain: Drain | None) -> None:
+        """Keep new jobs from it; None: no longer."""
+        self.roster.drain(name, drain)
+        self.crowded = True
+
+    def remove(self, name: str) -> None:
+        """It is no member any more, and no share is on it."""
+        self.roster.remove(name)
+        self.claims.pop(name)
+        self.crowded = True
+
+    def shift_silence(self, by: float) -> None:
+        """The clock was set by so many seconds."""
+        self.roster.shift(by)
+        self._list_all_deadlines()
 
     def settled(self) -> None:
         """What changed is stored: forget what was before."""
         self._before.clear()
         self.touched.clear()
+        self.roster.settled()
 
     def rollback(self) -> None:
         """Undo every change since the last `settled`."""
         for number, old in self._before.items():
             self._replace(number, self.jobs.get(number), old)
+        if self.roster.changed():
+            self.roster.rollback()
+            for name in self.nodes:
+                self.claims.setdefault(name, {})
+            for name in [name for name in self.claims if name not in self.nodes]:
+                del self.claims[name]
+            self._list_all_deadlines()
         self.settled()
 
     # ---- reading
@@ -82,6 +131,20 @@ class State:
         if any(self.jobs[job].spec.resources.cores_per_worker is None for job in claims):
             return 0
         return self.nodes[node].cores - sum(claims.values())
+
+    def takes(self, node: str) -> bool:
+        """New shares may go there."""
+        return node not in self.absent and node not in self.drained
+
+    def counted(self) -> list[Node]:
+        """Nodes that a job of `nodes = "all"` is to have: drained and lost ones are not waited
+        for; one that is merely not heard of is."""
+        away = self.drained.keys() | self.lost
+        return [node for node in self.nodes.values() if node.name not in away]
+
+    def on(self, node: str) -> list[Job]:
+        """Jobs that may be running something there."""
+        return [self.jobs[number] for number in sorted(self.claims.get(node, ()))]
 
     def ahead(self, job: Job) -> int:
         """How many ready jobs come before this one."""
@@ -96,7 +159,54 @@ class State:
         end = bisect_left(self.deadlines, (at, 1 << 62))
         return [self.jobs[number] for _, number in self.deadlines[:end]]
 
+    def deadline(self, job: Job) -> float | None:
+        """When time alone changes something for this job, or for a share that is not heard of."""
+        if not self.absent or job.attempt is None or job.state not in ON_NODES:
+            return deadline(job)
+        found = [self.counts_as_ended_at(job, node) for node in job.attempt.live]
+        found.append(deadline(job))
+        return min((when for when in found if when is not None), default=None)
+
+    def counts_as_ended_at(self, job: Job, node: str) -> float | None:
+        """When a live share on a node that is not heard of counts as ended; None: never by time.
+        One that was never ordered runs nowhere. One of a job with stop_alone ends itself."""
+        since = self.absent.get(node)
+        if since is None or job.attempt is None:
+            return None
+        if not job.attempt.ordered:
+            return since + READY_WITHIN_S
+        policy = job.spec.policy
+        if policy.stop_alone_s is None:
+            return None
+        return since + policy.stop_alone_s + policy.grace_s + ALONE_MARGIN_S
+
     # ---- indexes
+
+    def _unlist_deadlines(self, node: str) -> list[Job]:
+        """Before a change of how a node stands: deadlines of the jobs on it depend on that."""
+        jobs = self.on(node)
+        for job in jobs:
+            self._unlist_deadline(job)
+        return jobs
+
+    def _list_deadlines(self, jobs: list[Job]) -> None:
+        """After it."""
+        for job in jobs:
+            self._list_deadline(job)
+        self.crowded = True
+
+    def _list_deadline(self, job: Job) -> None:
+        if (when := self.deadline(job)) is not None:
+            insort(self.deadlines, (when, job.id))
+
+    def _unlist_deadline(self, job: Job) -> None:
+        if (when := self.deadline(job)) is not None:
+            del self.deadlines[bisect_left(self.deadlines, (when, job.id))]
+
+    def _list_all_deadlines(self) -> None:
+        """Anew, from the jobs."""
+        found = ((self.deadline(job), job.id) for job in self.jobs.values())
+        self.deadlines = sorted((when, number) for when, number in found if when is not None)
 
     def _replace(self, number: int, old: Job | None, new: Job | None) -> None:
         if old is not None:
@@ -116,8 +226,7 @@ class State:
         if job.state in ON_NODES and job.attempt is not None:
             for node in job.attempt.live:
                 self.claims.setdefault(node, {})[job.id] = job.attempt.layout.on(node).cores
-        if (when := deadline(job)) is not None:
-            insort(self.deadlines, (when, job.id))
+        self._list_deadline(job)
 
     def _unlist(self, job: Job) -> None:
         if is_ready(job):
@@ -133,8 +242,7 @@ class State:
         if job.attempt is not None:
             for node in job.attempt.nodes:
                 self.claims.get(node, {}).pop(job.id, None)
-        if (when := deadline(job)) is not None:
-            del self.deadlines[bisect_left(self.deadlines, (when, job.id))]
+        self._unlist_deadline(job)
 
 
 def is_ready(job: Job) -> bool:

@@ -18,8 +18,11 @@ from wiiiiided.control.job import (
     Starting,
     Stopping,
 )
-from wiiiiided.control.place import cores_on, count, fitting, unfit, wanted_nodes
+from wiiiiided.control.nodes import SHOWN, drained_by, jobs_on, missing, span
+from wiiiiided.control.place import cores_on, count, fitting, refusals, wanted_nodes
 from wiiiiided.control.state import State
+from wiiiiided.control.versions import listed
+from wiiiiided.domain.node import Node
 
 
 def why(state: State, job: Job, now: float) -> str:
@@ -28,15 +31,16 @@ def why(state: State, job: Job, now: float) -> str:
         case Held(by=by):
             return f"is held by {by}; wiiiiide release {job.id} lets it run"
         case Queued():
-            return _waits(state, job)
+            return _waits(state, job, now)
         case Starting():
-            return f"is being started on {_places(job)}{_try(job)}"
+            return _with(missing(state, job, now), f"{_starts(job)}{_try(job)}")
         case Running():
-            return f"runs on {_places(job)}{_try(job)}"
+            return _with(missing(state, job, now), f"runs on {_places(job)}{_try(job)}")
         case Hung(reason=reason):
-            return f"hangs: {reason}; the stacks of its ranks are being written"
+            said = f"hangs: {reason}; the stacks of its ranks are being written"
+            return _with(missing(state, job, now), said)
         case Stopping(reason=reason):
-            return f"is being stopped: {reason}"
+            return _with(missing(state, job, now), f"is being stopped: {reason}")
         case Backoff(until=until, reason=reason):
             return f"starts again in {max(0.0, until - now):.0f} s{_try(job, 1)}, since {reason}"
         case Ended(reason=reason):
@@ -45,40 +49,67 @@ def why(state: State, job: Job, now: float) -> str:
             assert_never(job.phase)
 
 
-def _waits(state: State, job: Job) -> str:
+def _with(more: str, said: str) -> str:
+    return f"{said}; {more}" if more else said
+
+
+def _starts(job: Job) -> str:
+    attempt = job.attempt
+    if attempt is None or attempt.ordered:
+        return f"is being started on {_places(job)}"
+    waiting = [node for node in attempt.nodes if node not in attempt.prepared]
+    verb = "is" if len(waiting) == 1 else "are"
+    return f"is being prepared on {_places(job)}: {listed(waiting)} {verb} not ready yet"
+
+
+def _waits(state: State, job: Job, now: float) -> str:
     if job.waits_for:
         return "waits for " + " and ".join(
             f"job {other} ({state.jobs[other].state})" if other in state.jobs else f"job {other}"
             for other in job.waits_for
         )
-    fit = fitting(job.spec, state.nodes.values())
-    least, _ = wanted_nodes(job.spec, fit)
+    members = list(state.nodes.values())
+    fit = fitting(job.spec, members)
+    least, most = job.spec.resources.nodes
+    if most is None:
+        least, _ = wanted_nodes(job.spec, fitting(job.spec, state.counted()))
     if len(fit) < least:
-        refusals = "; ".join(filter(None, (unfit(job.spec, n) for n in state.nodes.values())))
-        return f"waits for {count(least, 'node')} that fit: {refusals or 'there are too few'}"
-    busy = [node.name for node in fit if state.free(node.name) < cores_on(job.spec, node)]
+        refused = refusals(job.spec, members)
+        return f"waits for {count(least, 'node')} that fit: {refused or 'there are too few'}"
+    return _shortage(state, job, fit, least, now)
+
+
+def _shortage(state: State, job: Job, fit: list[Node], least: int, now: float) -> str:
+    """Enough nodes would do; which of them it cannot have now, and why."""
+    here = [node for node in fit if state.takes(node.name)]
+    busy = [node.name for node in here if state.free(node.name) < cores_on(job.spec, node)]
     ahead = state.ahead(job)
     behind = f"; {count(ahead, 'job')} ahead of it" if ahead else ""
-    if len(fit) - len(busy) >= least:
+    free = len(here) - len(busy)
+    if free >= least:
         return f"waits for its turn{behind}"
-    if len(state.nodes) == 1:
-        return f"waits for {busy[0]}, which {_runs(state, busy[:1])}{behind}"
-    free = len(fit) - len(busy)
+    if len(state.nodes) == 1 and busy:
+        return f"waits for {busy[0]}, which runs {jobs_on(state, *busy)}{behind}"
+    away = [node.name for node in fit if not state.takes(node.name)]
+    obstacles = [f"{name} {_obstacle(state, name, now)}" for name in away[:SHOWN]]
+    if len(away) > SHOWN:
+        obstacles.append(f"{len(away) - SHOWN} more are away")
+    if busy:
+        names = ", ".join(busy[:SHOWN]) + (" …" if len(busy) > SHOWN else "")
+        obstacles.append(f"{names} {'runs' if len(busy) == 1 else 'run'} {jobs_on(state, *busy)}")
     return (
         f"waits for {count(least, 'node')}; {free} of {len(fit)} {'is' if free == 1 else 'are'} "
-        f"free ({', '.join(busy)} {'runs' if len(busy) == 1 else 'run'} "
-        f"{_jobs(state, busy)}){behind}"
+        f"free ({'; '.join(obstacles)}){behind}"
     )
 
 
-def _runs(state: State, nodes: list[str]) -> str:
-    return f"runs {_jobs(state, nodes)}"
-
-
-def _jobs(state: State, nodes: list[str]) -> str:
-    ids = sorted({number for node in nodes for number in state.claims[node]})
-    shown = ", ".join(map(str, ids[:3])) + (" …" if len(ids) > 3 else "")
-    return f"job {shown}" if len(ids) == 1 else f"jobs {shown}"
+def _obstacle(state: State, name: str, now: float) -> str:
+    """Why a node that fits gets no new share."""
+    if name in state.lost:
+        return "was declared lost"
+    if name in state.absent:
+        return f"has not been heard of for {span(now - state.absent[name])}"
+    return f"is {drained_by(state, name)}"
 
 
 def _places(job: Job) -> str:

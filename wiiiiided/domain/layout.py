@@ -19,6 +19,10 @@ class Share(msgspec.Struct, frozen=True):
     workers: int
     cores: int  # claimed on that node
 
+    @property
+    def ranks(self) -> range:
+        return range(self.first_rank, self.first_rank + self.workers)
+
 
 class Layout(msgspec.Struct, frozen=True):
     """All shares of an attempt, in rank order."""

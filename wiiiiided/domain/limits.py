@@ -16,6 +16,7 @@ MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
 MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
 MAX_TEXTS: Final = 1 << 18  # of a command and its environment: what a shim is told has 1 MiB
 MAX_SECONDS: Final = 10 * 365 * 86400.0
+LEAST_ALONE_S: Final = 15.0  # of stop_alone: a restart of a daemon must not look like loneliness
 
 
 def problems_of(spec: JobSpec) -> list[str]:
@@ -23,7 +24,10 @@ def problems_of(spec: JobSpec) -> list[str]:
     resources, policy = spec.resources, spec.policy
     least, most = resources.nodes
     workers = resources.workers_per_node
-    seconds = (policy.max_time_s, policy.hang_timeout_s, policy.restart.backoff_s, policy.grace_s)
+    seconds = (
+        *(policy.max_time_s, policy.hang_timeout_s, policy.stop_alone_s),
+        *(policy.restart.backoff_s, policy.grace_s),
+    )
     texts = (*spec.run.command, *spec.run.env, *spec.run.env.values(), *spec.run.pass_env)
     checks = (
         (1 <= len(spec.name) <= MAX_NAME and spec.name.isprintable(), "name is not a name"),
@@ -36,6 +40,10 @@ def problems_of(spec: JobSpec) -> list[str]:
         (len(policy.after) <= MAX_WORDS, "policy.after is too long"),
         (0 <= policy.restart.max <= 1000, "policy.restart.max is not from 0 to 1000"),
         (all(s is None or 0 <= s <= MAX_SECONDS for s in seconds), "a duration is impossible"),
+        (
+            policy.stop_alone_s is None or policy.stop_alone_s >= LEAST_ALONE_S,
+            "policy.stop_alone is too short",
+        ),
         (0 <= policy.warn_before_s <= MAX_SECONDS, "policy.warn_before is impossible"),
         (1 <= least <= (most or least) <= MAX_NODES, "resources.nodes is impossible"),
         (isinstance(workers, str) or 1 <= workers <= MAX_WORKERS, "workers_per_node is impossible"),

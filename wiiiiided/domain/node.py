@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+PORT = 9461  # the one port of a machine, unless it was told another
+
 
 class Node(msgspec.Struct, frozen=True):
     """What a machine has. `boot_id` changes when it restarts: nothing of before runs any more."""
@@ -13,3 +15,20 @@ class Node(msgspec.Struct, frozen=True):
     memory: int  # bytes
     gpus: int = 0
     boot_id: str = ""
+    address: str = ""  # of its one port, an IP; empty: a machine alone has none
+    port: int = 0
+    version: str = ""  # of the wiiiiided on it
+
+    @property
+    def door(self) -> str:
+        """Where its one port is: `10.0.0.5:9461`, `[fd00::5]:9461`; empty for a machine alone."""
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.port}" if self.address else ""
+
+
+class Drain(msgspec.Struct, frozen=True):
+    """A machine that gets no new jobs until somebody resumes it; those on it go on."""
+
+    by: str
+    reason: str
+    at: float

@@ -11,7 +11,6 @@ from typing import Literal
 
 import msgspec
 
-# Several machines' worth of keys are accepted and checked already; one machine ignores some.
 NodesWanted = tuple[int, int | None]  # at least, at most; (1, None) is "all"
 
 
@@ -74,6 +73,7 @@ class Policy(Struct, frozen=True):
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
     restart: Restart = Restart()
     hang_timeout_s: float | None = None
+    stop_alone_s: float | None = None  # a share that hears nothing of the cluster ends itself
 
 
 class Output(Struct, frozen=True):

@@ -25,7 +25,7 @@ State = Literal[
 STATES: Final[dict[State, str]] = {
     "held": "waits until somebody releases it",
     "queued": "waits for its turn, its nodes or the jobs it comes after",
-    "starting": "has its nodes; its workers are being started",
+    "starting": "has its nodes; they are being prepared, or its workers started",
     "running": "all its workers run",
     "hung": "made no progress for hang_timeout; stacks are being written",
     "stopping": "its workers are being ended",
@@ -40,7 +40,9 @@ ON_NODES: Final[frozenset[State]] = frozenset({"starting", "running", "hung", "s
 _OVER: Final[tuple[State, ...]] = ("done", "failed", "backoff")
 
 # state → event → the states it may lead to. "Placed" and "DependencyEnded" are consequences that
-# the machine draws by itself; the others are events of control/events.
+# the machine draws by itself; the others are events of control/events. "WorkersEnded" is also every
+# share that counts as ended, by NodeDeclaredLost, by NodeRemoved or by a node's silence; and so is
+# "NodeLeft" each of these before the start was ordered.
 MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
     "new": {"JobSubmitted": ("queued", "held")},
     "held": {
@@ -55,6 +57,8 @@ MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
         "DependencyEnded": ("queued", "cancelled"),
     },
     "starting": {
+        "WorkersPrepared": ("starting", "stopping"),
+        "NodeLeft": ("stopping",),
         "WorkersStarted": ("starting", "running"),
         "WorkersEnded": ("starting", "stopping", *_OVER),
         "CancelRequested": ("stopping",),
@@ -76,6 +80,7 @@ MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
     },
     "stopping": {
         "WorkersStarted": ("stopping",),
+        "NodeLeft": ("stopping",),
         "WorkersEnded": ("stopping", "cancelled", "queued", "failed", "backoff"),
         "CancelRequested": ("stopping",),
     },

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from wiiiiided.domain import spec
+from wiiiiided.domain.limits import LEAST_ALONE_S
 from wiiiiided.jobfile import rules
 from wiiiiided.jobfile.compounds import Command, Several, Variables
 from wiiiiided.jobfile.kinds import Choice, Duration, Flag, Kind, Nodes, Size, Text, Whole
@@ -330,11 +331,20 @@ KEYS = (
         also=("stall_timeout", "watchdog"),
     ),
     Key(
+        "policy.stop_alone",
+        Duration(DAY_S * 30, LEAST_ALONE_S),
+        "How long a node's share goes on while its node cannot reach the coordinator.",
+        '"10m"',
+        absent="for ever",
+        also=("orphan_timeout", "isolation_timeout"),
+    ),
+    Key(
         "output.collect",
         Several(
             Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
         ),
-        "What `wiiiiide pull` brings back; `**` crosses folders.",
+        "What is brought back when the job is over, and what `wiiiiide pull` fetches; "
+        "`**` crosses folders.",
         '["runs/**", "ckpt/last.pt"]',
         default="[]",
         also=("artifacts", "outputs", "files"),

@@ -179,6 +179,7 @@ class Duration(msgspec.Struct, frozen=True):
     """A time with its unit; seconds in the spec."""
 
     most_s: float
+    least_s: float = 0.0
     is_text: bool = True
 
     @property
@@ -196,6 +197,8 @@ class Duration(msgspec.Struct, frozen=True):
             note(f"{show(value)} is no time at all; it must be more", "or leave the key out")
         elif seconds > self.most_s:
             note(f"{show(value)} is more than the most, {values.spoken_duration(self.most_s)}")
+        elif seconds < self.least_s:
+            note(f"{show(value)} is less than the least, {values.spoken_duration(self.least_s)}")
         else:
             return seconds
         return None

@@ -1,0 +1,214 @@
+"""One event's way through the control plane: the verbs that `step` and its helpers are written in.
+
+    move      a job gets its next phase, if the table (domain/states.MOVES) has that move
+    stop      its workers are to end; what becomes of it is decided when the last share is over
+    share_ended ─► all_ended ─► end │ restart_or_fail │ queued again
+    end       for good; jobs that come after it may go, or never can
+
+Nothing else changes a job. Actions are collected in the order in which they are to be done.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec.structs import replace
+
+from wiiiiided.control import events as e
+from wiiiiided.control.actions import AnyAction, RunNotify, StopWorkers, Tell
+from wiiiiided.control.job import (
+    Attempt,
+    Backoff,
+    Ended,
+    Hung,
+    Job,
+    Phase,
+    Queued,
+    Result,
+    Running,
+    StopCause,
+    Stopping,
+)
+from wiiiiided.control.state import MAX_BACKOFF_S, State
+from wiiiiided.control.versions import listed
+from wiiiiided.domain.spec import RestartCause
+from wiiiiided.domain.states import MOVES
+from wiiiiided.errors import WiiiiideError
+
+TIMED_OUT = 124  # as timeout(1) has it
+
+
+class IllegalMove(WiiiiideError):
+    """A defect of the control plane: a move that the table does not have."""
+
+
+class Machine:
+    """The state, the event's time and kind, and what is to be done."""
+
+    def __init__(self, state: State, event: e.AnyEvent) -> None:
+        self.state = state
+        self.at = event.at
+        self.ended_at = event.at  # of the workers whose end is told; it may be long ago
+        self.kind = type(event).__name__
+        self.actions: list[AnyAction] = []
+
+    # ---- the table
+
+    def move(
+        self, job: Job, phase: Phase, text: str = "", *, was: str = "", kind: str = ""
+    ) -> None:
+        """Give a job its next phase, if the table has that move."""
+        self.check(was or job.state, phase, kind)
+        job = replace(job, phase=phase)
+        self.state.put(job)
+        if text:
+            self.tell(job, text)
+
+    def check(self, was: str, phase: Phase, kind: str = "") -> None:
+        kind = kind or self.kind
+        legal = MOVES[was].get(kind, ())  # type: ignore[index]
+        if phase.state not in legal:
+            raise IllegalMove(f"{was} --{kind}--> {phase.state} is not in the table: {legal}")
+
+    def tell(self, job: Job, text: str) -> None:
+        self.actions.append(Tell(job.id, self.at, text))
+
+    def notify(self, job: Job, state: str, code: int | None, reason: str) -> None:
+        """Where its owner is, if that node is heard; else where the queue is."""
+        notify = job.spec.notify
+        if notify.command and state in notify.on:
+            node = job.owner.node
+            heard = node in self.state.nodes and node not in self.state.absent
+            self.actions.append(RunNotify(job.id, state, code, reason, node if heard else ""))
+
+    # ---- ending
+
+    def stop(self, job: Job, cause: StopCause, reason: str, grace_s: float | None = None) -> None:
+        """End its workers; what becomes of the job is decided when the last of them is gone."""
+        assert job.attempt is not None
+        silent: tuple[str, ...] = ()
+        if cause == "share-failed":
+            silent = tuple(node for node in job.attempt.live if node in self.state.absent)
+        phase = Stopping(self.at, cause, reason, silent, now=grace_s == 0.0)
+        self.move(spend(job, self.at), phase, f"stopping: {reason}")
+        grace_s = job.spec.policy.grace_s if grace_s is None else grace_s
+        self.stop_shares(job, grace_s, reason, moment=cause == "share-failed")
+
+    def stop_shares(self, job: Job, grace_s: float, reason: str, moment: bool = False) -> None:
+        assert job.attempt is not None
+        for node in job.attempt.live:
+            stop = StopWorkers(job.id, job.attempt.number, node, grace_s, reason, moment)
+            self.actions.append(stop)
+
+    def share_ended(self, job: Job, attempt: Attempt, node: str, result: Result) -> None:
+        """Nothing of that share runs any more: its node said so, or somebody vouches for it."""
+        kind, self.kind = self.kind, "WorkersEnded"  # to the table an end is an end
+        attempt = replace(attempt, results={**attempt.results, node: result})
+        job = replace(job, attempt=attempt)
+        bad = result.code or result.lost or not attempt.ordered
+        if not attempt.live:
+            self.all_ended(job, attempt)
+        elif bad and job.state != "stopping":
+            self.stop(job, "share-failed", about(node, result))
+        else:
+            self.state.put(job)
+        self.kind = kind
+
+    def all_ended(self, job: Job, attempt: Attempt) -> None:
+        """The last share is over: done, failed, cancelled, or once more."""
+        job = spend(job, self.ended_at)
+        node, result = worst(attempt)
+        code = result.code if result is not None else 0
+        causes: tuple[RestartCause, ...] = ("failure",)
+        if result is not None and result.lost:
+            causes = ("node-lost",)
+        match job.phase:
+            case Stopping(cause="cancel", reason=reason):
+                self.end(job, "cancelled", code or None, reason)
+            case Stopping(cause="requeue", reason=reason):
+                fresh = replace(job, restarts=0, spent_s=0.0)
+                self.move(fresh, Queued(self.at), reason, was="stopping")
+            case Stopping(cause="node-left", reason=reason):
+                self.move(job, Queued(self.at), f"queued again: {reason}")
+            case Stopping(cause="versions", reason=reason):
+                self.end(job, "failed", code or 1, reason)
+            case Stopping(cause="max-time", reason=reason):
+                self.end(job, "failed", TIMED_OUT, reason)
+            case Stopping(cause="hang", reason=reason):
+                self.restart_or_fail(job, ("hang",), code or 1, reason)
+            case Stopping(cause="share-failed", reason=reason, silent=silent):
+                # Whoever lost a peer ended badly by itself: the silent node may be all there was.
+                causes = (*causes, "node-lost") if silent else causes
+                said = about(node, result) if result is not None and result.lost else ""
+                were = "was" if len(silent) == 1 else "were"
+                more = said or (f"{listed(silent)} {were} not heard of" if silent else "")
+                reason = f"{reason}; {more}" if more and more not in reason else reason
+                self.restart_or_fail(job, causes, code or 1, reason)
+            case _ if result is None:
+                self.end(job, "done", 0, "done")
+            case _:
+                several = len(attempt.layout.shares) > 1
+                reason = about(node, result) if several else result.reason
+                self.restart_or_fail(job, causes, code or 1, reason)
+
+    def restart_or_fail(
+        self, job: Job, causes: tuple[RestartCause, ...], code: int, reason: str
+    ) -> None:
+        """By the policy; a job that ended for two causes starts again for either."""
+        policy = job.spec.policy.restart
+        if not set(causes) & set(policy.on) or job.restarts >= policy.max:
+            spent = f" (after {job.restarts + 1} attempts)" if job.restarts else ""
+            self.end(job, "failed", code, reason + spent)
+            return
+        wait_s = min(policy.backoff_s * 2**job.restarts, MAX_BACKOFF_S)
+        job = replace(job, restarts=job.restarts + 1)
+        text = f"{reason}; restart {job.restarts} of {policy.max} in {wait_s:g} s"
+        self.move(job, Backoff(self.at, self.at + wait_s, reason), text)
+        self.notify(job, "restarting", code, reason)
+
+    def end(self, job: Job, outcome: Any, code: int | None, reason: str) -> None:
+        text = reason if outcome in reason else f"{outcome}: {reason}"
+        self.move(job, Ended(self.ended_at, outcome, code, reason), text)
+        self.notify(job, outcome, code, reason)
+        self.tell_dependents(job, outcome)
+
+    def tell_dependents(self, ended: Job, outcome: str) -> None:
+        """Those that come after it may go, or never can. Deep chains end in a loop, not in a
+        recursion."""
+        waiting = [(ended.id, outcome)]
+        while waiting:
+            number, outcome = waiting.pop()
+            for other in sorted(self.state.dependents.get(number, ())):
+                job = self.state.jobs[other]
+                job = replace(job, waits_for=tuple(n for n in job.waits_for if n != number))
+                if outcome == "done":
+                    self.check(job.state, job.phase, "DependencyEnded")
+                    self.state.put(job)
+                    continue
+                reason = f"job {number}, which it was to run after, is {outcome}"
+                job = replace(job, waits_for=())
+                phase = Ended(self.at, "cancelled", None, reason)
+                self.move(job, phase, f"cancelled: {reason}", kind="DependencyEnded")
+                self.notify(job, "cancelled", None, reason)
+                waiting.append((other, "cancelled"))
+
+
+def about(node: str, result: Result) -> str:
+    """How a share ended, with its node."""
+    said = result.reason
+    named = result.lost and said.startswith(f"{node} ")
+    return said if named else f"on {node} {said}"
+
+
+def worst(attempt: Attempt) -> tuple[str, Result | None]:
+    """The share to name: one that was lost, else one that failed by itself. A share that was
+    stopped because of another is not the one."""
+    bad = [(node, r) for node, r in attempt.results.items() if r.code or r.lost]
+    return min(bad, key=lambda found: (not found[1].lost, found[1].code >= 128), default=("", None))
+
+
+def spend(job: Job, at: float) -> Job:
+    """Count the running time of the attempt that ends."""
+    if not isinstance(job.phase, Running | Hung):
+        return job
+    return replace(job, spent_s=job.spent_s + max(0.0, at - job.phase.since))
