@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wiiiiided.config import Config
+from wiiiiided.config import Config, OnePort
 from wiiiiided.errors import UsageError
 
 
@@ -45,3 +45,42 @@ def test_a_number_of_seconds_that_is_none_is_refused_by_name(text: str) -> None:
 def test_a_word_that_is_no_choice_is_refused_with_the_choices(name: str) -> None:
     with pytest.raises(UsageError, match=rf"{name}='often' is not one of \w+, \w+, \w+"):
         Config.read({name: "often"})
+
+
+UNDER_A_DAEMON = {
+    "WIIIIIDE_DOOR": "10.0.0.5:9461",
+    "WIIIIIDE_JOB_ID": "17",
+    "WIIIIIDE_ATTEMPT": "2",
+    "WIIIIIDE_ATTEMPT_DIR": "/some/jobs/17/2",
+    "WIIIIIDE_DAEMON_UID": "990",
+}
+
+
+def test_the_one_port_is_read_with_its_company() -> None:
+    port = OnePort("10.0.0.5", 9461, 17, 2, "/some/jobs/17/2", 990)
+    assert Config.read(UNDER_A_DAEMON) == Config(one_port=port)
+    six = Config.read({**UNDER_A_DAEMON, "WIIIIIDE_DOOR": "[fd00::5]:9461"}).one_port
+    assert six is not None
+    assert (six.address, six.port) == ("fd00::5", 9461)
+
+
+def test_a_machine_alone_has_no_one_port() -> None:
+    assert Config.read({**UNDER_A_DAEMON, "WIIIIIDE_DOOR": ""}).one_port is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("WIIIIIDE_DOOR", "10.0.0.5"),
+        ("WIIIIIDE_DOOR", "10.0.0.5:"),
+        ("WIIIIIDE_DOOR", "10.0.0.5:65536"),
+        ("WIIIIIDE_JOB_ID", "-1"),
+        ("WIIIIIDE_JOB_ID", "1" * 100),
+        ("WIIIIIDE_ATTEMPT", ""),
+        ("WIIIIIDE_ATTEMPT", "²"),
+        ("WIIIIIDE_DAEMON_UID", "root"),
+    ],
+)
+def test_a_broken_variable_of_the_daemons_is_refused_by_name(name: str, text: str) -> None:
+    with pytest.raises(UsageError, match=name):
+        Config.read({**UNDER_A_DAEMON, name: text})

@@ -15,6 +15,34 @@ from wiiiiided.errors import UsageError
 
 
 @dataclass(frozen=True)
+class OnePort:
+    """Where a rank's machine is reached from others: a daemon's port, for all ranks of all jobs."""
+
+    address: str  # WIIIIIDE_DOOR: 10.0.0.5:9461, [fd00::5]:9461
+    port: int
+    job: int  # WIIIIIDE_JOB_ID
+    attempt: int  # WIIIIIDE_ATTEMPT
+    directory: str  # WIIIIIDE_ATTEMPT_DIR: doors are opened there, and the key lies there
+    daemon_uid: int  # WIIIIIDE_DAEMON_UID: who passes connections on, besides root and oneself
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> OnePort | None:
+        """None where the rank listens by itself."""
+        door = env.get("WIIIIIDE_DOOR", "")
+        if not door:
+            return None
+        host, _, port = door.rpartition(":")
+        return cls(
+            address=host.removeprefix("[").removesuffix("]"),
+            port=_whole(port, f"the port in WIIIIIDE_DOOR={door!r}", 65535),
+            job=_whole(env.get("WIIIIIDE_JOB_ID", ""), "WIIIIIDE_JOB_ID", 2**63),
+            attempt=_whole(env.get("WIIIIIDE_ATTEMPT", ""), "WIIIIIDE_ATTEMPT", 2**32 - 1),
+            directory=env.get("WIIIIIDE_ATTEMPT_DIR", ""),
+            daemon_uid=_whole(env.get("WIIIIIDE_DAEMON_UID", "0"), "WIIIIIDE_DAEMON_UID", 2**32),
+        )
+
+
+@dataclass(frozen=True)
 class Config:
     """What a worker can be told from outside; every field names its variable."""
 
@@ -28,6 +56,7 @@ class Config:
     tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
+    one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -44,6 +73,7 @@ class Config:
             tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
+            one_port=OnePort.read(env),
         )
 
 
@@ -190,6 +220,13 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
             f"{name}={text!r} is not a number of seconds above 0; unset it for {default:g}"
         )
     return value
+
+
+def _whole(text: str, what: str, most: int) -> int:
+    """A number that the daemon has written; a person has no reason to."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
+        raise UsageError(f"{what} is not a whole number up to {most}: {text[:40]!r}")
+    return int(text)
 
 
 def _plain(env: Mapping[str, str], name: str) -> str:

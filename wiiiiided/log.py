@@ -16,10 +16,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import TextIO
+import time
+from collections.abc import Callable
+from typing import Final, TextIO
 
 logger = logging.getLogger("wiiiiide")
 
+COMPLAINT_S: Final = 1.0
 LEVELS = {"silent": logging.CRITICAL + 1, "normal": logging.WARNING, "verbose": logging.INFO}
 
 
@@ -58,3 +61,33 @@ def warn(who: str, text: str) -> None:
 def tell(who: str, text: str) -> None:
     """Birth, death and other news of the verbose tier."""
     logger.info("[%s] %s", who, text)
+
+
+class Complaints:
+    """Warnings about strangers, at most one a second: a flood of them must not flood the log."""
+
+    def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._who, self._clock = who, clock
+        self._quiet_until = float("-inf")
+        self._count = 0  # not said yet
+        self._last = ""
+
+    @property
+    def pending(self) -> bool:
+        """Whether something was left out: `flush` in a second."""
+        return self._count > 0
+
+    def say(self, text: str) -> None:
+        """Now, or with the others when the second is over."""
+        self._count += 1
+        self._last = text
+        self.flush()
+
+    def flush(self, at_once: bool = False) -> None:
+        """Say what was left out, if it is time."""
+        if not self._count or (self._clock() < self._quiet_until and not at_once):
+            return
+        more = f" (and {self._count - 1} more such lines)" if self._count > 1 else ""
+        warn(self._who, self._last + more)
+        self._count = 0
+        self._quiet_until = self._clock() + COMPLAINT_S

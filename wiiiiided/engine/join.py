@@ -23,7 +23,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any, Final, NamedTuple, Protocol
 
 from wiiiiided import errors, log
@@ -50,6 +49,8 @@ from wiiiiided.wire.frame import Frame, Kind
 
 VERSION: Final = 2
 LOOK_S: Final = 0.2  # how often those who wait look whether someone has failed
+FIRST_PAUSE_S: Final = 0.0005  # before the Store is asked again; ranks come within milliseconds,
+LONGEST_PAUSE_S: Final = 0.05  # or somebody imports for seconds
 
 
 class Store(Protocol):
@@ -59,7 +60,6 @@ class Store(Protocol):
     def set(self, key: str, value: str, /) -> None: ...
     def get(self, key: str, /) -> bytes: ...
     def check(self, keys: list[str], /) -> bool: ...
-    def wait(self, keys: list[str], timeout: timedelta, /) -> None: ...
 
 
 class _Introduction(NamedTuple):
@@ -115,9 +115,12 @@ class _Register:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def _wait_for(self, keys: list[str]) -> None:
-        while True:
-            slice_s = min(LOOK_S * 5, self._deadline - time.monotonic())
-            if slice_s <= 0:
+        """Until all are there. Asking again and again: a wait of torch's Store that ends without
+        them writes two lines into the log, of every rank and every time."""
+        pause_s, looked_at = FIRST_PAUSE_S, time.monotonic()
+        while not self._store.check(keys):
+            now = time.monotonic()
+            if now >= self._deadline:
                 missing = [
                     int(key.rpartition("/")[2]) for key in keys if not self._store.check([key])
                 ]
@@ -125,11 +128,11 @@ class _Register:
                     f"ranks {missing} of {self._size} did not join the group in time: were they "
                     "started, with the same MASTER_ADDR and MASTER_PORT (or the same Store)?"
                 )
-            try:
-                self._store.wait(keys, timedelta(seconds=slice_s))
-                return
-            except RuntimeError:  # torch's DistStoreError: not all there yet
+            if now - looked_at > LOOK_S:
                 self.raise_failure()
+                looked_at = now
+            time.sleep(min(pause_s, self._deadline - now))
+            pause_s = min(1.5 * pause_s, LONGEST_PAUSE_S)
 
     def tell_failure(self, error: WiiiiideError) -> None:
         """Let the others stop waiting; the first word counts."""
@@ -304,7 +307,8 @@ def _link_hosts(
         reach.tell()
         reach.look()
 
-    _wait(process, register, lambda: not reach.unlinked(), look, deadline, "connection to a host")
+    what = "connection to a host"
+    _wait(process, register, lambda: not reach.unlinked(), look, deadline, what, reach.trouble)
     found = {rank: process.mesh.links.get(cards[rank].uid) for rank in reach.far}
     for rank, link in found.items():
         if link is None:
@@ -424,10 +428,13 @@ def _wait(
     look: Callable[[], None],
     deadline: float,
     what: str,
+    why: Callable[[], str] = str,
 ) -> None:
     """Attend to the links until `ready`; now and then `look` who is lost, and who has failed."""
     while not process.loop.attend(ready, min(LOOK_S, max(0.0, deadline - time.monotonic()))):
         register.raise_failure()
         look()
         if time.monotonic() >= deadline:
-            raise PeerLate(f"the group was not made before its timeout: a {what} is missing")
+            because = f" ({said})" if (said := why()) else ""
+            text = f"the group was not made before its timeout: a {what} is missing{because}"
+            raise PeerLate(text)

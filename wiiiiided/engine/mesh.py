@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from wiiiiided import log
 from wiiiiided.codec.encoder import Encoder
+from wiiiiided.config import OnePort
 from wiiiiided.engine.chunks import Chunks
 from wiiiiided.engine.faults import read_cause
 from wiiiiided.engine.link import Card
 from wiiiiided.errors import BadFrame, HostError
+from wiiiiided.net.behind import Behind
 from wiiiiided.net.door import Attempt, Door
 from wiiiiided.net.gauge import Gauge
 from wiiiiided.net.link import WideLink, is_silence
@@ -72,14 +74,26 @@ class Mesh:
 
     def listen(self, addresses: list[str]) -> list[tuple[str, int]]:
         """Open the door on these addresses; what is open already stays."""
-        config = self._process.config
-        if self.door is None:
-            self.door = Door(self._watch, self._process.card.uid, self._welcome, tls=config.tls)
-            self._process.loop.on_patrol.append(self.door.tick)
+        door = self._make_door()
         for address in addresses:
             if address not in self._open:
-                self._open[address] = self.door.listen(address)
+                self._open[address] = door.listen(address)
         return [self._open[address] for address in addresses]
+
+    def listen_behind(self, port: OnePort) -> list[tuple[str, int]]:
+        """Open the door behind the daemon's one port: no TCP socket of this process listens."""
+        if self.door is None:
+            uid = self._process.card.uid
+            behind = Behind(port.directory, uid, {port.daemon_uid}, port.job, port.attempt)
+            self._make_door().listen_behind(behind)
+        return [(port.address, port.port)]
+
+    def _make_door(self) -> Door:
+        if self.door is None:
+            tls = self._process.config.tls
+            self.door = Door(self._watch, self._process.card.uid, self._welcome, tls=tls)
+            self._process.loop.on_patrol.append(self.door.tick)
+        return self.door
 
     def expect(self, group: int, generation: int, key: bytes, peers: list[Card]) -> None:
         """Who may come through the door, and with which key."""

@@ -9,6 +9,10 @@
                   and the other side opens that connection too. Neither works: an error with both
                   reasons
 
+Under a cluster's daemon there is nothing to choose in 1 and 2: all of a machine is behind its one
+port, which is published in 3, and who connects knocks there (net.behind). A daemon that restarts is
+waited for: what is worth another try gets one at every look, five times a second.
+
 Links that exist from an earlier group are used again: then nothing of this happens.
 """
 
@@ -17,6 +21,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from wiiiiided import log
@@ -65,7 +70,23 @@ class Reach:
         """Steps 1 to 3; blocks in the Store."""
         if not self._missing:
             return
+        doors = self._listen()
+        self._notes.publish(f"door/{self._rank}", doors)
+        published = self._notes.read_all([f"door/{rank}" for rank in self._missing])
+        self._doors = {
+            rank: _door(said, self._cards[rank])
+            for rank, said in zip(self._missing, published, strict=True)
+        }
+
+    def _listen(self) -> list[tuple[str, int]]:
+        """Steps 1 and 2: where this rank can be reached."""
         mine, config = self._cards[self._rank], self._process.config
+        doors: list[tuple[str, int]] = []
+        mesh, port = self._process.mesh, config.one_port
+        if port is not None:
+            self._process.loop.call(lambda: doors.extend(mesh.listen_behind(port)))
+            log.tell(f"pid {mine.pid}", f"behind the daemon's port {doors}")
+            return doors
         one_machine = all(
             (card.boot, card.network) == (mine.boot, mine.network) for card in self._cards
         )
@@ -79,21 +100,17 @@ class Reach:
             loopback=one_machine,
             here=mine.host,
         )
-        doors: list[tuple[str, int]] = []
-        self._process.loop.call(lambda: doors.extend(self._process.mesh.listen(choice.listen)))
-        self._notes.publish(f"door/{self._rank}", doors)
+        self._process.loop.call(lambda: doors.extend(mesh.listen(choice.listen)))
         log.tell(f"pid {mine.pid}", f"listening on {doors}: {choice.reason}")
-        published = self._notes.read_all([f"door/{rank}" for rank in self._missing])
-        self._doors = {
-            rank: _door(said, self._cards[rank])
-            for rank, said in zip(self._missing, published, strict=True)
-        }
+        return doors
 
     def start(self) -> None:
         """Step 4; runs as the driver."""
         m, mesh = self._membership, self._process.mesh
         if not self._missing:
             return
+        assert mesh.door is not None
+        self._key = mesh.door.sealed(self._key)
         mesh.expect(m.nonce, m.generation, self._key, [self._cards[r] for r in self._missing])
         me = self._cards[self._rank].uid
         for rank in self._missing:
@@ -106,6 +123,7 @@ class Reach:
             self._process.mesh.door.tick()
         for (rank, role), approach in list(self._approaches.items()):
             if approach.advance():
+                self._warn(rank, approach)
                 continue
             since = self._turned.get((rank, role))
             if since is None:
@@ -116,8 +134,27 @@ class Reach:
                 raise PeerLost(
                     f"rank {rank} (pid {card.pid} on {card.host}) cannot be reached and does not "
                     f"connect either: {approach.problem}. Its process has ended, or it reaches "
-                    f"nobody. {address.WHAT_TO_DO}"
+                    f"nobody. {self._what_to_do()}"
                 )
+
+    def trouble(self) -> str:
+        """Why links are missing, as far as it is known here; empty when it is not."""
+        lost = [
+            f"rank {self._rank} on {self._cards[self._rank].host} to rank {rank} on "
+            f"{self._cards[rank].host}: {approach.problem}"
+            for (rank, _), approach in self._approaches.items()
+            if approach.problem and rank in self.unlinked()
+        ]
+        more = f" (and {len(lost) - 1} more such connections)" if len(lost) > 1 else ""
+        return lost[0] + more if lost else ""
+
+    def _warn(self, rank: int, approach: _Approach) -> None:
+        """Once, when a connection is tried again and again: somebody may be able to help."""
+        if approach.tried_for_s() > self._process.config.stall_warning_s and not approach.told:
+            approach.told = True
+            here, there = self._cards[self._rank].host, self._cards[rank].host
+            text = f"from {here} to rank {rank} on {there}: {approach.problem}. It is tried again"
+            log.warn(f"rank {self._rank}", f"{text} until the group's timeout")
 
     def look(self) -> None:
         """Now and then, where the Store may be asked: has a peer asked us to connect instead?"""
@@ -160,7 +197,7 @@ class Reach:
         if approach.theirs:
             raise HostError(
                 f"rank {self._rank} on {mine.host} and rank {rank} on {card.host} cannot reach "
-                f"each other: {approach.theirs}; {problem}. {address.WHAT_TO_DO}, and let "
+                f"each other: {approach.theirs}; {problem}. {self._what_to_do()}, and let "
                 "firewalls pass connections between these machines"
             )
         log.warn(
@@ -168,6 +205,11 @@ class Reach:
             f"{problem}. {card.host} is asked to open this connection the other way",
         )
         self._pending.append((f"turn/{role}/{self._rank}-{rank}", problem))
+
+    def _what_to_do(self) -> str:
+        if self._process.config.one_port is None:
+            return address.WHAT_TO_DO
+        return "Look at `wiiiiide nodes` whether both machines are there"
 
     def tell(self) -> None:
         """Write down which turns are asked for; blocks in the Store."""
@@ -200,25 +242,64 @@ class _Approach:
         theirs: str = "",
     ) -> None:
         self.theirs = theirs  # why the peer could not open it
+        self.told = False  # that it takes long
         self._left, self._connect = list(doors), connect
-        self._problems: list[str] = []
+        self._problems: list[str] = []  # of addresses that are given up
         self._attempt: Attempt | None = None
+        self._vain: _Vain | None = None  # of the present address
         self.advance()
 
     @property
     def problem(self) -> str:
-        return "; ".join(self._problems) or "it listens nowhere"
+        """What has failed so far, the present address last; empty: nothing yet."""
+        return "; ".join([*self._problems, *([self._vain.problem] if self._vain else [])])
+
+    def tried_for_s(self) -> float:
+        """How long the present address has been tried in vain."""
+        return 0.0 if self._vain is None else time.monotonic() - self._vain.since
 
     def advance(self) -> bool:
         """Go on; False when every address has failed."""
         while self._attempt is None or self._attempt.state == "failed":
             if self._attempt is not None:
+                if self._try_again(self._attempt):
+                    return True
                 self._problems.append(self._attempt.problem)
-                self._attempt = None
+                self._attempt = self._vain = None
             if not self._left:
+                self._problems = self._problems or ["it listens nowhere"]
                 return False
             self._attempt = self._connect(self._left.pop(0))
+        if self._attempt.state == "done":
+            self._vain = None
         return True
+
+    def _try_again(self, failed: Attempt) -> bool:
+        """At the same address, if that is worth it: once at each look.
+
+        How long counts from the first failure of that kind: a daemon that was away for a minute
+        has its time to find its jobs from when it is back.
+        """
+        now, worth_s = time.monotonic(), failed.again_s
+        if self._vain is None:
+            self._vain = _Vain(since=now, kind_since=now, worth_s=worth_s)
+        elif self._vain.worth_s != worth_s:
+            self._vain.kind_since, self._vain.worth_s = now, worth_s
+        self._vain.problem = failed.problem
+        if now - self._vain.kind_since >= worth_s:
+            return False
+        self._attempt = self._connect((failed.address, failed.port))
+        return True
+
+
+@dataclass
+class _Vain:
+    """Tries of one address that failed."""
+
+    since: float
+    kind_since: float  # when it began to fail as it does now
+    worth_s: float  # how long that is worth it
+    problem: str = ""
 
 
 def _door(said: Any, card: Card) -> list[tuple[str, int]]:

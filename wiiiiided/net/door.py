@@ -1,8 +1,11 @@
 """The door of a process: it listens, it connects, and lets nobody past without a handshake.
 
     strangers ──► listening sockets ─┐                       ┌─► welcome(stream, claim)
-                                     ├─► guests in handshake ┤
+    the daemon ─► socket behind it ──┼─► guests in handshake ┤
     connect(…) ──────────────────────┘                       └─► closed, one line in the log
+
+It listens on addresses of its own, or, under a cluster's daemon, behind the machine's one port
+(net.behind): then no TCP socket here listens.
 
 Whoever comes out of `welcome` has proved to have the key of a group that is expected here; whether
 that rank may be that process is for the caller to judge. Everything is non-blocking and driven by a
@@ -26,11 +29,12 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterator
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from wiiiiided import log
-from wiiiiided.errors import HostError, Refused, UsageError
+from wiiiiided.errors import HostError, Refused, UsageError, WiiiiideError
 from wiiiiided.net import tls as secure
+from wiiiiided.net.behind import Behind, Passings, again_s, explained
 from wiiiiided.net.guest import Ended, Guest, Incoming, Outgoing, Stage, overdue, sentence
 from wiiiiided.net.stream import Stream, Watch
 from wiiiiided.net.tuning import BACKLOG, tune_data, tune_listener, tune_watch
@@ -42,9 +46,6 @@ MAX_CLAIMANTS: Final = 512
 SILENT_S: Final = 10.0  # to say HELLO: TCP's third retransmission still makes it
 HANDSHAKE_S: Final = 30.0  # in all; a rank may read the Store that much later than its peer
 CONNECT_S: Final = 5.0
-# Behind a flood of strangers a member must still find room, or its SYN waits a second to be sent
-# again. The kernel has its own bound (net.core.somaxconn, 4,096).
-COMPLAINT_S: Final = 1.0
 ACCEPTS: Final = 16  # in one turn: the loop has other things to do than to open
 
 Welcome = Callable[[Stream, Claim], None]
@@ -58,6 +59,7 @@ class Attempt:
         self.deadline = 0.0  # by the door's clock
         self.state: Literal["trying", "done", "failed"] = "trying"
         self.problem = ""  # why it failed: a sentence
+        self.again_s = 0.0  # for how long it is worth to try again: the daemon there may restart
 
     def fail(self, why: str) -> None:
         """For the door."""
@@ -81,9 +83,11 @@ class Door:
             secure.server_context()  # what it lacks is said now, not at the first connection
         self._listeners: dict[socket.socket, bool] = {}  # whether it is watched
         self._groups: dict[int, tuple[int, bytes]] = {}  # generation and key
+        self._behind: Behind | None = None
+        self._passings: Passings | None = None
         self._incoming: dict[int, Incoming] = {}  # by descriptor, the oldest first
         self._outgoing: dict[int, tuple[Outgoing, Attempt]] = {}
-        self._complaints = _Complaints(clock)
+        self._complaints = log.Complaints(f"pid {os.getpid()}", clock)
 
     def listen(self, address: str) -> tuple[str, int]:
         """Listen on one address of this machine; where: the address, and a port of the kernel's."""
@@ -104,6 +108,19 @@ class Door:
         self._open(listener)
         return address, listener.getsockname()[1]
 
+    def sealed(self, key: bytes) -> bytes:
+        """A group's key as it is used here."""
+        return key if self._behind is None else self._behind.sealed(key)
+
+    def listen_behind(self, behind: Behind) -> None:
+        """Take what the daemon passes on. The door closes it with itself."""
+        self._behind = behind
+        self._passings = Passings(
+            behind.uids, self._watch, self._enter, self._complaints.say, self._clock
+        )
+        self._listeners[behind.listener] = False
+        self._open(behind.listener)
+
     def expect(self, group: int, generation: int, key: bytes) -> None:
         """Members of this group may come in; those who came too early go on."""
         self._groups[group] = generation, key
@@ -122,25 +139,30 @@ class Door:
     def connect(
         self, address: str, port: int, key: bytes, claim: Claim, timeout_s: float = CONNECT_S
     ) -> Attempt:
-        """Begin to connect. It ends as `welcome`, or as `failed` with a sentence; never raises."""
+        """Begin to connect. It ends as `welcome`, or as `failed` with a sentence; never raises.
+
+        Behind a daemon's port ourselves, we take it that the other is too, and knock.
+        """
         attempt = Attempt(address, port, claim, timeout_s)
         attempt.deadline = self._clock() + timeout_s
-        sock = None
+        sock = knocker = None
         try:
+            if self._behind is not None:
+                who = (claim.connector, claim.acceptor, claim.acceptor_uid)
+                knocker = self._behind.knocker(claim.role, *who)
             sock = socket.socket(_family(address), socket.SOCK_STREAM)
             sock.setblocking(False)
             (tune_data if claim.role == "data" else tune_watch)(sock)
             sock.connect((address, port))
         except BlockingIOError:
             pass
-        except (OSError, OverflowError, UsageError) as problem:
-            why = sentence(problem) if isinstance(problem, OSError) else str(problem)
-            attempt.fail(f"no connection to {_label(address, port)}: {why}")
+        except (OSError, OverflowError, WiiiiideError) as problem:
             if sock is not None:
                 sock.close()
+            self._fail(attempt, None, problem)
             return attempt
         assert sock is not None
-        guest = Outgoing(sock, _label(address, port), self._tls, key, claim)
+        guest = Outgoing(sock, _label(address, port), self._tls, key, claim, knocker)
         self._outgoing[guest.fd] = guest, attempt
         self._watch_it(guest)
         return attempt
@@ -157,6 +179,8 @@ class Door:
         for listener, watched in self._listeners.items():
             if not watched:
                 self._open(listener)
+        if self._passings is not None:
+            self._passings.tick()
         for incoming in list(self._incoming.values()):
             self._check_time(incoming, now - incoming.since)
         for outgoing, attempt in list(self._outgoing.values()):
@@ -171,6 +195,9 @@ class Door:
                 self._watch.remove(listener.fileno())
             listener.close()
         self._listeners.clear()
+        if self._behind is not None and self._passings is not None:
+            self._behind.close()
+            self._passings.close()
         for guest in self._guests():
             self._drop(guest, Ended("this process closes its door"))
         self._complaints.flush(at_once=True)
@@ -179,6 +206,8 @@ class Door:
         """In a forked child: close descriptors. The watch is the parent's, nothing is said."""
         for listener in self._listeners:
             listener.close()
+        if self._passings is not None:
+            self._passings.abandon()
         for guest in self._guests():
             guest.stream.close()
         self._listeners.clear()
@@ -203,10 +232,16 @@ class Door:
                 if listener in self._listeners:  # who was welcomed last may have closed the door
                     self._rest(listener, problem)
                 return
-            guest = Incoming(sock, _label(*address[:2]), self._tls, self._clock())
-            self._incoming[guest.fd] = guest
-            self._advance(guest)  # often its greeting is there already, and it is silent no more
-            self._make_room()
+            if self._passings is not None and sock.family == socket.AF_UNIX:
+                self._passings.add(sock)
+            else:
+                self._enter(sock, address)
+
+    def _enter(self, sock: socket.socket, address: tuple[Any, ...]) -> None:
+        guest = Incoming(sock, _label(*address[:2]), self._tls, self._clock())
+        self._incoming[guest.fd] = guest
+        self._advance(guest)  # often its greeting is there already, and it is silent no more
+        self._make_room()
 
     def _rest(self, listener: socket.socket, problem: OSError) -> None:
         """No descriptors, most likely. The waiting stay readable: do not look until the tick."""
@@ -309,37 +344,22 @@ class Door:
         guest.stream.close()
         self._incoming.pop(guest.fd, None)
         if guest.fd in self._outgoing:
-            attempt = self._outgoing.pop(guest.fd)[1]
-            attempt.fail(f"no connection to {guest.label}: {sentence(why)}")
+            outgoing, attempt = self._outgoing.pop(guest.fd)
+            self._fail(attempt, outgoing, why)
         elif isinstance(why, Ended):
             log.tell(f"pid {os.getpid()}", f"a connection from {guest.label}: {why}")
         else:
             self._complaints.say(f"a connection from {guest.label} was refused: {sentence(why)}")
 
-
-class _Complaints:
-    """Warnings about strangers, at most one a second: a flood of them must not flood the log."""
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self._clock = clock
-        self._quiet_until = float("-inf")
-        self._count = 0  # not said yet
-        self._last = ""
-
-    def say(self, text: str) -> None:
-        """Now, or with the others when the second is over."""
-        self._count += 1
-        self._last = text
-        self.flush()
-
-    def flush(self, at_once: bool = False) -> None:
-        """Say what was left out, if it is time."""
-        if not self._count or (self._clock() < self._quiet_until and not at_once):
-            return
-        more = f" (and {self._count - 1} more such lines)" if self._count > 1 else ""
-        log.warn(f"pid {os.getpid()}", self._last + more)
-        self._count = 0
-        self._quiet_until = self._clock() + COMPLAINT_S
+    def _fail(self, attempt: Attempt, guest: Outgoing | None, why: Exception) -> None:
+        where = _label(attempt.address, attempt.port)
+        if not isinstance(why, OSError | HostError):
+            attempt.fail(f"no connection to {where}: {why}")
+        elif self._behind is None:
+            attempt.fail(f"no connection to {where}: {sentence(why)}")
+        else:
+            attempt.fail(f"no connection by the daemon at {where}: {explained(why)}")
+            attempt.again_s = again_s(guest, why)
 
 
 def _family(address: str) -> socket.AddressFamily:

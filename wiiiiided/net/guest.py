@@ -1,11 +1,12 @@
 """One connection from its first moment to the end of its handshake, in either direction.
 
-    CONNECTING ──► [ TLS ] ──► TALKING ────────────────────────────► DONE
-    (accepted: at once)           └──► JUDGED ──► TALKING, by `admit`
+    CONNECTING ──► [ KNOCKING ] ──► [ TLS ] ──► TALKING ────────────────────────────► DONE
+    (accepted: at once)                            └──► JUDGED ──► TALKING, by `admit`
 
 It moves bytes between a stream and wire.handshake, and not one byte more than the handshake wants:
-what follows belongs to whoever gets the stream. The door decides; this only advances. Whatever ends
-it is raised as OSError or HostError; `sentence` says it in words.
+what follows belongs to whoever gets the stream. Where the other side is behind a daemon's port it
+knocks there first (wire.knock), and is then connected to the process itself. The door decides; this
+only advances. Whatever ends it is raised as OSError or HostError; `sentence` says it in words.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from wiiiiided.errors import HostError, Refused
 from wiiiiided.net import tls
 from wiiiiided.net.stream import TcpStream
 from wiiiiided.wire.handshake import Acceptor, Claim, Connector, Reason
+from wiiiiided.wire.knock import Knocker
 
 # The first two bytes of what TLS says when it greets, and when it gives up.
 TLS_BEGINNINGS: Final = (b"\x16\x03", b"\x15\x03")
@@ -41,6 +43,7 @@ class Stage(enum.Enum):
     """What a guest waits for."""
 
     CONNECTING = "the connection"
+    KNOCKING = "the daemon's answer"
     TLS = "TLS's own handshake"
     TALKING = "the next message of the handshake"
     JUDGED = "a verdict on its claim"
@@ -50,6 +53,7 @@ class Stage(enum.Enum):
 # What it may mean that it has not come in time.
 OVERDUE: Final = {
     Stage.CONNECTING: "nobody answers there, or a firewall drops what is sent",
+    Stage.KNOCKING: "it is stopped or very busy, or something else has that port",
     Stage.TLS: "is TLS on at both ends?",
     Stage.TALKING: "that process is stopped, or does not know of the group",
     Stage.JUDGED: "there is no such group here",
@@ -58,6 +62,10 @@ OVERDUE: Final = {
 
 class Ended(Refused):
     """The other side went by itself, or we close: news, not a complaint."""
+
+
+class Overdue(Refused):
+    """It has had its time."""
 
 
 class Guest:
@@ -82,6 +90,8 @@ class Guest:
     def advance(self) -> Stage:
         """Go as far as the bytes go. OSError, HostError: it is over."""
         if self.stage is Stage.CONNECTING and self._connected():
+            self.stage = Stage.KNOCKING
+        if self.stage is Stage.KNOCKING and self._let_in():
             self._begin()
         if self.stage is Stage.TLS and self._shaken():
             self._hands, self.stage = self._greeting(), Stage.TALKING
@@ -106,6 +116,9 @@ class Guest:
     def _connected(self) -> bool:
         return True
 
+    def _let_in(self) -> bool:
+        return True
+
     def _greeting(self) -> Acceptor | Connector:
         raise NotImplementedError
 
@@ -127,25 +140,27 @@ class Guest:
             raise Refused(f"TLS failed ({why}): is TLS on at both ends?") from None
 
     def _talk(self) -> None:
-        """Say what there is to say and read what is wanted, until one of them must wait."""
+        """The handshake, until it is done, waits for a verdict or for the other side."""
         hands = self._hands
         assert hands is not None
+        if self._exchange(hands):
+            self.stage = Stage.DONE if hands.done else Stage.JUDGED
+
+    def _exchange(self, hands: Acceptor | Connector | Knocker) -> bool:
+        """Say what there is to say and read what is wanted; False: the other side is to act."""
         while self._said(hands.data_to_send()):
-            if hands.done:
-                self.stage = Stage.DONE
-                return
-            if hands.wanted == 0:
-                self.stage = Stage.JUDGED
-                return
+            if hands.done or hands.wanted == 0:
+                return True
             data = self._read(hands.wanted)
             if not data:
-                return
+                return False
             try:
                 hands.receive_data(data)
             except Refused:
                 if data[:2] in TLS_BEGINNINGS:
                     raise Refused("it speaks TLS, which is off here: set it alike") from None
                 raise
+        return False
 
     def _said(self, more: bytes) -> bool:
         self._unsent += more
@@ -193,10 +208,17 @@ class Outgoing(Guest):
     """We connect to somebody."""
 
     def __init__(
-        self, sock: socket.socket, label: str, secure: bool, key: bytes, claim: Claim
+        self,
+        sock: socket.socket,
+        label: str,
+        secure: bool,
+        key: bytes,
+        claim: Claim,
+        knocker: Knocker | None = None,
     ) -> None:
         super().__init__(sock, label, secure)
         self._key, self._claim = key, claim
+        self.knocker = knocker  # what to say first, where a daemon has the port
 
     @property
     def claim(self) -> Claim:
@@ -212,14 +234,17 @@ class Outgoing(Guest):
             return False  # the event was another's; the kernel is still at it
         return True
 
+    def _let_in(self) -> bool:
+        return self.knocker is None or self._exchange(self.knocker)
+
     def _greeting(self) -> Connector:
         return Connector(self._key, self._claim, tls.binding(self.stream))
 
 
-def overdue(guest: Guest, limit_s: float) -> Refused:
-    """It has had its time."""
+def overdue(guest: Guest, limit_s: float) -> Overdue:
+    """What a guest has waited for too long."""
     waited = f"{guest.stage.value} has not come within {limit_s:g} s"
-    return Refused(f"{waited}: {OVERDUE[guest.stage]}")
+    return Overdue(f"{waited}: {OVERDUE[guest.stage]}")
 
 
 def sentence(problem: OSError | HostError) -> str:

@@ -34,6 +34,7 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from wiiiiided.errors import Refused
+from wiiiiided.wire.exchange import Exchange, Expected
 from wiiiiided.wire.header import VERSION
 
 MAGIC: Final = b"WIIIIIDE"
@@ -117,16 +118,15 @@ class Claim:
         )
 
 
-class _Side:
-    """What both sides share: a state, bytes of one message at a time, a transcript."""
+class _Side(Exchange):
+    """What both sides share: a state, a key, a transcript."""
 
     def __init__(self, binding: bytes, versions: tuple[int, int], state: State) -> None:
+        super().__init__()
         self.version = 0  # the chosen one, once it is
         self.state = state
         self._binding = binding
         self._versions = versions
-        self._in = bytearray()
-        self._out = b""
         self._hello = b""  # as it travels: both HMACs cover it
         self._challenge = b""
         self._key = b""
@@ -136,50 +136,13 @@ class _Side:
         """Whether the other side has proved itself; what data_to_send holds must still go."""
         return self.state is State.DONE
 
-    @property
-    def wanted(self) -> int:
-        """How many bytes to read, and not one more; 0: it waits for nothing from the network."""
-        match self.state:
-            case State.HELLO:
-                return HELLO_BYTES - len(self._in)
-            case State.CHALLENGE | State.PROOF | State.WELCOME:
-                return ANSWER_BYTES - len(self._in)
-            case _:
-                return 0
-
-    def data_to_send(self) -> bytes:
-        """What must be sent now; each byte is given out once."""
-        out, self._out = self._out, b""
-        return out
-
-    def receive_data(self, data: bytes) -> None:
-        """Take what came, at most `wanted` bytes. Raises Refused: send data_to_send, and close."""
-        if not data:
-            return
-        if len(data) > self.wanted:
-            self._fail(f"{len(data)} bytes came where {self.wanted} were expected")
-        self._in += data
-        self._check_beginning()
-        if self.wanted == 0:
-            whole = bytes(self._in)
-            self._in.clear()
-            self._on_message(whole)
-
-    def _check_beginning(self) -> None:
-        """A stranger is sent away at the first byte that is not ours."""
+    def _expected(self) -> Expected | None:
+        if self.state not in MAY_COME:
+            return None
         if self.state is State.HELLO:
-            beginnings = [MAGIC]
-        else:
-            beginnings = [MAGIC[:2] + bytes([kind]) for kind in MAY_COME[self.state]]
-        begin = bytes(self._in[: len(beginnings[0])])
-        if not any(expected.startswith(begin) for expected in beginnings):
-            self._fail(
-                f"the bytes {begin!r} are no {self.state.value} of this protocol: "
-                "something else than wiiiiided is at the other end"
-            )
-
-    def _on_message(self, message: bytes) -> None:
-        raise NotImplementedError
+            return Expected(self.state.value, HELLO_BYTES, [MAGIC])
+        beginnings = [MAGIC[:2] + bytes([kind]) for kind in MAY_COME[self.state]]
+        return Expected(self.state.value, ANSWER_BYTES, beginnings)
 
     def _proof(self, kind: Message) -> bytes:
         """PROOF or WELCOME, whole. All that is covered has a fixed size, but for the last."""

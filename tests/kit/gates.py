@@ -1,0 +1,117 @@
+"""The one port of a pretended machine: a real Gate over real directories, its loop in a thread.
+
+    with Port(tmp_path) as port:
+        port.attempt(7, 1, KEY)                   # as if job 7 ran here
+        connect((port.address, port.number))
+        port.stop(); port.start()                 # the daemon restarts, on the same port
+
+TLS is that of net.tls, which needs no cluster; what comes over it is echoed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Coroutine, Iterable
+from pathlib import Path
+from typing import Any, Self
+
+from wiiiiided.daemon.port.doors import Doors
+from wiiiiided.daemon.port.gate import Gate
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.net import tls
+
+STEP_S = 20.0
+
+
+class Port:
+    """A machine's gate and its jobs' directories."""
+
+    def __init__(
+        self, folder: Path, address: str = "127.0.0.1", number: int = 0, uid: int | None = None
+    ) -> None:
+        user = JobUser.this()
+        self.address, self.number = address, number
+        self.runs = Runs(folder, user)
+        self.live: set[tuple[int, int]] = set()
+        self.doors = Doors(self.runs, self._alive)
+        self.controls = 0  # connections that came through TLS
+        self.gate: Gate
+        self._uid = user.uid if uid is None else uid
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: threading.Thread
+
+    def _alive(self) -> Iterable[tuple[int, int]]:
+        return set(self.live)
+
+    def attempt(self, job: int, attempt: int, key: bytes) -> Path:
+        """As if this attempt ran here; its directory."""
+        self.runs.make(job, attempt)
+        self.runs.write(job, attempt, "key", key)
+        self.live.add((job, attempt))
+        return self.runs.attempt(job, attempt)
+
+    def start(self) -> Self:
+        """A daemon comes up, on the port it had."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self.gate = Gate(
+            self.address, self.number, self._context, self._echo, self.doors, self._uid
+        )
+        self.run(self.gate.open())
+        self.number = self.gate.port
+        return self
+
+    def stop(self) -> None:
+        """It goes, as an orderly daemon does."""
+        self.run(self.gate.close())
+        self.call(lambda: None)  # transports close in a turn of their own
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """In the gate's loop."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STEP_S)
+
+    def call(self, action: Callable[[], Any]) -> Any:
+        async def act() -> Any:
+            await asyncio.sleep(0)
+            return action()
+
+        return self.run(act())
+
+    def standing(self) -> tuple[int, int, int]:
+        """How many are silent, in their handshake, inside."""
+
+        def counted() -> tuple[int, int, int]:
+            gate = self.gate
+            inside = len(gate._strangers) + len(gate._inside)
+            return len(gate._silent), len(gate._shaking), inside
+
+        return self.call(counted)  # type: ignore[no-any-return]
+
+    def connect(self, says: bytes = b"") -> socket.socket:
+        sock = socket.create_connection((self.address, self.number), timeout=STEP_S)
+        sock.sendall(says)
+        return sock
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _context(self) -> ssl.SSLContext:
+        return tls.server_context()
+
+    async def _echo(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.controls += 1
+        while data := await reader.read(1000):
+            writer.write(data)
+            await writer.drain()
