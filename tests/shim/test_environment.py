@@ -101,6 +101,38 @@ def test_ranks_of_the_second_node_know_their_place() -> None:
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "WIIIIIDE_SECRETS"} & set(made)
 
 
+def test_ranks_of_several_machines_look_for_the_store_at_their_own_machines_port() -> None:
+    several = {"node_index": 1, "nodes": 2, "head": "10.0.0.1:9461", "interface": "eth7"}
+    made = environment.for_rank(
+        order(door="10.0.0.2:9462", listener_uid=77, **several), 4, "/a", 0, ""
+    )
+    expected = {
+        "MASTER_ADDR": "10.0.0.2",
+        "MASTER_PORT": "9462",
+        "WIIIIIDE_DOOR": "10.0.0.2:9462",
+        "WIIIIIDE_DAEMON_UID": "77",
+        "GLOO_SOCKET_IFNAME": "eth7",
+        "NCCL_SOCKET_IFNAME": "eth7",
+    }
+    assert expected.items() <= made.items()
+    given = {"GLOO_SOCKET_IFNAME": "eth0", "MASTER_ADDR": "x", "WIIIIIDE_DOOR": "x"}
+    made = environment.for_rank(order(door="[fd00::2]:1", env=given, **several), 4, "/a", 0, "")
+    assert (made["MASTER_ADDR"], made["MASTER_PORT"]) == ("fd00::2", "1")
+    assert made["WIIIIIDE_DOOR"] == "[fd00::2]:1"
+    assert (made["GLOO_SOCKET_IFNAME"], made["NCCL_SOCKET_IFNAME"]) == ("eth0", "eth7")
+
+
+def test_a_job_on_one_machine_of_several_stays_on_it() -> None:
+    made = environment.for_rank(order(door="10.0.0.2:9462"), 3, "/a", 0, "")
+    assert made["MASTER_ADDR"] == "10.0.0.2"
+    assert made["GLOO_SOCKET_IFNAME"] == made["NCCL_SOCKET_IFNAME"] == "lo"
+
+
+def test_a_machine_alone_has_no_door() -> None:
+    made = environment.for_rank(order(), 3, "/a", 1, "")
+    assert not {"WIIIIIDE_DOOR", "WIIIIIDE_DAEMON_UID"} & set(made)
+
+
 def test_the_job_has_its_way_in_what_is_a_matter_of_taste() -> None:
     given = {
         "OMP_NUM_THREADS": "7",

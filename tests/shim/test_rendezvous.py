@@ -24,7 +24,9 @@ SERVER = """
 from wiiiiided.shim.loop import Loop
 from wiiiiided.shim.rendezvous import Rendezvous
 loop = Loop()
-print(Rendezvous(loop).port, flush=True)
+store = Rendezvous(loop)
+store.listen()
+print(store.port, flush=True)
 loop.run()
 """
 # torch's client keeps Python's lock while it connects, so no server can be in the same process.

@@ -12,7 +12,10 @@ What it and the daemon share is one directory per attempt, and a unix socket in 
             order.json          what to do: `files.Order`, written by the daemon before the start
             shim.json           the claim: which shim has this attempt. Made by link(2), so that of
                                 two shims only one can ever have it, and it is whole when it appears
+            key                 of the attempt, on one of several machines: who has it may knock
             ctl.<pid>           the shim's unix socket: `files` has its lines
+            door                on one of several machines: where the daemon hands over connections
+                                to the job's Store, see `handover`
             pipes               by which a sweeper knows what the ranks have started
             rank-0.log …        output of each rank, rotated to rank-0.log.1
             stats-0 …           stats page of each rank
@@ -21,8 +24,8 @@ What it and the daemon share is one directory per attempt, and a unix socket in 
             exit.json           the end: `files.End`, fsynced, made by rename
 
     daemon                     shim                                ranks
-    order.json ─────────────►  claim, unpack, rendezvous store,
-                               subreaper, start ─────────────────► session each
+    order.json ─────────────►  claim, unpack, the way to the
+                               Store, subreaper, start ─────────────────► session each
     status ◄── ctl socket ───  pipes ◄──────────────────────────── stdout, stderr
     stop, signal, stacks ───►  TERM … KILL, until nothing is left
     exit.json ◄──────────────  write, fsync, leave

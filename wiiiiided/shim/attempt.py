@@ -43,6 +43,20 @@ def read(directory: int, name: str, kind: type[Any]) -> Any:
     return files.from_bytes(kind, data)
 
 
+def read_key(directory: int) -> bytes:
+    """The attempt's key, as the daemon left it; files.Unreadable with a sentence."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(files.KEY, flags, dir_fd=directory)
+    except OSError as problem:
+        raise files.Unreadable(f"the attempt's key: {problem.strerror}") from problem
+    with open(fd, "rb") as file:
+        key = file.read(files.KEY_BYTES + 1)
+    if len(key) != files.KEY_BYTES:
+        raise files.Unreadable(f"the attempt's key has not {files.KEY_BYTES} bytes")
+    return key
+
+
 def claim(directory: int, socket: str, mode: int) -> bool:
     """Take the attempt for this process; False when another has it."""
     own = files.Claim(os.getpid(), files.start_ticks(os.getpid()) or 0, files.boot_id(), socket)

@@ -18,7 +18,7 @@ import re
 import stat
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO, Any
 
 MAX_PATTERNS = 100
@@ -27,12 +27,12 @@ MAX_PATTERN_CHARS = 1000
 
 def tar(directory: str, patterns: list[str], out: IO[bytes]) -> list[str]:
     """Write the tar; sentences about what was left out."""
-    wanted = [_expression(pattern) for pattern in patterns]
+    is_wanted = matcher(patterns)
     roots = {os.path.abspath(directory), os.path.realpath(directory)}  # either may be in a link
     problems: list[str] = []
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for path, name, parent in _walk(directory, problems):
-            if any(expression.fullmatch(path) for expression in wanted):
+            if is_wanted(path):
                 try:
                     _add(archive, path, name, parent, roots)
                 except OSError as problem:
@@ -52,6 +52,12 @@ def check(patterns: list[str]) -> str:
         if pattern.startswith("/") or ".." in pattern.split("/"):
             return f"the pattern {pattern!r} leads out of the job's working directory"
     return ""
+
+
+def matcher(patterns: Sequence[str]) -> Callable[[str], bool]:
+    """Whether a path matches one of them."""
+    wanted = [_expression(pattern) for pattern in patterns]
+    return lambda path: any(expression.fullmatch(path) for expression in wanted)
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

@@ -77,7 +77,7 @@ class Control:
         self._links.discard(link)
 
     def _welcome(self, connection: socket.socket, _: Any) -> None:
-        if len(self._links) >= LISTENERS or _uid(connection) not in self._uids:
+        if len(self._links) >= LISTENERS or peer_uid(connection) not in self._uids:
             connection.close()
             return
         link = _Link(self, connection)
@@ -85,7 +85,7 @@ class Control:
         link.send(self._status())
 
 
-def _uid(connection: socket.socket) -> int:
+def peer_uid(connection: socket.socket) -> int:
     """The user at the other end, as the kernel knows it."""
     size = struct.calcsize("3i")
     answer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)

@@ -1,7 +1,11 @@
 """The environment of a rank: everything torchrun gives, so that scripts made for it run unchanged.
 
 The values follow torch.distributed.run with one agent per machine and one role, "default". Its
-workers are clients of a Store that the agent keeps; ours is in `rendezvous`, on loopback.
+workers are clients of a Store that the agent keeps; ours is in `rendezvous`. They look for it
+
+    on a machine alone     on loopback, at a port of the shim's
+    on one of several      at this machine's own one port: its daemon passes the connection on to
+                           the shim, which has the Store or knows the way (`passages`)
 
 Where a job says something itself (order.env), it has its way in what is a matter of taste, and not
 in what makes the ranks find each other.
@@ -11,7 +15,7 @@ from __future__ import annotations
 
 import os.path
 
-from wiiiiided.shim.files import Order
+from wiiiiided.shim.files import Order, host_and_port
 
 # What `sitecustomize` there does in every Python of a job stands in its first lines.
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
@@ -20,7 +24,8 @@ MARK = "WIIIIIDE_ATTEMPT_DIR"  # by which the processes of an attempt are found 
 
 
 def for_rank(order: Order, rank: int, attempt: str, port: int, secrets: str) -> dict[str, str]:
-    """All variables of one rank. `secrets` is a path, empty when the job has none."""
+    """All variables of one rank. `port` is the Store's on loopback, for a machine alone; `secrets`
+    is a path, empty when the job has none."""
     return {
         **_taste(order),
         **order.env,
@@ -37,12 +42,14 @@ def _taste(order: Order) -> dict[str, str]:
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     }
-    if order.nodes == 1:  # nothing of a job on one machine listens outside
-        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = "lo"
+    # Nothing of a job on one machine listens outside.
+    if interface := "lo" if order.nodes == 1 else order.interface:
+        defaults["GLOO_SOCKET_IFNAME"] = defaults["NCCL_SOCKET_IFNAME"] = interface
     return defaults
 
 
 def _torchrun(order: Order, rank: int, port: int) -> dict[str, str]:
+    host, port = host_and_port(order.door) if order.door else ("127.0.0.1", port)
     return {
         "LOCAL_RANK": str(rank - order.first_rank),
         "RANK": str(rank),
@@ -53,7 +60,7 @@ def _torchrun(order: Order, rank: int, port: int) -> dict[str, str]:
         "WORLD_SIZE": str(order.world_size),
         "GROUP_WORLD_SIZE": str(order.nodes),
         "ROLE_WORLD_SIZE": str(order.world_size),
-        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_ADDR": host,
         "MASTER_PORT": str(port),
         "TORCHELASTIC_RESTART_COUNT": str(order.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(order.max_restarts),
@@ -73,6 +80,9 @@ def _own(order: Order, rank: int, attempt: str, secrets: str) -> dict[str, str]:
         "WIIIIIDE_STACKS": f"{attempt}/stacks-{rank}",
         "PYTHONPATH": f"{BOOTSTRAP}:{given}" if given else BOOTSTRAP,
     }
+    if order.door:
+        own["WIIIIIDE_DOOR"] = order.door
+        own["WIIIIIDE_DAEMON_UID"] = str(order.listener_uid)
     if secrets:
         own["WIIIIIDE_SECRETS"] = secrets
     return own

@@ -9,10 +9,22 @@ Control socket: one JSON object per line, at most 1 MiB. The shim speaks first a
 and obeys
 
     {"do": "stop", "grace_s": 10.0, "reason": "cancelled by ada"}     grace_s 0: SIGKILL at once
+        with "moment": true, ranks first have a moment to end by themselves
     {"do": "signal", "signal": "SIGUSR1"}        only to ranks that catch it
     {"do": "stacks"}                             only from processes with the handler
+    {"do": "heard", "at": 1234.5}                the coordinator was heard then, by CLOCK_BOOTTIME
 
 A code is the exit code, or 128 + signal number.
+
+Versions. A daemon meets shims of other versions: those that ran when it was upgraded, and, when the
+package is replaced under a running daemon, those it starts itself. So:
+
+    a newer daemon, an older shim   a command it does not know is ignored (it always was)
+    an older daemon, a newer shim   a field of the order that is not there has the value that means
+                                    "as before": no door, no head, never alone
+    a newer order, an older shim    a field it does not know is ignored. A door must not be: ranks
+                                    of several machines would wait in stores that never meet. An
+                                    order with a door is of format 2, which an older shim refuses
 """
 
 from __future__ import annotations
@@ -27,7 +39,10 @@ if TYPE_CHECKING:
     from typing import Any
 
 FORMAT = 1
+WITH_DOOR = 2  # the format of an order that has a door
 ORDER, CLAIM, EXIT = "order.json", "shim.json", "exit.json"
+DOOR, KEY = "door", "key"
+KEY_BYTES = 32
 MAX_FILE_BYTES = 1 << 20
 LINE_BYTES = 1 << 20
 
@@ -57,6 +72,11 @@ class Order:
     archive_files: int = 100_000
     listener_uid: int = 0  # who may give commands, besides root and the shim's own user
     file_mode: int = 0o600  # of what the shim writes; 0640 where the daemon is another user
+    door: str = ""  # this machine's one port, "ip:port"; empty: a machine alone
+    head: str = ""  # the one port of the first node's machine, where the Store is
+    interface: str = ""  # the network interface that has the door's address
+    alone_s: float = 0.0  # without word of the coordinator before the attempt is ended; 0: never
+    heard_at: float = 0.0  # when the coordinator was heard last, by CLOCK_BOOTTIME; 0: just now
     format: int = FORMAT
 
 
@@ -82,7 +102,7 @@ class End:
     reason: str = ""  # a sentence: "rank 1 was killed by SIGKILL"
     stopped: str = ""  # the reason given with stop, when that is why it ended
     error: str = ""  # the failing rank's error file, or the last lines of its log
-    lost: bool = False  # the shim itself was killed, and this was written by its sweeper
+    lost: bool = False  # the shim was killed and its sweeper wrote this, or it was alone too long
     format: int = FORMAT
 
 
@@ -125,6 +145,14 @@ def start_ticks(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
+def host_and_port(door: str) -> tuple[str, int]:
+    """The parts of "10.0.0.5:9461" or "[fd00::5]:9461"; ValueError when it is neither."""
+    host, _, port = door.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise ValueError(f"{door!r} is no address with a port")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
 def to_bytes(value: Order | Claim | End) -> bytes:
     """A shared file's content."""
     return json.dumps(asdict(value)).encode()
@@ -140,10 +168,11 @@ def from_bytes(kind: type[Any], data: bytes) -> Any:
     try:
         fields = json.loads(data)
         version = fields["format"]
-        if version != FORMAT and kind is Order:
-            raise Unreadable(f"an order of format {version}; this version knows {FORMAT}")
-        known = {name: fields[name] for name in kind.__dataclass_fields__ if name in fields}
-        value = kind(**known)
+        if kind is Order and version not in (FORMAT, WITH_DOOR):
+            known = f"{FORMAT} and {WITH_DOOR}"
+            raise Unreadable(f"an order of format {version}; this version knows {known}")
+        given = {name: fields[name] for name in kind.__dataclass_fields__ if name in fields}
+        value = kind(**given)
         _check_types(value)
         return value
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as problem:

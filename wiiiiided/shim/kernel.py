@@ -6,9 +6,11 @@ import contextlib
 import ctypes
 import os
 import signal
+import time
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_TFD_TIMER_ABSTIME = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -37,6 +39,35 @@ def give_back_memory() -> None:
     """Return freed heap to the system. Other C libraries than glibc have no such call."""
     with contextlib.suppress(AttributeError):
         _libc.malloc_trim(0)
+
+
+class _Time(ctypes.Structure):
+    """struct timespec"""
+
+    _fields_ = (("seconds", ctypes.c_long), ("nanoseconds", ctypes.c_long))
+
+
+class _Times(ctypes.Structure):
+    """struct itimerspec"""
+
+    _fields_ = (("interval", _Time), ("value", _Time))
+
+
+def make_alarm() -> int:
+    """A descriptor that becomes readable at a time of CLOCK_BOOTTIME, also one that passes while
+    the machine sleeps. Python has this from 3.13 on."""
+    fd: int = _libc.timerfd_create(time.CLOCK_BOOTTIME, os.O_NONBLOCK | os.O_CLOEXEC)
+    if fd < 0:
+        raise _error()
+    return fd
+
+
+def set_alarm(fd: int, at: float) -> None:
+    """When it rings, and that it does not ring now for an earlier time."""
+    seconds = int(at)
+    when = _Times(_Time(0, 0), _Time(seconds, int((at - seconds) * 1e9)))
+    if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, ctypes.byref(when), None):
+        raise _error()
 
 
 def _prctl(option: int, value: int) -> None:

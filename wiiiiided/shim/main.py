@@ -161,6 +161,12 @@ def _order(directory: int) -> tuple[files.Order | None, str]:
         )
     if not os.path.isabs(order.work):
         return None, f"{files.ORDER} has a working directory that is not absolute: {order.work!r}"
+    if order.door:
+        try:
+            for place in (order.door, order.head) if order.node_index else (order.door,):
+                files.host_and_port(place)
+        except ValueError as problem:
+            return None, f"{files.ORDER} does not say where the ranks meet: {problem}"
     return order, ""
 
 

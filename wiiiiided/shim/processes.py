@@ -6,6 +6,7 @@ its start time, and a signal goes through a pidfd after both have been compared.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -117,6 +118,20 @@ def writes_to(pid: int, prefix: str, others: frozenset[str] = frozenset()) -> bo
                 return True
         except OSError:
             continue
+    return False
+
+
+def has_open(pid: int, wanted: str) -> bool:
+    """Whether a process has this among its descriptors: `socket:[123]`."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return False
+    for name in names:
+        with contextlib.suppress(OSError):
+            if os.readlink(f"{folder}/{name}") == wanted:
+                return True
     return False
 
 

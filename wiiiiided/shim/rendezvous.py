@@ -1,8 +1,10 @@
 """The job's Store: where its ranks find each other. The shim keeps it, ranks are its clients.
 
-torch.distributed's TCPStore, on 127.0.0.1 alone, with a port that the kernel chose; so nothing of a
-job listens on a network, and no port can be taken by someone else between choosing and binding.
-Only processes of this user (and root) are served: the kernel's table says whose a connection is.
+torch.distributed's TCPStore. On a machine alone it listens on 127.0.0.1, at a port that the kernel
+chose; so nothing of a job listens on a network, and no port can be taken by someone else between
+choosing and binding. Only processes of this user (and root) are served: the kernel's table says
+whose a connection is. On one of several machines it listens nowhere: clients are handed over at the
+shim's door (`meeting`).
 
 A client speaks first, in the byte order of the machine. Numbers have eight bytes, text and values
 a length before them, lists their count.
@@ -28,6 +30,7 @@ import os
 import socket
 import sys
 
+from wiiiiided.shim import sockets
 from wiiiiided.shim.door import Door
 from wiiiiided.shim.keys import Keys, Refused
 from wiiiiided.shim.loop import READ, WRITE, Loop
@@ -50,7 +53,6 @@ REQUEST_BYTES = 16 << 20
 ANSWER_BYTES = 64 << 20
 CLIENTS = 4096
 READ_BYTES = 64 << 10
-ESTABLISHED = "01"  # the state, as the kernel's table prints it
 
 
 class _Unfinished(Exception):
@@ -109,8 +111,9 @@ def _bits(value: bytes) -> bytes:
 class _Client:
     """One connection."""
 
-    def __init__(self, server: Rendezvous, link: socket.socket) -> None:
+    def __init__(self, server: Rendezvous, link: socket.socket, inode: int) -> None:
         self._server, self._link = server, link
+        self.inode = inode
         self._in, self._out = bytearray(), bytearray()
         self._known = False  # has said the magic number
         self._needed = 1  # bytes of a request before it is worth another look
@@ -283,27 +286,58 @@ _REQUESTS: tuple[Callable[[Keys, _Client, _Reader], bytes], ...] = (
 
 
 class Rendezvous:
-    """The server. `port` is what ranks get as MASTER_PORT."""
+    """The server. `port` is what ranks of a machine alone get as MASTER_PORT."""
 
-    def __init__(self, loop: Loop) -> None:
+    def __init__(self, loop: Loop, on_last_guest: Callable[[], None] = lambda: None) -> None:
         self.loop = loop
         self.keys = Keys()
         self.unsent: set[_Client] = set()
-        self._clients: set[_Client] = set()
+        self.port = 0
+        self._clients: dict[int, _Client] = {}  # by the socket's inode
+        self._guests: set[_Client] = set()  # of other nodes
+        self._on_last_guest = on_last_guest
+        self._door: Door | None = None
+
+    def listen(self) -> None:
+        """Let processes of this machine connect by themselves."""
         listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
         listener.setblocking(False)
-        self.port: int = listener.getsockname()[1]
-        self._door = Door(loop, listener, self._welcome)
+        self.port = listener.getsockname()[1]
+        self._door = Door(self.loop, listener, self._welcome)
+
+    @property
+    def guests(self) -> int:
+        return len(self._guests)
+
+    def take(self, link: socket.socket, guest: bool = False) -> bool:
+        """Serve a client that somebody else has let in; False when there is no room. The same
+        connection may come twice: a daemon that waited too long for an answer offers it again."""
+        inode = sockets.inode(link)
+        if inode in self._clients:
+            link.close()
+            return True
+        if len(self._clients) >= CLIENTS:
+            return False
+        sockets.tune(link)
+        client = self._clients[inode] = _Client(self, link, inode)
+        if guest:
+            self._guests.add(client)
+        return True
 
     def close(self) -> None:
-        for client in list(self._clients):
+        for client in list(self._clients.values()):
             client.close()
-        self._door.close()
+        if self._door is not None:
+            self._door.close()
 
     def gone(self, client: _Client) -> None:
-        self._clients.discard(client)
+        self._clients.pop(client.inode, None)
         self.unsent.discard(client)
         self.keys.forget(client)
+        if client in self._guests:
+            self._guests.discard(client)
+            if not self._guests:
+                self.loop.after(0, self._on_last_guest)
 
     def deliver(self) -> None:
         """Send what a request made ready, to whomever."""
@@ -319,34 +353,14 @@ class Rendezvous:
                 client.close()
 
     def _welcome(self, link: socket.socket, address: tuple[str, int]) -> None:
-        if len(self._clients) >= CLIENTS or not _is_ours(address, self.port):
+        if not _is_ours(link, address) or not self.take(link):
             link.close()
-            return
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._clients.add(_Client(self, link))
 
 
-def _is_ours(address: tuple[str, int], server: int) -> bool:
-    """Whether the other end of a connection is this user's, or root's.
-
-    Only an established one counts: a socket whose owner has closed it shows root's number.
-    """
-    there = f"{_hexadecimal(address[0])}:{address[1]:04X}"
-    here = f"{_hexadecimal('127.0.0.1')}:{server:04X}"
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        try:
-            with open(table) as file:
-                for line in file:
-                    if there not in line:
-                        continue
-                    _, local, remote, state, _, _, _, uid, *_ = line.split()
-                    if local.endswith(there) and remote.endswith(here) and state == ESTABLISHED:
-                        return int(uid) in (os.geteuid(), 0)
-        except OSError:
-            return True  # a system without that table cannot tell
-    return False
-
-
-def _hexadecimal(host: str) -> str:
-    """An address as the kernel's table prints it: one number of the machine's byte order."""
-    return f"{int.from_bytes(socket.inet_aton(host), _ORDER):08X}"
+def _is_ours(link: socket.socket, address: tuple[str, int]) -> bool:
+    """Whether the other end of a connection is this user's, or root's."""
+    try:
+        end = sockets.other_end(link.getsockname(), address)
+    except OSError:
+        return True  # a system without that table cannot tell
+    return end is not None and end.uid in (os.geteuid(), 0)

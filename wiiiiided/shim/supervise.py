@@ -7,7 +7,8 @@
     stopping ── a moment, TERM, grace, KILL ──► no process left ──► exit.json ► ended
 
 Nothing of the attempt runs when exit.json appears (`family` knows). The moment is for ranks to end
-by themselves, with a better last word than "terminated", when one of them has failed.
+by themselves, with a better last word than "terminated", when one of them has failed. The first of
+several nodes keeps the job's Store: when its own ranks have ended well it stays for the others'.
 """
 
 from __future__ import annotations
@@ -35,8 +36,9 @@ from wiiiiided.shim.control import Control
 from wiiiiided.shim.ending import Exit
 from wiiiiided.shim.logs import Log
 from wiiiiided.shim.loop import Loop, Timer
+from wiiiiided.shim.meeting import Meeting
 from wiiiiided.shim.ranks import NOT_PREPARED, Program, Rank, make_files
-from wiiiiided.shim.rendezvous import Rendezvous
+from wiiiiided.shim.solitude import Solitude
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -92,10 +94,13 @@ class Supervisor:
         self._codes: dict[str, int] = {}  # of ranks, in the order of their ends
         self._termed = False
         self._left_alone = False  # all ranks have ended by themselves
+        self._hosting = False  # … and ranks of other nodes use the Store
         self._next_step: Timer | None = None  # to TERM, or to KILL
         self._next_at = 0.0
         self._unpacker: tuple[int, int] | None = None  # pid, pipe
-        self._rendezvous: Rendezvous | None = None
+        self._meeting: Meeting | None = None
+        self._solitude: Solitude | None = None
+        self._was_alone = False  # that is why it was stopped
         self._asking: list[Callable[[bytes], None]] = []  # for stacks, while they are collected
         self._family = family.Family(self._loop, self._ended, self._finish)
         uids = {0, os.geteuid(), given.order.listener_uid}
@@ -106,6 +111,10 @@ class Supervisor:
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
         try:
+            if self._order.alone_s > 0:
+                self._solitude = Solitude(
+                    self._loop, self._order.alone_s, self._stop_alone, self._order.heard_at
+                )
             if unpacking.needed(self._order):
                 self._unpacker = unpacking.start(self._order, self._given.archive)
             else:
@@ -119,14 +128,16 @@ class Supervisor:
     def _start(self) -> None:
         if self._given.archive is not None:
             os.close(self._given.archive)
-        self._rendezvous = Rendezvous(self._loop)
+        self._meeting = self._arrange()
+        if self._meeting is None:
+            return
         secrets = self._given.secrets
         # The shim's descriptor, not one that is passed on: it is there for every process of the
         # job, however it was started, and no number can be mistaken for another file's.
         place = "" if secrets is None else f"/proc/{os.getpid()}/fd/{secrets}"
         for rank in self._ranks:
             env = environment.for_rank(
-                self._order, rank.number, self._given.path, self._rendezvous.port, place
+                self._order, rank.number, self._given.path, self._meeting.port, place
             )
             if not self._make_files(rank):
                 del env["WIIIIIDE_STATS"], env["WIIIIIDE_STACKS"]
@@ -141,6 +152,16 @@ class Supervisor:
             self._changed = True
         names = [name for rank in self._ranks for name in rank.pipes]
         attempt.write_pipes(self._given.directory, names)
+
+    def _arrange(self) -> Meeting | None:
+        note = self._ranks[0].log.note
+        try:
+            return Meeting(
+                self._loop, self._order, self._given.directory, note, on_last_guest=self._finish
+            )
+        except files.Unreadable as problem:
+            self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem}"))
+            return None
 
     def _make_files(self, rank: Rank) -> bool:
         try:
@@ -214,18 +235,27 @@ class Supervisor:
         self._enter("stopping")
         self._kill()
 
-    def _stop(self, grace_s: float, reason: str) -> None:
+    def _stop(self, grace_s: float, reason: str, moment: bool = False) -> None:
         if self._phase == "ended":
             return
         if self._failure is None and not self._all_ended and not self._stopped:
             self._stopped = reason
         self._enter("stopping")
-        if grace_s <= 0:
+        if self._hosting:
+            self._finish()
+        elif grace_s <= 0:
             self._kill()
+        elif not self._termed and moment:
+            self._do_in(MOMENT_S, lambda: self._terminate(grace_s))
         elif not self._termed:
             self._terminate(grace_s)
         elif time.monotonic() + grace_s < self._next_at:
             self._do_in(grace_s, self._kill)
+
+    def _stop_alone(self) -> None:
+        reason = f"alone for {self._order.alone_s:g} s (policy.stop_alone)"
+        self._stop(self._order.grace_s, reason)
+        self._was_alone = self._stopped == reason
 
     def _leave(self) -> None:
         """SIGTERM, as everybody gets it when the machine shuts down: a rank that died of it a
@@ -260,15 +290,22 @@ class Supervisor:
         self._next_step = self._loop.after(seconds, action)
 
     def _finish(self) -> None:
-        """No process is left. Unless that is the beginning, it is the end."""
+        """No process is left. Unless that is the beginning, or ranks elsewhere still need the
+        Store, it is the end."""
         if self._phase == "ended" or (self._phase != "stopping" and not self._all_ended):
             return
+        if family.has_children():
+            return  # a guest left before the ranks here did
         if self._next_step is not None:
             self._next_step.cancel()
+        self._hosting = self._phase == "running" and bool(self._meeting and self._meeting.guests)
+        if self._hosting:
+            return
         for rank in self._ranks:
             rank.finish_log()
-        if self._rendezvous is not None:
-            self._rendezvous.close()
+        for those in (self._meeting, self._solitude):
+            if those is not None:
+                those.close()
         self._write(self._verdict())
 
     def _verdict(self) -> files.End:
@@ -284,8 +321,9 @@ class Supervisor:
         code = next(filter(None, self._codes.values()), 0)
         if self._stopped:
             code = code if self._codes else TERMINATED
-            reason = f"stopped: {self._stopped}"
-            return files.End(now, self._codes, code, reason=reason, stopped=self._stopped)
+            why, lost = self._stopped, self._was_alone
+            reason = f"stopped: {why}"
+            return files.End(now, self._codes, code, reason=reason, stopped=why, lost=lost)
         return files.End(now, self._codes, code)
 
     def _write(self, end: files.End) -> None:
@@ -326,11 +364,14 @@ class Supervisor:
         match command.get("do"):
             case "stop":
                 reason = str(command.get("reason", ""))[:REASON_CHARS] or "no reason was given"
-                self._stop(self._grace(command.get("grace_s")), reason)
+                grace_s = self._grace(command.get("grace_s"))
+                self._stop(grace_s, reason, command.get("moment") is True)
             case "signal":
                 self._signal(str(command.get("signal")))
             case "stacks":
                 self._ask_for_stacks(answer)
+            case "heard" if self._solitude is not None:
+                self._solitude.heard(command.get("at"))
 
     def _grace(self, given: object) -> float:
         if isinstance(given, int | float) and given == given:  # a NaN is not itself

@@ -1,0 +1,71 @@
+"""Whose is the other end of a connection? The kernel's tables, in every way they print it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from wiiiiided.shim import sockets
+
+
+@contextlib.contextmanager
+def connected(host: str, client: socket.socket) -> Iterator[socket.socket]:
+    """The accepted end."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with client, socket.create_server((host, 0), family=family) as server:
+        port = server.getsockname()[1]
+        mapped = client.family != family
+        client.connect((f"::ffff:{host}" if mapped else host, port))
+        with server.accept()[0] as accepted:
+            yield accepted
+
+
+@pytest.mark.parametrize(
+    ("host", "family"),
+    [
+        ("127.0.0.1", socket.AF_INET),
+        ("127.0.0.1", socket.AF_INET6),  # a socket that can speak both
+        ("::1", socket.AF_INET6),
+    ],
+)
+def test_the_other_end_is_found(host: str, family: socket.AddressFamily) -> None:
+    if family == socket.AF_INET6 and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    client = socket.socket(family)
+    with connected(host, client) as link:
+        end = sockets.other_end(link.getsockname(), link.getpeername())
+        assert end == sockets.End(os.getuid(), sockets.inode(client))
+        assert end != sockets.other_end(client.getsockname(), client.getpeername())
+
+
+def test_a_connection_of_this_process_is_none_of_its_familys() -> None:
+    with connected("127.0.0.1", socket.socket()) as link:
+        assert not sockets.is_of_the_family(link)
+
+
+def test_an_end_that_has_been_closed_is_nobodys() -> None:
+    client = socket.socket()
+    with connected("127.0.0.1", client) as link:
+        there = link.getpeername()
+        client.close()
+        assert sockets.other_end(link.getsockname(), there) is None
+        assert not sockets.is_of_the_family(link)
+
+
+def test_a_kernel_without_the_tables_cannot_tell(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with connected("127.0.0.1", socket.socket()) as link:
+        where = link.getsockname(), link.getpeername()
+        missing = str(tmp_path / "missing")
+        monkeypatch.setattr(sockets, "TABLES", (sockets.TABLES[0], missing))
+        assert sockets.other_end(*where) is not None
+        assert sockets.other_end(where[0], ("127.0.0.1", 1)) is None
+        monkeypatch.setattr(sockets, "TABLES", (missing, missing))
+        with pytest.raises(FileNotFoundError):
+            sockets.other_end(*where)

@@ -1,0 +1,144 @@
+"""A share that ends itself when nobody has asked after it for as long as its job allows."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from tests.kit.conditions import wait_until
+from tests.kit.shims import PATIENCE_S, Attempt
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.shim import files, solitude
+
+REASON = "alone for 0.5 s (policy.stop_alone)"
+
+
+def test_a_share_that_nobody_asks_after_ends_itself_as_lost(tmp_path: Path) -> None:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=0.5, grace_s=30.0) as attempt:
+        end = attempt.run()
+        assert (end.stopped, end.lost, end.codes) == (REASON, True, {"0": 143})
+        assert end.reason == f"stopped: {REASON}"
+
+
+def test_a_share_that_is_started_late_has_been_alone_since_the_coordinator_was_heard(
+    tmp_path: Path,
+) -> None:
+    heard_at = solitude.now() - 3600.0
+    with Attempt(
+        tmp_path, ["sleep", "1000"], alone_s=600.0, heard_at=heard_at, grace_s=30.0
+    ) as attempt:
+        end = attempt.run()
+        assert (end.lost, end.stopped) == (True, "alone for 600 s (policy.stop_alone)")
+
+
+def test_a_share_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
+    tmp_path: Path,
+) -> None:
+    with Attempt(tmp_path, ["sleep", "0.7"], grace_s=30.0) as attempt:
+        end = attempt.run()
+        assert (end.code, end.stopped, end.lost) == (0, "", False)
+
+
+def test_who_is_asked_after_goes_on(tmp_path: Path) -> None:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=2.0) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        listener.phase("running")
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.wait(0.1):
+                listener.send(do="heard", at=solitude.now())
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        until = solitude.now() + 4.0  # twice as long as it may be alone
+        wait_until(lambda: solitude.now() > until, PATIENCE_S, "time to pass")
+        assert attempt.shims[0].poll() is None
+        over.set()
+        asking.join()
+        assert attempt.end().lost
+
+
+@pytest.mark.parametrize("at", [None, "soon", float("nan"), float("inf"), 1e30, [1]])
+def test_a_time_that_is_none_of_the_past_is_now(tmp_path: Path, at: object) -> None:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=0.5) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        listener.send(do="heard", at=at)
+        assert attempt.end().stopped == REASON  # it did not count for ever
+
+
+def test_the_daemon_keeps_a_share_going(tmp_path: Path) -> None:
+    runs = Runs(tmp_path, JobUser.this())
+    with Attempt(runs.job(7), ["sleep", "1000"], alone_s=2.0) as attempt:
+        attempt.start()
+        attempt.claim()
+        ends: list[files.End] = []
+        shim = Shim(runs, 7, 1, lambda: None, ends.append)
+
+        async def follow() -> float:
+            following = asyncio.ensure_future(shim.follow(None, lambda: nullcontext({})))
+            until = solitude.now() + 4.0
+            while solitude.now() < until:
+                shim.heard(solitude.now())
+                await asyncio.sleep(0.1)
+            assert not ends
+            await asyncio.wait_for(following, PATIENCE_S)
+            return solitude.now() - until
+
+        assert asyncio.run(follow()) > 1.0
+        shim.heard(solitude.now())  # to nobody: nothing happens
+        assert [(end.lost, end.stopped) for end in ends] == [
+            (True, "alone for 2 s (policy.stop_alone)")
+        ]
+        attempt.end()
+
+
+def test_old_news_do_not_count(tmp_path: Path) -> None:
+    """As when the shim was stopped, and its socket is full of what the daemon said before."""
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=4.0, grace_s=30.0) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        listener.phase("running")
+        attempt.shims[0].send_signal(signal.SIGSTOP)
+        said = solitude.now()
+        listener.send(do="heard", at=said)
+        wait_until(lambda: solitude.now() > said + 4.0, PATIENCE_S, "time to pass")
+        began = time.monotonic()
+        attempt.shims[0].send_signal(signal.SIGCONT)
+        assert attempt.end().lost
+        assert time.monotonic() - began < 3.9  # not another time alone
+
+
+def test_news_that_are_younger_than_the_alarm_count(tmp_path: Path) -> None:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=1.0) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        listener.phase("running")
+        attempt.shims[0].send_signal(signal.SIGSTOP)
+        began = solitude.now()
+        wait_until(lambda: solitude.now() > began + 1.5, PATIENCE_S, "time to pass")
+        listener.send(do="heard", at=solitude.now())
+        attempt.shims[0].send_signal(signal.SIGCONT)
+        listener.send(do="stop", grace_s=0, reason="seen")
+        assert attempt.end().stopped == "seen"
+
+
+def test_whoever_was_stopped_before_is_not_lost(tmp_path: Path) -> None:
+    trap = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.05; done"]
+    with Attempt(tmp_path, trap, alone_s=1.0, grace_s=2.0) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        attempt.wait_for("ready")
+        listener.send(do="stop", grace_s=2.0, reason="cancelled")
+        end = attempt.end()
+        assert (end.stopped, end.lost) == ("cancelled", False)

@@ -1,0 +1,95 @@
+"""One try to reach the Store on the first node: connect, knock, and hand the connection over.
+
+    connect ── writable ──► KNOCK, PROOF out; CHALLENGE, OPEN in ──► answered(link)
+       └── refused, silent for 10 s, not let in ───────────────────► failed(reason, sentence)
+
+Not one byte is read beyond OPEN: what follows belongs to whoever gets the link.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+
+from wiiiiided.shim.knocking import Knock, Refused
+from wiiiiided.shim.loop import READ, WRITE, Loop
+from wiiiiided.shim.sockets import tune
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WITHIN_S = 10.0
+NETWORK = 0  # the reason of a call that reached nobody
+
+
+class Call:
+    """Calls exactly one of the two, once and not from the constructor; none after `cancel`.
+    OSError when there is no descriptor left."""
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: tuple[str, int],
+        knock: Knock,
+        answered: Callable[[socket.socket], None],
+        failed: Callable[[int, str], None],
+    ) -> None:
+        self._loop, self._knock = loop, knock
+        self._answered, self._failed = answered, failed
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self._link = socket.socket(family, socket.SOCK_STREAM)
+        tune(self._link)
+        self._link.connect_ex(address)  # how it went is asked when something has happened
+        loop.watch(self._link.fileno(), WRITE, self._connected)
+        self._timer = loop.after(WITHIN_S, lambda: self._fail(NETWORK, "it does not answer"))
+
+    def cancel(self) -> None:
+        self._let_go()
+        self._link.close()
+
+    def _let_go(self) -> None:
+        self._timer.cancel()
+        if self._link.fileno() >= 0:
+            self._loop.forget(self._link.fileno())
+
+    def _fail(self, reason: int, sentence: str) -> None:
+        self.cancel()
+        self._failed(reason, sentence)
+
+    def _connected(self) -> None:
+        if number := self._link.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self._fail(NETWORK, os.strerror(number))
+        else:
+            self._loop.watch(self._link.fileno(), READ, self._ready)
+            self._attempt(self._say)
+
+    def _ready(self) -> None:
+        self._attempt(self._hear)
+
+    def _attempt(self, action: Callable[[], None]) -> None:
+        try:
+            action()
+        except BlockingIOError:
+            return
+        except OSError as problem:
+            self._fail(NETWORK, problem.strerror or "the connection broke")
+        except Refused as refused:
+            self._fail(*refused.args)
+
+    def _say(self) -> None:
+        # A new connection has room for a hundred bytes; one that has not is none.
+        out = self._knock.data_to_send()
+        if self._link.send(out) != len(out):
+            raise OSError(0, "the connection is stuck")
+
+    def _hear(self) -> None:
+        data = self._link.recv(self._knock.wanted)
+        if not data:
+            raise ConnectionError(0, "it closed the connection")
+        self._knock.receive_data(data)
+        if self._knock.done:
+            self._let_go()
+            self._answered(self._link)
+        else:
+            self._say()
