@@ -35,6 +35,11 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True):
     """A tagged JSON object; fields a newer peer added are ignored."""
 
 
+def _without_secrets(message: Message) -> str:
+    """For a log: what is in it is nobody's business."""
+    return f"{type(message).__name__}(…)"
+
+
 class Hello(Message, frozen=True):
     protocol: int
     version: str
@@ -49,6 +54,8 @@ class Submit(Message, frozen=True):
     archive_bytes: int
     secrets: dict[str, str] = {}  # the values of run.pass_env
     hold: bool = False
+
+    __repr__ = _without_secrets
 
 
 class List(Message, frozen=True):
@@ -138,6 +145,74 @@ class Predict(Message, frozen=True):
     name: str
 
 
+# ---- requests about machines. Init, Join and Leave are answered by the daemon of this machine;
+# all others by the coordinator, whichever daemon was asked.
+
+
+class Init(Message, frozen=True):
+    """This machine becomes the coordinator of a cluster. Answered with a ClusterView; then the
+    daemon takes up its new role, and Status says when it has."""
+
+    cluster: str = ""  # empty: the name of this node
+    address: str = ""  # empty: by the route to the outside
+    port: int = 0  # 0: the usual one
+
+
+class Join(Message, frozen=True):
+    """This machine becomes a member. Answered as Init is."""
+
+    host: str
+    port: int
+    token: str
+    name: str = ""  # of this node; empty: as its host is called
+    address: str = ""  # of this machine; empty: by the route to the coordinator
+    own_port: int = 0  # of this machine; 0: the usual one
+
+    __repr__ = _without_secrets
+
+
+class Leave(Message, frozen=True):
+    """This machine is alone again. With `force` also when the coordinator cannot be told."""
+
+    force: bool = False
+
+
+class CreateToken(Message, frozen=True):
+    ttl_s: float = 3600.0
+    uses: int = 1
+
+
+class Nodes(Message, frozen=True):
+    """All machines of the cluster."""
+
+
+class RemoveNode(Message, frozen=True):
+    """Its certificate is refused by every daemon from then on. Refused while jobs are on it, unless
+    `force`: then its shares count as ended."""
+
+    name: str
+    force: bool = False
+
+
+class DeclareLost(Message, frozen=True):
+    """The operator vouches: nothing runs on that machine any more, or ever will."""
+
+    name: str
+
+
+class Drain(Message, frozen=True):
+    name: str
+    reason: str = ""
+
+
+class Resume(Message, frozen=True):
+    name: str
+
+
+class Renew(Message, frozen=True):
+    """A new certificate for the daemon that was asked; by itself it does so in good time."""
+
+
 Request = (
     Submit
     | List
@@ -156,6 +231,16 @@ Request = (
     | Watch
     | Records
     | Predict
+    | Init
+    | Join
+    | Leave
+    | CreateToken
+    | Nodes
+    | RemoveNode
+    | DeclareLost
+    | Drain
+    | Resume
+    | Renew
 )
 
 
@@ -240,6 +325,7 @@ class LogLine(msgspec.Struct, frozen=True):
     stream: Literal["out", "err", "note"]  # note: the shim's own words
     text: str  # without its newline; untrusted
     attempt: int = 1
+    node: str = ""  # where the rank runs
 
 
 class LogLines(Message, frozen=True):
@@ -267,6 +353,48 @@ class DaemonStatus(Message, frozen=True):
     job_user: str
     counts: dict[str, int]  # jobs per state, those not over
     problem: str = ""  # a sentence when something is wrong: "cannot write its state: disk full"
+    role: Literal["alone", "coordinator", "member"] = "alone"
+    cluster: str = ""  # empty: alone
+    coordinator: str = ""  # the name of that node
+    linked: bool = True  # of a member: whether the coordinator hears it
+
+
+class ClusterView(Message, frozen=True):
+    """What init, join, leave and renew have made of this machine."""
+
+    cluster: str
+    role: Literal["alone", "coordinator", "member"]
+    node: str
+    address: str = ""  # of its one port, "10.0.0.5:9461"
+    coordinator: str = ""  # its node's name
+    coordinator_address: str = ""
+    certificate_until: float | None = None
+
+
+class TokenCreated(Message, frozen=True):
+    token: str  # a secret
+    address: str  # of the coordinator, for the line that joins
+    expires_at: float
+    uses: int
+
+    __repr__ = _without_secrets
+
+
+class NodeView(Message, frozen=True):
+    """A machine, as `nodes` shows it."""
+
+    node: Node
+    state: Literal["ok", "idle", "drained", "lost"]
+    why: str  # one sentence: "runs job 3", "drained by root: fan broken", "not heard of for 40 s"
+    coordinator: bool = False
+    jobs: tuple[int, ...] = ()
+    since: float = 0.0  # of the state
+    certificate_until: float | None = None
+
+
+class NodeList(Message, frozen=True):
+    cluster: str
+    nodes: tuple[NodeView, ...]
 
 
 class JobRow(msgspec.Struct, frozen=True):
@@ -318,6 +446,10 @@ Answer = (
     | Snapshot
     | JobRecords
     | Predicted
+    | ClusterView
+    | TokenCreated
+    | NodeView
+    | NodeList
     | End
 )
 

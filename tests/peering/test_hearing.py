@@ -1,0 +1,293 @@
+"""The coordinator's ends of the links: what a member says counts for itself, by our clock."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Owner
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster.links import Links, restamped
+from wiiiiided.daemon.cluster.perform import Assigner, Performer
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.store import Store
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import JobSpec, Resources, Run
+from wiiiiided.peering import messages as p
+from wiiiiided.trust.certificate import Certificate
+from wiiiiided.trust.tls import Peer
+
+A, B, C = (
+    Node(name, 2, 1 << 30, address=f"127.0.0.{number}", port=9461, version="0.1.0")
+    for number, name in enumerate("abc", 2)
+)
+
+
+class Workers:
+    def perform(self, action: Any, given: p.Assignment) -> None:
+        pass
+
+
+class Members:
+    def __init__(self, until: float = 1e12) -> None:
+        self._until = until
+        self.no = ""  # why a certificate does not count
+
+    def until(self, name: str) -> float:
+        return self._until
+
+    def verdict(self, peer: Peer) -> str:
+        return self.no
+
+    def check_place(self, node: Node) -> None:
+        pass
+
+    def renew(self, name: str, request: str) -> Certificate:
+        return Certificate(f"signed {request} for {name}", 2e12)
+
+
+class Identity:
+    def attempt_key(self, job: int, attempt: int) -> bytes:
+        return bytes([job, attempt]) * 16
+
+
+class Head:
+    """A coordinator without a port: members are at the other end of socket pairs."""
+
+    def __init__(self, state: Path, members: Members) -> None:
+        self.store = Store(state)
+        identity: Any = Identity()
+        assigner = Assigner(lambda: self.keeper.state.nodes, self.store.secrets, identity)
+        workers: Any = Workers()
+        performer = Performer("a", workers, assigner)
+        self.keeper = Keeper(self.store, [A], performer)
+        given: Any = members
+        self.links = Links(self.keeper, assigner, given)
+        performer.send = self.links.send
+        self.tasks: list[asyncio.Task[None]] = []
+        self.talks: list[Talk] = []
+
+    async def link(self, node: Node, name: str = "", has: tuple[int, ...] = ()) -> Talk:
+        """A member's end of a link, after its hello; the reconciliation is the next it hears."""
+        here, there = socket.socketpair()
+        ours = Talk(*await asyncio.open_connection(sock=here))
+        ours.peer = Peer(name or node.name, "f" * 64, "member")
+        self.tasks.append(asyncio.ensure_future(self.links.serve(ours)))
+        self.tasks[-1].add_done_callback(lambda _: ours.close())  # as the port does
+        talk = Talk(*await asyncio.open_connection(sock=there))
+        self.talks.append(talk)
+        await talk.say(p.LinkHello(node, has))
+        return talk
+
+    def submit(self, number: int, nodes: int, secrets: dict[str, str] | None = None) -> None:
+        run = Run(("python",), pass_env=tuple(secrets or ()))
+        spec = JobSpec("test", run, Resources((nodes, nodes)))
+        owner = Owner("a", 0, "root")
+        event = e.JobSubmitted(self.keeper.clock(), number, spec, owner, "ab" * 32)
+        self.keeper.ask(event, secrets)
+
+    def state(self, number: int) -> str:
+        found = self.keeper.job(number)
+        assert found is not None
+        return found.state
+
+
+@contextlib.asynccontextmanager
+async def head(state: Path, members: Members | None = None) -> AsyncIterator[Head]:
+    made = Head(state, members or Members())
+    try:
+        async with asyncio.timeout(20):
+            yield made
+    finally:
+        made.links.close()
+        for talk in made.talks:
+            talk.close()
+        await asyncio.gather(*made.tasks, return_exceptions=True)
+        made.keeper.close()
+        made.store.close()
+
+
+async def reconciled(talk: Talk) -> p.Reconcile:
+    told = p.decode_reconcile(await talk.message())
+    assert isinstance(told, p.Reconcile)
+    return told
+
+
+async def until(condition: Any) -> None:
+    while not condition():
+        await asyncio.sleep(0.002)
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[Path]:
+    return tmp_path / "state"
+
+
+def test_a_member_is_told_all_that_is_believed_to_be_on_it(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            b = await a.link(B, has=(1, 99))
+            first = await reconciled(b)
+            assert (first.assignments, first.forget) == ((), (1, 99))
+            a.submit(1, nodes=2, secrets={"WORD": "x"})
+            order = p.decode_from_coordinator(await b.message())
+            assert isinstance(order, p.Do)
+            again = await reconciled(await a.link(B, has=(1,)))
+            (given,) = map(p.unpack, again.assignments)
+            assert given == p.unpack(order.assignment)
+            assert given.doors == {"a": A.door, "b": B.door}
+            assert given.secrets == {"WORD": "x"}
+            assert bytes.fromhex(given.key) == bytes([1, 1]) * 16
+            assert again.forget == ()
+
+    asyncio.run(work())
+
+
+def test_a_second_link_takes_the_place_of_the_first(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            first = await a.link(B)
+            await reconciled(first)
+            second = await a.link(B)
+            await reconciled(second)
+            await first.gone()
+            assert a.links.linked("b")
+            assert "b" not in a.keeper.state.absent
+            second.close()
+            await until(lambda: not a.links.linked("b"))
+            await until(lambda: "b" in a.keeper.state.absent)
+
+    asyncio.run(work())
+
+
+def test_a_machine_with_the_same_certificate_waits_until_the_first_is_gone(state: Path) -> None:
+    """A clone would be given the same shares; a machine that restarted is taken a moment later."""
+
+    async def work() -> None:
+        async with head(state) as a:
+            first = await a.link(replace(B, boot_id="one"))
+            await reconciled(first)
+            clone = await a.link(replace(B, boot_id="two"))
+            with pytest.raises(EOFError):
+                await clone.message()
+            a.submit(1, nodes=2)
+            heard = p.decode_from_coordinator(await first.message())
+            assert isinstance(heard, p.Ping)  # is it still there?
+            assert isinstance(p.decode_from_coordinator(await first.message()), p.Do)
+            first.close()
+            await until(lambda: not a.links.linked("b"))
+            await reconciled(await a.link(replace(B, boot_id="two")))
+
+    asyncio.run(work())
+
+
+def test_a_link_that_cannot_be_begun_leaves_the_node_unheard(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            with monkeypatch.context() as broken:
+                broken.setattr(a.links, "_reconciliation", None)
+                talk = await a.link(B)
+                await until(lambda: "b" in a.keeper.state.absent)
+                assert not a.links.linked("b")
+                talk.close()
+            await reconciled(await a.link(B))
+            assert "b" not in a.keeper.state.absent
+
+    asyncio.run(work())
+
+
+def test_a_member_is_who_its_certificate_says(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            talk = await a.link(C, name="b")
+            await reconciled(talk)
+            assert set(a.keeper.state.nodes) == {"a", "b"}
+
+    asyncio.run(work())
+
+
+def test_what_a_member_says_of_others_is_not_believed(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            b, c = await a.link(B), await a.link(C)
+            await reconciled(b)
+            await reconciled(c)
+            a.submit(1, nodes=3)
+            assert a.state(1) == "starting"
+            await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "c", 1, "a lie")))
+            await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "a", 1, "a lie")))
+            await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "b", 1, "the truth")))
+            await until(lambda: a.state(1) == "stopping")
+            found = a.keeper.job(1)
+            assert found is not None
+            assert found.attempt is not None
+            assert set(found.attempt.results) == {"b"}
+
+    asyncio.run(work())
+
+
+def test_a_certificate_that_ends_soon_is_renewed_over_the_link(state: Path) -> None:
+    async def work() -> None:
+        async with head(state, Members(until=0.0)) as a:
+            b = await a.link(B)
+            await reconciled(b)
+            assert isinstance(p.decode_from_coordinator(await b.message()), p.RenewDue)
+            await b.say(p.RenewRequest("mine"))
+            said = p.decode_from_coordinator(await b.message())
+            assert said == p.Renewed("signed mine for b", 2e12)
+
+    asyncio.run(work())
+
+
+def test_what_a_member_says_and_nobody_knows_is_passed_over(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            b = await a.link(B)
+            await reconciled(b)
+            await b.send(b"J", b'{"type": "OfTheFuture"}')
+            await b.say(p.RenewRequest("mine"))
+            assert isinstance(p.decode_from_coordinator(await b.message()), p.Renewed)
+
+    asyncio.run(work())
+
+
+def test_a_removed_member_is_told_and_not_reported_as_lost(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            b = await a.link(B)
+            await reconciled(b)
+            a.links.remove("b", "root")
+            assert p.decode_from_coordinator(await b.message()) == p.Removed("root")
+            with pytest.raises(EOFError):
+                await b.message()
+            assert "b" not in a.keeper.state.absent
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(
+    ("member_at", "ended_at", "found"),
+    [
+        (5000.0, 4990.0, 90.0),  # ten seconds before it was told, by whatever clock
+        (0.0, -10.0, 90.0),
+        (5000.0, 6000.0, 100.0),  # its clock was set back meanwhile: not in the future
+        (5000.0, None, None),
+    ],
+)
+def test_times_of_another_machine_become_ours(
+    member_at: float, ended_at: float | None, found: float | None
+) -> None:
+    event = e.WorkersEnded(member_at, 1, 1, "b", 0, "all\nranks \x1b[31mended", ended_at=ended_at)
+    ours = restamped(event, 100.0)
+    assert (ours.at, ours.ended_at) == (100.0, found)
+    assert ours.reason == "all?ranks ?[31mended"

@@ -1,0 +1,306 @@
+"""A member's link: what it hears, what it does about it, and that it never gives up."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from wiiiiided.control import actions as a
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Attempt, Job, Owner, Starting
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster import uplink as module
+from wiiiiided.daemon.cluster.dial import Turned, Unreachable
+from wiiiiided.daemon.cluster.uplink import Uplink
+from wiiiiided.domain.layout import Layout, Share
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import JobSpec, Run
+from wiiiiided.peering import messages as p
+
+NODE = Node("b", 2, 1 << 30, address="127.0.0.3", port=9461)
+LAYOUT = Layout((Share("b", 0, 0, 1, 1),))
+
+
+def job(number: int) -> Job:
+    spec = JobSpec("test", Run(("python", "-c", "pass")))
+    attempt = Attempt(1, LAYOUT, 0.0)
+    owner = Owner("a", 0, "root")
+    return Job(number, spec, owner, "ab" * 32, 0.0, Starting(0.0), attempt=attempt)
+
+
+class Workers:
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[Any] = []
+        self.following: dict[tuple[int, int], Job] = {}
+        self.heard_at: list[float] = []
+        self.runs = self
+
+    def numbers(self) -> list[int]:
+        return [3, 4]
+
+    def reconcile(
+        self,
+        given: list[p.Assignment],
+        others: set[tuple[int, int]] = frozenset(),
+        reason: str = "",
+    ) -> None:
+        self.told.append(("reconcile", [one.job.id for one in given], others))
+        if reason:
+            self.told.append(("ends all", reason))
+
+    def perform(self, action: Any, given: p.Assignment) -> None:
+        self.told.append((type(action).__name__, given.job.id, given.secrets))
+
+    def decline(self, number: int, attempt: int, why: str) -> None:
+        self.told.append(("decline", number, attempt))
+
+    def heard(self, at: float) -> None:
+        self.told.append("heard")
+        self.heard_at.append(at)
+
+
+class Coordinator:
+    """Plays the other end; every dial is one call of `play`, or the error it raises."""
+
+    def __init__(self, *plays: Callable[[Talk], Awaitable[None]] | Exception) -> None:
+        self.plays = list(plays)
+        self.tasks: list[asyncio.Task[None]] = []
+
+    async def open(self, address: str, port: int, purpose: str, person: Any = None) -> Talk:
+        play = self.plays.pop(0) if self.plays else Unreachable("the play is over")
+        if isinstance(play, Exception):
+            raise play
+        here, there = socket.socketpair()
+        talk = Talk(*await asyncio.open_connection(sock=there))
+
+        async def run() -> None:
+            try:
+                await play(talk)
+            finally:
+                talk.close()
+
+        self.tasks.append(asyncio.ensure_future(run()))
+        return Talk(*await asyncio.open_connection(sock=here))
+
+
+class Papers:
+    class identity:
+        cluster = "lab"
+
+        class coordinator:
+            name, address, port, door = "a", "127.0.0.2", 9461, "127.0.0.2:9461"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FIRST_S", 0.001)
+    monkeypatch.setattr(module, "MOST_S", 0.01)
+    monkeypatch.setattr(module, "TURNED_S", 0.01)
+    monkeypatch.setattr(module, "HEARD_S", 0.01)
+
+
+def member(there: Coordinator) -> tuple[Uplink, Workers]:
+    workers = Workers()
+
+    async def forget(jobs: tuple[int, ...]) -> None:
+        workers.told.append(("forget", jobs))
+
+    papers: Any = Papers()
+    dialer: Any = there
+    given: Any = workers
+    return Uplink(papers, dialer, lambda: NODE, given, forget), workers
+
+
+def played(there: Coordinator, until: Callable[[Uplink, Workers], bool]) -> tuple[Uplink, Workers]:
+    """Run a member against a play until something is true of it."""
+
+    async def work() -> tuple[Uplink, Workers]:
+        link, workers = member(there)
+        running = asyncio.ensure_future(link.run())
+        async with asyncio.timeout(20):
+            while not until(link, workers):
+                await asyncio.sleep(0.002)
+        running.cancel()
+        await asyncio.gather(running, *there.tasks, return_exceptions=True)
+        return link, workers
+
+    return asyncio.run(work())
+
+
+async def greeted(talk: Talk, *given: p.Assignment, forget: tuple[int, ...] = ()) -> p.LinkHello:
+    hello = p.decode_hello(await talk.message())
+    await talk.say(p.Reconcile(tuple(map(p.pack, given)), forget))
+    return hello
+
+
+def test_a_link_begins_with_what_is_there_on_both_sides() -> None:
+    hellos = []
+
+    async def play(talk: Talk) -> None:
+        hellos.append(await greeted(talk, p.Assignment(job(7), ""), forget=(3,)))
+        await talk.message()
+
+    _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
+    assert hellos == [p.LinkHello(NODE, (3, 4))]
+    assert ("reconcile", [7], set()) in workers.told
+
+
+def test_it_dials_again_whatever_happens() -> None:
+    count = 0
+
+    async def play(talk: Talk) -> None:
+        nonlocal count
+        await greeted(talk)
+        count += 1
+
+    async def nonsense(talk: Talk) -> None:
+        await talk.send(b"J", b"{}")
+
+    plays = [Unreachable("no"), play, nonsense, OSError(5, "io"), play, Turned(5, "not now"), play]
+    link, _ = played(Coordinator(*plays), lambda link, w: count == 3 and not link.linked)
+    assert "does not answer" in link.trouble
+    assert "jobs go on" in link.trouble
+
+
+def test_orders_are_carried_out_and_what_is_unknown_is_passed_over() -> None:
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.send(b"J", b'{"type": "OfTheFuture", "x": 1}')
+        given = p.Assignment(job(9), "", secrets={"A": "b"})
+        await talk.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), p.pack(given)))
+        await talk.message()
+
+    _, workers = played(Coordinator(play), lambda link, w: len(w.told) > 2 and "heard" in w.told)
+    assert ("StartWorkers", 9, {"A": "b"}) in workers.told
+
+
+def test_a_job_of_a_newer_version_is_declined_and_the_rest_is_done() -> None:
+    """One job that cannot be read must not cost the node all others."""
+    good = p.Assignment(job(8), "")
+    newer = msgspec.json.decode(msgspec.json.encode(p.Assignment(job(7), "")))
+    newer["job"]["spec"]["run"]["warp"] = 9
+    packed = msgspec.Raw(msgspec.json.encode(newer))
+
+    async def play(talk: Talk) -> None:
+        await talk.message()
+        await talk.say(p.Reconcile((packed, p.pack(good))))
+        await talk.say(p.Do(a.StartWorkers(7, 1, "b", LAYOUT), packed))
+        await talk.message()
+
+    def twice(link: Uplink, workers: Workers) -> bool:
+        return workers.told.count(("decline", 7, 1)) == 2
+
+    _, workers = played(Coordinator(play), twice)
+    assert ("reconcile", [8], {(7, 1)}) in workers.told
+
+
+def test_the_shims_hear_that_the_coordinator_is_there_while_it_is() -> None:
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.gone()
+
+    _, workers = played(Coordinator(play), lambda link, w: w.told.count("heard") > 3)
+    count = workers.told.count("heard")
+    _link, workers = played(Coordinator(), lambda link, w: link.away == "the play is over")
+    assert count > 3
+    assert "heard" not in workers.told
+
+
+def test_the_shims_hear_when_the_coordinator_was_heard_not_that_there_is_a_line() -> None:
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.gone()  # and not a word more
+
+    _, workers = played(Coordinator(play), lambda link, w: len(w.heard_at) > 5)
+    assert len(set(workers.heard_at)) == 1
+
+
+def test_after_a_sleep_what_is_in_the_socket_is_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The coordinator may have given the shares here to others meanwhile."""
+    asleep_s = 0.0
+    monkeypatch.setattr(module, "_now", lambda: time.monotonic() + asleep_s)
+    given = p.pack(p.Assignment(job(9), ""))
+
+    async def sleeps(talk: Talk) -> None:
+        await greeted(talk)
+        while not asleep_s:
+            await asyncio.sleep(0.002)
+        await talk.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), given))
+        await talk.gone()
+
+    async def wakes(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.say(p.Do(a.StartWorkers(8, 1, "b", LAYOUT), p.pack(p.Assignment(job(8), ""))))
+        await talk.gone()
+
+    def woken(link: Uplink, workers: Workers) -> bool:
+        nonlocal asleep_s
+        asleep_s = 3600.0 if "heard" in workers.told else 0.0
+        return ("StartWorkers", 8, {}) in workers.told
+
+    _, workers = played(Coordinator(sleeps, wakes), woken)
+    assert ("StartWorkers", 9, {}) not in workers.told
+    known = [found for found in workers.told if found != "heard"]
+    assert [found[0] for found in known] == ["reconcile", "reconcile", "StartWorkers"]
+
+
+def test_a_share_of_a_job_that_cannot_be_read_any_more_ends_when_it_is_told_to() -> None:
+    newer = msgspec.json.decode(msgspec.json.encode(p.Assignment(job(7), "")))
+    newer["job"]["phase"] = {"state": "of-the-future"}
+    packed = msgspec.Raw(msgspec.json.encode(newer))
+
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "cancelled"), packed))
+        await talk.gone()
+
+    def stopped(link: Uplink, workers: Workers) -> bool:
+        workers.following[7, 1] = job(7)
+        return ("StopWorkers", 7, {}) in workers.told
+
+    _, workers = played(Coordinator(play), stopped)
+    assert ("decline", 7, 1) not in workers.told
+
+
+@pytest.mark.parametrize("how", ["told", "turned away"])
+def test_a_removed_member_ends_what_it_runs_and_says_so(how: str) -> None:
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        await talk.say(p.Removed("root"))
+        await talk.gone()
+
+    plays = [play] if how == "told" else [Turned(5, "b was removed", removed=True)]
+    link, workers = played(Coordinator(*plays), lambda link, w: bool(link.removed))
+    assert "removed" in link.trouble
+    assert "wiiiiide leave" in link.trouble
+    assert [found[0] for found in workers.told].count("ends all") == 1
+
+
+def test_reports_without_a_link_are_left_to_the_reconciliation() -> None:
+    heard = []
+
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        heard.append(p.decode_from_member(await talk.message()))
+
+    async def work() -> None:
+        link, _ = member(there := Coordinator(play))
+        link.report(e.WorkersStarted(1.0, 1, 1, "b"))
+        link.on_linked = lambda: link.report(e.WorkersStarted(2.0, 2, 1, "b"))
+        running = asyncio.ensure_future(link.run())
+        async with asyncio.timeout(20):
+            while not heard:
+                await asyncio.sleep(0.002)
+        running.cancel()
+        await asyncio.gather(running, *there.tasks, return_exceptions=True)
+
+    asyncio.run(work())
+    assert heard == [p.Report(e.WorkersStarted(2.0, 2, 1, "b"))]

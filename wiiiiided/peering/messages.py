@@ -1,0 +1,283 @@
+"""What daemons say to each other, over TLS, on the one port of each machine.
+
+    who connects            purpose    after Opening / Opened
+    ────────────            ───────    ──────────────────────
+    a machine that joins    greet      ◄── Opened has the authority's certificate; end. Nothing is
+                                       verified yet: its digest is compared with the token's
+                            join       JoinRequest ──►   ◄── Joined       (no client certificate)
+    a member → coordinator  link       LinkHello ──►   ◄── Reconcile, then both ways as below
+                            request    a Request of wire/messages ──►   ◄── its answers, as on the
+                                       unix socket, for a person on that machine
+                            fetch      FetchArchive ──►   ◄── blob frames, end of blob
+    coordinator → a member  ask        one of NodeRequest ──►   ◄── its answers
+
+    link, from a member     Report, Figures, RenewRequest, Ping
+    link, to a member       Do, Forget, RenewDue, Renewed, Removed, Ping
+
+Frames are those of wire/stream. Every connection begins with Opening, which is answered with Opened
+or TurnedAway. Both say which protocol numbers they speak; the highest common one is spoken, so that
+daemons one version apart work together. Fields may be added within a number; a message whose type
+is not known is passed over; a job that asks for what only a newer version knows is refused by the
+node that does not know it. The link carries nothing large: whatever takes long has a connection of
+its own, so no archive can make a node look lost.
+
+A link is not a log: what was said and not heard is said again by reconciliation. When a link
+stands, the coordinator sends everything it believes to be on that node; the node reports what is
+true of each, and ends what the coordinator does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from wiiiiided.control import actions as a
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Job
+from wiiiiided.domain.node import Node
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.peering.figures import NodeFigures
+from wiiiiided.wire.messages import Message
+
+PROTOCOLS = (1, 1)  # the oldest and the newest this package speaks
+Purpose = Literal["greet", "join", "link", "request", "fetch", "ask"]
+
+
+# ---- every connection
+
+
+class Person(msgspec.Struct, frozen=True):
+    """For whom a member asks: a user of that machine, as its kernel knows it."""
+
+    uid: int
+    user: str
+    admin: bool = False  # root there, or the daemon's own user
+
+
+class Opening(Message, frozen=True):
+    purpose: Purpose
+    protocols: tuple[int, int]
+    version: str
+    person: Person | None = None  # of a request
+
+
+class Opened(Message, frozen=True):
+    protocol: int
+    version: str
+    authority: str = ""  # its certificate, PEM; only to who comes to greet
+
+
+class TurnedAway(Message, frozen=True):
+    """Nothing was changed. `code` is an exit code, as in wire/messages.Refused."""
+
+    code: int
+    message: str
+    hint: str = ""
+    removed: bool = False  # who asks was a member once, and is none any more
+
+
+# ---- join
+
+
+class JoinRequest(Message, frozen=True):
+    token_id: str
+    secret: str
+    request: str  # a certificate signing request, PEM: the private key stays where it is
+    node: Node  # with the address and port of its own door
+
+
+class Joined(Message, frozen=True):
+    certificate: str  # PEM
+    cluster: str
+    cluster_id: str
+    coordinator: Node
+    until: float  # the certificate's end, by the coordinator's clock
+
+
+# ---- link
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """All that a node needs to look after its share of a job's latest attempt."""
+
+    job: Job
+    key: str  # of the attempt, hexadecimal: who has it may knock
+    doors: dict[str, str] = {}  # node → its one port, for all nodes of the attempt
+    secrets: dict[str, str] = {}  # values of run.pass_env; only where the share is still to start
+
+
+class Unreadable(WiiiiideError):
+    """An assignment that only a newer version understands, and which attempt it is about."""
+
+    def __init__(self, job: int, attempt: int, why: str) -> None:
+        super().__init__(why)
+        self.job, self.attempt = job, attempt
+
+
+def pack(given: Assignment) -> msgspec.Raw:
+    """An assignment as it travels: who cannot read one must still be able to read the rest."""
+    return msgspec.Raw(encode(given))
+
+
+def unpack(packed: msgspec.Raw) -> Assignment:
+    """An assignment, or Unreadable."""
+    try:
+        return _assignment(packed)
+    except msgspec.ValidationError as problem:
+        sketch = _sketch(packed)
+        attempt = sketch.job.attempt
+        raise Unreadable(sketch.job.id, attempt.number if attempt else 0, str(problem)) from None
+
+
+class _AttemptSketch(msgspec.Struct, frozen=True):
+    number: int
+
+
+class _JobSketch(msgspec.Struct, frozen=True):
+    id: int
+    attempt: _AttemptSketch | None = None
+
+
+class _Sketch(msgspec.Struct, frozen=True):
+    """What every version has said of an assignment, and will."""
+
+    job: _JobSketch
+
+
+class LinkHello(Message, frozen=True):
+    node: Node
+    has: tuple[int, ...] = ()  # jobs that have files there
+
+
+class Reconcile(Message, frozen=True):
+    """Everything that the coordinator believes to be on that node: start it, follow it, stop it, as
+    its phase says. What is not listed and runs is to be ended."""
+
+    assignments: tuple[msgspec.Raw, ...]  # packed
+    forget: tuple[int, ...] = ()  # of `has`: jobs that nobody knows any more
+
+
+NodeEvent = (
+    e.WorkersPrepared | e.WorkersStarted | e.WorkersEnded | e.StacksDumped | e.ProgressSampled
+)
+
+
+class Report(Message, frozen=True):
+    """It has happened, `ago_s` seconds before this was sent: clocks of machines differ."""
+
+    event: NodeEvent
+    ago_s: float = 0.0
+
+
+class Figures(Message, frozen=True):
+    figures: NodeFigures
+
+
+NodeAction = (
+    a.PrepareWorkers | a.StartWorkers | a.StopWorkers | a.SignalWorkers | a.DumpStacks | a.RunNotify
+)
+
+
+class Do(Message, frozen=True):
+    action: NodeAction
+    assignment: msgspec.Raw  # packed
+
+
+class Forget(Message, frozen=True):
+    """Files of these jobs are wanted no more."""
+
+    jobs: tuple[int, ...]
+
+
+class RenewDue(Message, frozen=True):
+    """The certificate ends soon, by the coordinator's clock: send a RenewRequest."""
+
+
+class RenewRequest(Message, frozen=True):
+    request: str  # a signing request, PEM, for a new key
+
+
+class Renewed(Message, frozen=True):
+    certificate: str
+    until: float
+
+
+class Removed(Message, frozen=True):
+    """This machine is no member any more."""
+
+    by: str
+
+
+class Ping(Message, frozen=True):
+    """Nothing to say, and still here."""
+
+
+# ---- fetch and ask
+
+
+class FetchArchive(Message, frozen=True):
+    digest: str
+
+
+class NodeLogs(Message, frozen=True):
+    """LogLines, then End; with `follow`, until that attempt is over on the node."""
+
+    id: int
+    attempt: int
+    ranks: tuple[int, ...] = ()
+    follow: bool = False
+    tail: int | None = None
+
+
+class NodeStacks(Message, frozen=True):
+    """Answered with StackDumps."""
+
+    id: int
+    attempt: int
+
+
+class NodeRanks(Message, frozen=True):
+    """Answered with ShareView."""
+
+    id: int
+    attempt: int
+
+
+class NodePull(Message, frozen=True):
+    """A tar in blob frames, then End."""
+
+    id: int
+    globs: tuple[str, ...]
+
+
+NodeRequest = NodeLogs | NodeStacks | NodeRanks | NodePull
+
+
+class ShareView(Message, frozen=True):
+    """A share of an attempt, as its own node knows it."""
+
+    pids: dict[int, int] = msgspec.field(
+        default_factory=dict
+    )  # rank → process, of those that have begun
+    codes: dict[int, int] = msgspec.field(default_factory=dict)  # of ranks that have ended
+    directory: str = ""
+    error: str = ""  # what the failing rank wrote, or its last words
+
+
+FromMember = Report | Figures | RenewRequest | Ping
+FromCoordinator = Do | Forget | RenewDue | Renewed | Removed | Ping
+
+encode = msgspec.json.Encoder().encode
+_assignment = msgspec.json.Decoder(Assignment).decode
+_sketch = msgspec.json.Decoder(_Sketch).decode
+decode_opening = msgspec.json.Decoder(Opening).decode
+decode_opened = msgspec.json.Decoder(Opened | TurnedAway).decode
+decode_join = msgspec.json.Decoder(JoinRequest).decode
+decode_joined = msgspec.json.Decoder(Joined | TurnedAway).decode
+decode_hello = msgspec.json.Decoder(LinkHello).decode
+decode_reconcile = msgspec.json.Decoder(Reconcile | TurnedAway).decode
+decode_from_member = msgspec.json.Decoder(FromMember).decode
+decode_from_coordinator = msgspec.json.Decoder(FromCoordinator).decode
+decode_fetch = msgspec.json.Decoder(FetchArchive).decode
+decode_ask = msgspec.json.Decoder(NodeRequest).decode
