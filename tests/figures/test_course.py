@@ -8,7 +8,7 @@ from tests.figures.samples import empty_record, sample, steady
 from wiiiiided.domain.figures import Rates
 from wiiiiided.domain.node import Node
 from wiiiiided.figures.course import Course
-from wiiiiided.figures.picture import HISTORY, Health, Trend, node_now
+from wiiiiided.figures.picture import HISTORY, About, Health, Trend, node_now
 
 A = Node("a", 4, 8 << 30)
 
@@ -51,7 +51,7 @@ def test_the_straggler_is_found_across_nodes_with_clocks_of_their_own() -> None:
 def test_the_node_of_the_straggler_is_slow_and_the_other_is_not() -> None:
     course = two_nodes()
     states = {
-        name: node_now(Node(name, 4, 8 << 30), Health(), Trend(), [course], 0.0).state
+        name: node_now(Node(name, 4, 8 << 30), Health(), Trend(), [course], About()).state
         for name in ("a", "b")
     }
     assert states == {"a": "ok", "b": "slow"}
@@ -63,18 +63,84 @@ def test_a_machine_with_all_ranks_is_not_slower_than_the_others() -> None:
         at = float(second)
         course.take(at, {"a": [steady(0, at, 0.5), steady(1, at, 0.0)]})
     assert course.now().straggler is not None
-    assert node_now(A, Health(), Trend(), [course], 0.0).state == "ok"
+    assert node_now(A, Health(), Trend(), [course], About()).state == "ok"
 
 
 def test_a_node_has_its_own_ranks_and_its_own_codec() -> None:
-    now = node_now(A, Health(0.5, 0.25, True), Trend(), [two_nodes()], 0.1)
+    now = node_now(A, Health(0.5, 0.25, True), Trend(), [two_nodes()], About(0.1))
     assert (now.cpu, now.memory_used, now.note, now.codec) == (0.5, 0.25, "swapping", "lz4")
     assert now.rates.operations == pytest.approx(10.0)
     assert (now.jobs, now.cores, now.memory) == ((1,), 4, 8 << 30)
 
 
+def test_of_a_lost_node_nothing_is_said_to_be_of_now() -> None:
+    trend = Trend()
+    trend.take(Rates(samples=64.0))
+    about = About(40.0, coordinator=False, lost=True)
+    now = node_now(A, Health(0.5, 0.25, True), trend, [two_nodes()], about)
+    assert (now.state, now.note, now.coordinator, now.age_s) == ("lost", "", False, 40.0)
+    assert (now.cpu, now.memory_used, now.codec, now.history) == (None, None, "", ())
+    assert now.rates == Rates(measured=False)
+    assert (now.jobs, now.cores, now.memory) == ((1,), 4, 8 << 30)
+
+
+def test_a_drained_node_says_why_and_what_it_still_does() -> None:
+    now = node_now(A, Health(0.5, 0.25, True), Trend(), [two_nodes()], About(drained="fan broken"))
+    assert (now.state, now.note) == ("drained", "fan broken; swapping")
+    assert now.rates.operations == pytest.approx(10.0)
+    assert node_now(A, Health(), Trend(), [], About(drained="")).state == "drained"
+
+
+def test_ranks_that_are_not_heard_of_any_more_have_no_rates() -> None:
+    course = two_nodes()
+    for second in range(21, 33):
+        course.take(float(second), {"a": [steady(0, float(second), 0.5, step=second + 1)]})
+        if second == 30:  # nothing of b for ten seconds
+            assert len(course.rates()) == 2
+    now = course.now()
+    assert [rank.rates.measured for rank in now.ranks] == [True, False]
+    assert course.rates("b") == []
+    assert now.rates.operations == pytest.approx(10.0)
+    assert (now.step, now.straggler) == (33, None)
+    assert course.verdict.why == "a rank alone waits for nobody"
+
+
+def test_a_rank_that_is_heard_of_again_counts_again() -> None:
+    course = two_nodes()
+    for second in range(21, 50):
+        at = float(second)
+        samples = {"a": [steady(0, at, 0.5, step=second + 1)]}
+        if second > 40:
+            samples["b"] = [_at(steady(1, at, 0.0, step=second), at + 1e6)]
+        course.take(at, samples)
+    now = course.now()
+    assert now.rates.operations == pytest.approx(20.0)
+    assert now.step == 49
+    assert now.straggler is not None
+    assert now.straggler.node == "b"
+
+
+def test_where_nobody_is_heard_of_the_last_step_stays_and_no_rate_does() -> None:
+    course = two_nodes()
+    for second in range(21, 40):
+        course.take(float(second), {})
+    now = course.now()
+    assert (now.step, now.total) == (20, 100)
+    assert now.rates == Rates(measured=False)
+    assert now.eta_s is not None  # the next step is not overdue yet
+
+
+def test_the_record_of_ranks_that_are_not_heard_of_is_not_thinned_by_zeros() -> None:
+    course = two_nodes()
+    for second in range(21, 60):
+        course.take(float(second), {"a": [steady(0, float(second), 0.5)]})
+    last = course.record().points[-1]
+    assert last.rates.waiting == pytest.approx(0.5)
+    assert [rank.node for rank in course.record().ranks] == ["a", "b"]
+
+
 def test_a_node_without_a_job_is_idle() -> None:
-    now = node_now(A, Health(), Trend(), [], 0.0)
+    now = node_now(A, Health(), Trend(), [], About())
     assert (now.state, now.rates, now.jobs) == ("idle", Rates(measured=False), ())
 
 

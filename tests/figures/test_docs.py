@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from wiiiiided.domain import figures
+from wiiiiided.figures.prometheus import FAMILIES
 from wiiiiided.shm import stats
 from wiiiiided.wire.messages import JobRow, Snapshot
 
@@ -46,3 +47,12 @@ def test_every_word_of_the_page_is_described() -> None:
             first, _, last = part.partition("–")
             described |= set(range(int(first), int(last or first) + 1))
     assert described == set(range(stats.SAID_NS + 1))
+
+
+def test_every_family_of_prometheus_is_described_and_no_other() -> None:
+    words = re.findall(r"`([a-z_]+)`", section("Prometheus"))
+    families = {word for word in words if word.startswith("wiiiiide_")}
+    prefixes = {"wiiiiide_node_", "wiiiiide_job_"}
+    endings = [word for word in words if re.search(r"_(per_second|ratio)$", word)]
+    rates = {p + word for p in prefixes for word in endings if not word.startswith("wiiiiide_")}
+    assert (families - prefixes) | rates == set(FAMILIES)

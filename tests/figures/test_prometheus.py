@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -136,6 +137,16 @@ def test_so_many_jobs_have_series_of_their_own_and_all_are_counted(
     assert page[(("state", "queued"),)] == 7
     assert page[(("state", "held"),)] == 0
     assert (("state", "done"),) not in page
+
+
+def test_a_member_counts_the_jobs_of_the_coordinator() -> None:
+    member = m.DaemonStatus(**{**_fields(status()), "role": "member", "counts": {"queued": 9}})
+    rows = (m.JobRow(view(17)), m.JobRow(view(18, state="queued")), m.JobRow(ended(16)))
+    page = parse(exposition(snapshot(*rows), member))["wiiiiide_jobs"].samples
+    assert page[(("state", "queued"),)] == page[(("state", "running"),)] == 1
+    assert page[(("state", "held"),)] == 0
+    longer = msgspec.structs.replace(snapshot(*rows), more=3)
+    assert "wiiiiide_jobs" not in parse(exposition(longer, member))
 
 
 def test_a_loss_may_be_no_number() -> None:

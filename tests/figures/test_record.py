@@ -71,7 +71,7 @@ def test_the_peak_of_memory_stays() -> None:
 def test_a_short_run_is_recorded_from_its_beginning() -> None:
     course = new()
     last = sample(0, 0.8, operations=4, samples=64)
-    course.begin(blank(last, 0.3))
+    course.begin(0.3, blank(last, 0.3))
     course.take(0.8, {"a": [last]})
     record = course.record(ended_at=1000.8, state="done", code=0)
     (point,) = record.points

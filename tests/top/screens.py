@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.top import snapshots as s
 from wiiiiided.top.render import render
 from wiiiiided.top.spans import COLOURS, lines, painted
-from wiiiiided.top.ui import Gone, LogView, Order, Question, Scene, Ui
+from wiiiiided.top.ui import Draining, Gone, LogView, Order, Question, Resuming, Scene, Ui
 
 GOLDEN = Path(__file__).parent / "golden"
 WIDTHS = (40, 59, 60, 79, 80, 99, 100, 140, 250)
@@ -25,7 +25,16 @@ LOG = LogView(
         s.line("rotated", rank=1, stream="note"),
     ),
 )
+FAR = LogView(
+    17,
+    (
+        s.line("epoch 1 loss 0.412", node="a"),
+        s.line("epoch 1 loss 0.407", rank=2, node="b"),
+        s.line("Traceback", rank=10, stream="err", node="a-machine-with-a-long-name"),
+    ),
+)
 NODES = Ui(focus="nodes")
+WHY = "the fan is broken and the new one comes on Tuesday, says the shop"
 
 
 def _scenes() -> dict[str, tuple[Scene, int, int]]:
@@ -42,6 +51,15 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         "nasty": (Scene(s.nasty()), 140, 16),
         "nasty-60": (Scene(s.nasty()), 60, 16),
         "lost": (Scene(s.with_lost(), NODES), 100, 20),
+        **{f"troubled-{w}": (Scene(s.troubled(), NODES), w, 16) for w in (40, 60, 80, 100, 140)},
+        **{f"lost-one-{width}": (Scene(s.lost_one()), width, 16) for width in (40, 80, 140)},
+        "drain": (Scene(s.three(), replace(NODES, question=Draining("b", "fan bro"))), 80, 16),
+        "drain-long": (Scene(s.three(), replace(NODES, question=Draining("b", WHY))), 80, 16),
+        "drain-40": (Scene(s.three(), replace(NODES, question=Draining("b", WHY))), 40, 12),
+        "resume": (
+            Scene(s.with_lost(), replace(NODES, question=Resuming("e", "fan broken"))), 80, 16,
+        ),
+        "log-nodes": (Scene(s.three(), Ui(log=True, focus="log"), log=FAR), 80, 24),
         "mixed-units": (Scene(s.mixed()), 100, 16),
         "log": (Scene(s.three(), Ui(log=True, focus="log"), log=LOG), 80, 24),
         "log-small": (Scene(s.three(), Ui(log=True, focus="log"), log=LOG), 40, 6),
@@ -57,7 +75,7 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         "confirm": (Scene(s.three(), Ui(question=Question(17, "digits"))), 80, 16),
         "confirm-kill": (Scene(s.three(), Ui(question=Question(17, "digits", True))), 60, 16),
         "gone": (Scene(s.three(), gone=Gone("no daemon answers on /run/x", 3.2)), 80, 16),
-        "silent": (Scene(s.three(), gone=Gone("it has said nothing for 7 s")), 80, 16),
+        "silent": (Scene(s.three(), gone=Gone("the daemon has said nothing for 7 s")), 80, 16),
         "problem": (
             Scene(s.snapshot(s.node(), problem="cannot write its state: the disk is full")), 80, 12,
         ),
@@ -96,7 +114,7 @@ SCREENS: dict[str, Callable[[], str]] = {
     **{name: lambda name=name: _plain(name) for name in SCENES},  # type: ignore[misc]
     **{
         f"{name}.colours": lambda name=name: _painted(name)  # type: ignore[misc]
-        for name in ("three-100", "diverged", "gone", "lost", "confirm")
+        for name in ("three-100", "diverged", "gone", "lost", "confirm", "troubled-100")
     },
 }
 

@@ -124,6 +124,38 @@ def with_lost() -> Snapshot:
     )
 
 
+def troubled() -> Snapshot:
+    """Three nodes: b is drained and works on, c is slow; and one that nobody hears any more."""
+    nodes = {node.name: node for node in three().nodes}
+    return snapshot(
+        nodes["a"],
+        node("b", state="drained", note="fan broken; swapping"),
+        nodes["c"],
+        node("d", state="lost", age_s=95.0, cpu=None, memory_used=None, rates=Rates(), history=()),
+        jobs=(slow_job(),),
+    )
+
+
+def lost_one() -> Snapshot:
+    """The job's third node is silent: what it did is not shown, and the job says what it waits
+    for."""
+    stalled = Rates(steps=0.0, samples=0.0, operations=0.0, exchange=1.0, waiting=1.0)
+    why = (
+        "runs on a b c; c has not been heard of for 40 s, and its share counts as running until "
+        "it is (wiiiiide nodes lost c, if that machine is off for good)"
+    )
+    return snapshot(
+        node("a", coordinator=True, rates=stalled),
+        node("b", rates=stalled),
+        node("c", state="lost", age_s=40.0, cpu=None, memory_used=None, rates=Rates(), history=()),
+        jobs=(
+            JobRow(
+                job(17, nodes=("a", "b", "c"), why=why).job, _now(17, eta_s=None, rates=stalled)
+            ),
+        ),
+    )
+
+
 def nasty() -> Snapshot:
     """Names and reasons that try to leave their place."""
     return snapshot(

@@ -8,7 +8,17 @@ from tests.top import snapshots as s
 from wiiiiided.domain.figures import Rates
 from wiiiiided.top.order import jobs_of, nodes_of
 from wiiiiided.top.press import press
-from wiiiiided.top.ui import CancelJob, Order, Quit, Ui
+from wiiiiided.top.ui import (
+    REASON_CHARS,
+    CancelJob,
+    Draining,
+    DrainNode,
+    Order,
+    Quit,
+    ResumeNode,
+    Resuming,
+    Ui,
+)
 from wiiiiided.wire.messages import JobRow, Snapshot
 
 
@@ -139,11 +149,41 @@ def test_a_read_only_screen_changes_nothing(key: str) -> None:
     assert ui.message.startswith("read-only: ")
 
 
-def test_d_says_that_this_daemon_cannot_drain() -> None:
-    assert "cannot drain" in keys(Ui(), "d").message
-    assert keys(Ui(focus="nodes", node="e"), "d", snapshot=s.with_lost()).message == (
-        "e is drained already"
-    )
+def test_d_asks_why_and_only_enter_drains() -> None:
+    asked = keys(Ui(focus="nodes", node="b"), "d")
+    assert asked.question == Draining("b")
+    typed = keys(asked, " ", "f", "a", "n", "x", "backspace", " ", "q", "up", "tab")
+    assert typed.question == Draining("b", " fan q")
+    ui, action = press(typed, "enter", s.three())
+    assert (ui.question, ui.message) == (None, "b is being drained")
+    assert action == DrainNode("b", "fan q")
+    ui, action = press(typed, "esc", s.three())
+    assert (ui.question, action, ui.message) == (None, None, "b is not drained")
+
+
+def test_a_reason_may_be_pasted_cleared_left_out_and_is_bounded() -> None:
+    asked = keys(Ui(focus="nodes"), "d")
+    assert keys(asked, "paste new disk").question == Draining("a", "new disk")
+    assert keys(asked, "paste x", "clear").question == Draining("a")
+    assert keys(asked, "paste " + "x" * 500).question == Draining("a", "x" * REASON_CHARS)
+    assert press(asked, "enter", s.three())[1] == DrainNode("a", "")
+
+
+def test_a_selection_that_moves_does_not_change_who_is_drained() -> None:
+    asked = keys(Ui(focus="nodes", node="c"), "d")
+    assert press(asked, "enter", s.alone())[1] == DrainNode("c", "")
+
+
+def test_d_on_a_drained_node_asks_whether_it_gets_jobs_again() -> None:
+    asked = keys(Ui(focus="nodes", node="e"), "d", snapshot=s.with_lost())
+    assert asked.question == Resuming("e", "fan broken")
+    for key in ("n", "d", "enter", "esc", "paste y"):
+        ui, action = press(asked, key, s.with_lost())
+        assert (ui.question, action, ui.message) == (None, None, "e stays drained")
+    assert press(asked, "y", s.with_lost())[1] == ResumeNode("e")
+
+
+def test_without_a_node_there_is_nothing_to_drain() -> None:
     assert keys(Ui(), "d", snapshot=s.snapshot()).message == "there is no node to drain"
 
 

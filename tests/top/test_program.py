@@ -14,6 +14,7 @@ import pytest
 from tests.kit.conditions import wait_until
 from tests.top import snapshots as s
 from tests.top.kit import PATIENCE_S, Pushing, Screen
+from wiiiiided.domain.node import Node
 from wiiiiided.wire import messages as m
 
 UP, DOWN = "\x1b[A", "\x1b[B"
@@ -111,9 +112,37 @@ def test_read_only_asks_nothing(daemon: Pushing, tmp_path: Path) -> None:
     assert daemon.asked(m.Cancel) == []
 
 
-def test_drain_says_why_not(screen: Screen) -> None:
-    screen.types("d")
-    screen.shows("this daemon cannot drain")
+def drained(name: str, why: str) -> m.NodeView:
+    return m.NodeView(Node(name, 8, 1 << 34), "drained", why)
+
+
+def test_d_drains_a_node_for_a_reason(screen: Screen, daemon: Pushing) -> None:
+    daemon.answers(m.Drain, drained("b", "drained by ada: fan broken"))
+    screen.types(f"\t{DOWN}d")
+    screen.shows("drain b, because: _")
+    screen.types("\x1b")
+    screen.shows("b is not drained")
+    assert daemon.asked(m.Drain) == []
+    screen.types("dfan broken\r")
+    screen.shows("b: drained by ada: fan broken")
+    assert daemon.asked(m.Drain) == [m.Drain("b", "fan broken")]
+
+
+def test_d_gives_a_drained_node_jobs_again(screen: Screen, daemon: Pushing) -> None:
+    daemon.answers(m.Resume, m.NodeView(Node("e", 8, 1 << 34), "idle", "resumed by ada"))
+    daemon.shown = s.with_lost()
+    screen.shows("fan broken")
+    screen.types(f"\t{DOWN}{DOWN}{DOWN}d")
+    screen.shows("give jobs to e, drained for: fan broken? y/n")
+    screen.types("y")
+    screen.shows("e: resumed by ada")
+    assert daemon.asked(m.Resume) == [m.Resume("e")]
+
+
+def test_who_may_not_drain_is_told_so(screen: Screen, daemon: Pushing) -> None:
+    daemon.answers(m.Drain, m.Refused(5, "only root may drain a machine"))
+    screen.types("d\r")
+    screen.shows("drain a: only root may drain a machine")
 
 
 def test_the_log_follows_the_selected_job(screen: Screen, daemon: Pushing) -> None:
@@ -216,11 +245,11 @@ def test_a_daemon_that_is_gone_leaves_its_last_frame_and_comes_back(
     screen: Screen, daemon: Pushing
 ) -> None:
     daemon.stop()
-    screen.shows("daemon gone (next try in ")
+    screen.shows("out of touch (next try in ")
     assert "7951/23460" in screen.text
     daemon.shown = msgspec.structs.replace(daemon.shown, cluster="again")
     daemon.start()
-    screen.hides("daemon gone")
+    screen.hides("out of touch")
     screen.shows("WIIIIIDE  again")
     screen.types("q")
     assert screen.ended() == 0
@@ -228,7 +257,7 @@ def test_a_daemon_that_is_gone_leaves_its_last_frame_and_comes_back(
 
 def test_clock_and_age_go_on_without_a_daemon(screen: Screen, daemon: Pushing) -> None:
     daemon.stop()
-    screen.shows("daemon gone")
+    screen.shows("out of touch")
     screen.shows("38%  2s")  # the age of node a, though no snapshot has come
     assert "14:27:52" not in screen.look()[0]
 
@@ -242,7 +271,7 @@ def test_the_log_comes_back_with_the_daemon(screen: Screen, daemon: Pushing) -> 
     screen.types("l")
     screen.shows("told 1")
     daemon.stop()
-    screen.shows("daemon gone")
+    screen.shows("out of touch")
     daemon.start()
     screen.shows("told 2")
     assert "told 1" not in screen.text

@@ -17,7 +17,7 @@ from wiiiiided.top.press import KEYBOARD, MOVES, press
 from wiiiiided.top.render import natural, render, settled
 from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import lines, plain
-from wiiiiided.top.ui import Gone, LogView, Order, Question, Scene, Ui
+from wiiiiided.top.ui import Draining, Gone, LogView, Order, Question, Resuming, Scene, Ui
 from wiiiiided.wire.messages import JobRow, LogLine, Snapshot
 
 NASTY = st.one_of(
@@ -99,7 +99,12 @@ UIS = st.builds(
     nodes=ORDERS,
     jobs=ORDERS,
     typing=st.booleans(),
-    question=st.none() | st.builds(Question, st.integers(0, 1 << 62), NASTY, st.booleans()),
+    question=st.one_of(
+        st.none(),
+        st.builds(Question, st.integers(0, 1 << 62), NASTY, st.booleans()),
+        st.builds(Resuming, NASTY, NASTY),
+        st.builds(Draining, NASTY, NASTY),
+    ),
     help=st.booleans(),
     help_top=st.integers(0, 100),
     log=st.booleans(),
@@ -116,6 +121,7 @@ LOGS = st.none() | st.builds(
     lines=st.lists(
         st.builds(
             LogLine,
+            node=NASTY,
             at=st.just(0.0),
             rank=st.integers(0, 1000),
             stream=st.sampled_from(["out", "err", "note"]),
@@ -336,3 +342,27 @@ def test_the_selected_row_is_always_shown() -> None:
         name = f"node-{place:03}"
         text = _shown(s.many(200), focus="nodes", node=name)
         assert f"▸{name}" in text
+
+
+@pytest.mark.parametrize("name", ["b", "b" * 60])
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_the_end_of_a_reason_is_seen_where_it_is_typed(width: int, name: str) -> None:
+    question = Draining(name, "the fan is broken, and the new one comes on Tuesday")
+    shown = lines(render(Scene(s.three(), Ui(question=question)), width, 12))[-1]
+    assert "day_" in shown
+    assert shown.startswith(" drain b")
+
+
+def test_the_heading_is_the_unit_of_those_that_have_a_rate() -> None:
+    fresh = s.node("b", rates=Rates(measured=False), unit="op/s", history=())
+    shown = lines(render(Scene(s.snapshot(s.node("a"), fresh, jobs=(s.job(),))), 100, 12))
+    assert " samples/s " in shown[1]
+
+
+def test_an_idle_node_that_speaks_seldom_is_not_marked_for_it() -> None:
+    def styles(node: NodeNow) -> set[str]:
+        rows = render(Scene(s.snapshot(node, jobs=(s.job(),))), 100, 12)
+        return {span.style for span in rows[2] if span.text.strip().endswith("6s")}
+
+    assert styles(s.idle("b", age_s=6.0)) == {"dim"}
+    assert styles(s.node("b", age_s=6.0)) == {"bold"}

@@ -5,11 +5,16 @@
 
 Samples come by node, each with its own clock: rates are of one rank, so clocks never mix. `at` is
 the clock of whoever puts them together.
+
+A rank of which nothing has come for STALE_S is stale: what it did then is not what it does now, so
+it has no rates, is no straggler and adds nothing to the job's. Its step and its loss stay as they
+were while no other rank has newer ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from wiiiiided.domain.figures import JobNow, RankNow, RankSample, Rates, RunRecord
 from wiiiiided.figures.eta import Pace
@@ -17,7 +22,10 @@ from wiiiiided.figures.rates import Meter, together
 from wiiiiided.figures.record import Recorder
 from wiiiiided.figures.straggler import Finder, Verdict
 
+STALE_S: Final = 10.0
+
 Samples = Mapping[str, Sequence[RankSample]]
+Ranks = dict[int, tuple[str, RankSample]]  # rank → its node, its latest sample
 
 
 class Course:
@@ -26,18 +34,21 @@ class Course:
 
     def __init__(self, record: RunRecord, began: float, at: float) -> None:
         self.id, self.attempt, self.name = record.job, record.attempt, record.name
+        self.workers = record.workers
         self.began = began
-        self.ranks: dict[int, tuple[str, RankSample]] = {}  # rank → node, latest sample
+        self.ranks: Ranks = {}
+        self.fresh: Ranks = {}  # those of which something has come lately
         self.at = at
+        self._came: dict[int, float] = {}  # rank → when its latest sample did
         self._meters: dict[int, Meter] = {}
         self._finder = Finder()
         self._pace = Pace()
         self._recorder = Recorder(record, at - began)
 
-    def begin(self, sample: RankSample) -> None:
+    def begin(self, at: float, sample: RankSample) -> None:
         """A rank that has counted nothing yet: what it counts from here on has been seen."""
         self._meter(sample.rank).take(sample)
-        self._recorder.begin(sample.at - self.began, sample)
+        self._recorder.begin(at - self.began, sample)
 
     def take(self, at: float, samples: Samples) -> None:
         """What was read; ranks without a new sample stay as they are."""
@@ -45,11 +56,13 @@ class Course:
         for node, found in samples.items():
             for sample in found:
                 self._meter(sample.rank).take(sample)
+                self._came[sample.rank] = at
                 ranks[sample.rank] = (node, sample)
         self.at, self.ranks = at, ranks
-        late = self._finder.take(at, ranks).straggler
+        self.fresh = {r: found for r, found in ranks.items() if at - self._came[r] <= STALE_S}
+        late = self._finder.take(at, self.fresh).straggler
         self._pace.take(at, self.step)
-        self._recorder.take(at - self.began, ranks, late.rank if late is not None else None)
+        self._recorder.take(at - self.began, self.fresh, late.rank if late is not None else None)
 
     @property
     def verdict(self) -> Verdict:
@@ -59,21 +72,18 @@ class Course:
     @property
     def step(self) -> int | None:
         """Of the rank that is least far."""
-        steps = [sample.step for _, sample in self.ranks.values() if sample.step is not None]
-        return min(steps, default=None)
+        return min((s.step for s in self._latest() if s.step is not None), default=None)
 
     def rates(self, node: str | None = None) -> list[Rates]:
         """Of each rank that has any, on one node or on all."""
         return [
-            meter.rates
-            for rank, meter in self._meters.items()
-            if meter.rates is not None
-            and rank in self.ranks
-            and node in (None, self.ranks[rank][0])
+            rates
+            for rank, (place, _) in self.fresh.items()
+            if (rates := self._meter(rank).rates) is not None and node in (None, place)
         ]
 
     def now(self) -> JobNow:
-        samples = [sample for _, sample in self.ranks.values()]
+        samples = self._latest()
         totals = [sample.total for sample in samples if sample.total is not None]
         losses = [sample.loss for sample in samples if sample.loss is not None]
         memory = [sample.memory for sample in samples if sample.memory is not None]
@@ -99,12 +109,17 @@ class Course:
     def _meter(self, rank: int) -> Meter:
         return self._meters.setdefault(rank, Meter())
 
+    def _latest(self) -> list[RankSample]:
+        """What is known now; where nothing is, what was known last."""
+        return [sample for _, sample in (self.fresh or self.ranks).values()]
+
     def _rank(self, rank: int) -> RankNow:
         node, sample = self.ranks[rank]
+        rates = self._meter(rank).rates if rank in self.fresh else None
         return RankNow(
             rank=rank,
             node=node,
-            rates=self._meter(rank).rates or Rates(measured=False),
+            rates=rates or Rates(measured=False),
             step=sample.step,
             loss=sample.loss,
             diverged=sample.diverged,

@@ -56,28 +56,40 @@ def node_rates(name: str, courses: Sequence[Course]) -> Rates:
     return together([rate for course in courses for rate in course.rates(name)])
 
 
+class About(NamedTuple):
+    """What else is known of a node: who it is among the others."""
+
+    age_s: float = 0.0  # of what it said last
+    coordinator: bool = True  # a machine alone is its own
+    lost: bool = False
+    drained: str | None = None  # why; None: it is not
+
+
 def node_now(
-    node: Node, health: Health, trend: Trend, courses: Sequence[Course], age_s: float
+    node: Node, health: Health, trend: Trend, courses: Sequence[Course], about: About
 ) -> NodeNow:
-    """`courses` are of the jobs that have ranks on it."""
+    """`courses` are of the jobs that have ranks on it. Of a lost node nothing is known of now."""
+    if about.lost:
+        health, trend = Health(), Trend()
     here = [
         sample
         for course in courses
-        for place, sample in course.ranks.values()
-        if place == node.name
+        for place, sample in course.fresh.values()
+        if place == node.name and not about.lost
     ]
     codec = one_word(sample.codec for sample in here)
+    notes = (about.drained or "", "swapping" if health.swapping else "")
     return NodeNow(
         name=node.name,
-        state=_state(node.name, courses),
-        note="swapping" if health.swapping else "",
-        coordinator=True,  # a machine alone is its own
-        age_s=age_s,
+        state=_state(node.name, courses, about),
+        note="; ".join(note for note in notes if note),
+        coordinator=about.coordinator,
+        age_s=about.age_s,
         cores=node.cores,
         memory=node.memory,
         cpu=health.cpu,
         memory_used=health.memory_used,
-        rates=node_rates(node.name, courses),
+        rates=Rates(measured=False) if about.lost else node_rates(node.name, courses),
         codec=codec,
         codec_why=next((s.codec_why for s in here if s.codec == codec), ""),
         jobs=tuple(sorted(course.id for course in courses)),
@@ -86,7 +98,13 @@ def node_now(
     )
 
 
-def _state(name: str, courses: Sequence[Course]) -> Literal["ok", "slow", "idle"]:
+def _state(
+    name: str, courses: Sequence[Course], about: About
+) -> Literal["ok", "slow", "idle", "drained", "lost"]:
+    if about.lost:
+        return "lost"
+    if about.drained is not None:
+        return "drained"
     if not courses:
         return "idle"
     for course in courses:

@@ -11,6 +11,7 @@ FAMILIES is the whole list: what is not in it cannot be written. The rules of th
  - the label of a job is `job_id`: `job` is Prometheus' own name for what it scrapes
  - what is not known is left out, never 0; of a lost node only that it is lost is known
  - ended jobs are left out and live ones limited, for a series lives as long as its database
+ - a member's daemon has no queue: it knows of jobs what the coordinator's snapshot says
 
 The format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
@@ -18,7 +19,8 @@ The format is 0.0.4: https://prometheus.io/docs/instrumenting/exposition_formats
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from wiiiiided.domain.figures import JobNow, NodeNow, Rates
 from wiiiiided.domain.states import ENDED, STATES
@@ -144,9 +146,17 @@ def _daemon(snapshot: Snapshot, status: DaemonStatus) -> Iterator[Sample]:
     yield "wiiiiide_daemon_start_time_seconds", (), status.started_at
     yield "wiiiiide_daemon_problem", (), bool(snapshot.problem or status.problem)
     yield "wiiiiide_snapshot_timestamp_seconds", (), snapshot.at
+    counts = _counts(snapshot, status)
     for state in STATES:
-        if state not in ENDED:
-            yield "wiiiiide_jobs", (("state", state),), status.counts.get(state, 0)
+        if state not in ENDED and counts is not None:
+            yield "wiiiiide_jobs", (("state", state),), counts.get(state, 0)
+
+
+def _counts(snapshot: Snapshot, status: DaemonStatus) -> Mapping[str, int] | None:
+    """Jobs by state; None where a queue is longer than what is told of it."""
+    if status.role != "member":
+        return status.counts
+    return None if snapshot.more else Counter(row.job.state for row in snapshot.jobs)
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[Sample]:

@@ -3,18 +3,20 @@
     ── log 17 digits ───────────────────
      0 │ epoch 1 loss 0.412
      1 ! UserWarning: …
+     b:2 │ epoch 1 loss 0.407          a job on several nodes says where as well
 
 The marks are those of `wiiiiide logs`. What ranks write is untrusted: it is cleaned and cut here.
 """
 
 from __future__ import annotations
 
-from wiiiiided.text import columns
+from wiiiiided.text import columns, cut, pad
 from wiiiiided.top.grid import words
 from wiiiiided.top.spans import Row, Span, Style, fit
 from wiiiiided.top.ui import Scene
 from wiiiiided.wire.messages import LogLine
 
+NODE_MOST = 12  # columns of a node's name
 MARKS: dict[str, tuple[str, Style]] = {
     "out": ("│", "dim"),
     "err": ("!", "bad"),
@@ -30,8 +32,13 @@ def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
         return rows
     end = len(log.lines) - min(scene.ui.log_back, furthest(scene, room))
     shown = log.lines[max(0, end - room + bool(log.note)) : end]
-    digits = max((len(str(line.rank)) for line in shown), default=1)
-    rows += [_line(line, digits, scene, width) for line in shown]
+    several = len({line.node for line in log.lines}) > 1
+    who = [_who(line, several, scene) for line in shown]
+    size = max(map(columns, who), default=1)
+    rows += [
+        _line(line, pad(name, size, right=True), scene, width)
+        for line, name in zip(shown, who, strict=True)
+    ]
     if log.note:
         rows.append(fit((Span(f" {words(log.note, scene.ui.ascii)}", "dim"),), width))
     return rows
@@ -58,10 +65,13 @@ def _heading(scene: Scene, width: int) -> Row:
     return fit((Span(head, style), Span("─" * max(0, width - columns(head)), "dim")), width)
 
 
-def _line(line: LogLine, digits: int, scene: Scene, width: int) -> Row:
+def _who(line: LogLine, several: bool, scene: Scene) -> str:
+    node = cut(words(line.node, scene.ui.ascii), NODE_MOST) if several else ""
+    return f"{node}:{line.rank}" if node else str(line.rank)
+
+
+def _line(line: LogLine, who: str, scene: Scene, width: int) -> Row:
     # Of a line that was overwritten with carriage returns the last version counts.
     text = line.text.rstrip("\r").rpartition("\r")[2]
     sign, style = MARKS[line.stream]
-    return fit(
-        (Span(f" {line.rank:>{digits}} {sign} ", style), Span(words(text, scene.ui.ascii))), width
-    )
+    return fit((Span(f" {who} {sign} ", style), Span(words(text, scene.ui.ascii))), width)

@@ -33,8 +33,8 @@ from wiiiiided.top.render import render, settled
 from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import COLOURS, PLAIN, painted
 from wiiiiided.top.terminal import Terminal
-from wiiiiided.top.ui import CancelJob, Quit, Scene, Ui
-from wiiiiided.wire.messages import JobView, Snapshot
+from wiiiiided.top.ui import CancelJob, DrainNode, Quit, ResumeNode, Scene, Ui
+from wiiiiided.wire.messages import JobView, NodeView, Snapshot
 
 IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the clock
 ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
@@ -214,11 +214,23 @@ class Loop:
                 return
             if isinstance(action, CancelJob):
                 self._cancel(action)
+            elif isinstance(action, DrainNode | ResumeNode):
+                self._drain(action)
 
     def _cancel(self, action: CancelJob) -> None:
         name = f"cancel {action.job}{' now' if action.now else ''}"
         if not self._errands.run(name, lambda: self._client.cancel(action.job, action.now)):
             self._say(f"job {action.job}: too much is being cancelled; try again")
+
+    def _drain(self, action: DrainNode | ResumeNode) -> None:
+        node, client = action.node, self._client
+        if isinstance(action, DrainNode):
+            reason = action.reason
+            begun = self._errands.run(f"drain {node}", lambda: client.drain(node, reason))
+        else:
+            begun = self._errands.run(f"resume {node}", lambda: client.resume(node))
+        if not begun:
+            self._say(f"{node}: it is being done already")
 
     def _errands_done(self) -> None:
         now = time.monotonic()
@@ -230,6 +242,8 @@ class Loop:
                 self._log.opened(result)
             elif isinstance(result, JobView):
                 self._say(f"job {result.id} ({result.name}): {result.why}")
+            elif isinstance(result, NodeView):
+                self._say(f"{result.node.name}: {result.why}")
             elif isinstance(result, ClientError):
                 self._say(f"{name}: {result}")
 

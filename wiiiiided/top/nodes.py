@@ -42,7 +42,8 @@ from wiiiiided.top.ui import Scene
 
 SPARK, SPARK_MOST = 6, 20
 NAME_LEAST = 5  # "total" stands below them
-STALE_S = 3.0  # from here on an age is worth an eye
+# From here on an age is worth an eye. A node without ranks speaks every five seconds.
+STALE_S, IDLE_STALE_S = 3.0, 8.0
 STRAGGLERS = 2  # lines at most
 STYLES: dict[str, Style] = {
     "ok": "good",
@@ -129,8 +130,11 @@ def _straggler(text: str, job: int | None, width: int) -> Row:
 
 
 def _unit(nodes: Sequence[NodeNow]) -> str:
-    """What all working nodes count; "rate" where they differ and each says its own."""
-    units = {node.unit for node in nodes if works(node)} or {node.unit for node in nodes}
+    """What all working nodes count; "rate" where they differ and each says its own. One of which
+    nothing is known yet has no say."""
+    working = [node for node in nodes if works(node)]
+    told = [node for node in working if main_rate(node) is not None]
+    units = {node.unit for node in told or working or nodes}
     return units.pop() if len(units) == 1 else "rate"
 
 
@@ -181,7 +185,8 @@ def name_of(node: NodeNow, in_ascii: bool) -> str:
 def _cells(node: NodeNow, scene: Scene, table: Grid) -> dict[str, Cell]:
     state = "slow ◄" if node.state == "slow" else node.state
     age_s = node.age_s + scene.since_s
-    stale = age_s >= max(STALE_S, 3 * (scene.snapshot.every_s if scene.snapshot else 1.0))
+    every_s = scene.snapshot.every_s if scene.snapshot else 1.0
+    stale = age_s >= max(STALE_S if works(node) else IDLE_STALE_S, 3 * every_s)
     made = {
         "name": Cell(name_of(node, scene.ui.ascii), "dim" if node.state == "lost" else ""),
         "state": Cell(state, STYLES.get(node.state, "")),

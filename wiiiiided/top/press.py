@@ -1,7 +1,7 @@
 """What a key does: (ui, key, snapshot) → (ui, action). Pure; the table at the end is the keyboard.
 
-A question or a filter being typed takes all keys until it is answered. Nothing is ended by one key:
-`x` asks, and only `y` says yes.
+A question, a reason or a filter being typed takes all keys until it is answered. Nothing is ended
+by one key: `x` asks, and only `y` says yes; `d` asks for a reason, and only Enter gives it.
 """
 
 from __future__ import annotations
@@ -23,12 +23,17 @@ from wiiiiided.top.order import (
 from wiiiiided.top.ui import (
     FILTER_CHARS,
     INTERVALS,
+    REASON_CHARS,
     Action,
     CancelJob,
+    Draining,
+    DrainNode,
     Order,
     Pane,
     Question,
     Quit,
+    ResumeNode,
+    Resuming,
     Ui,
 )
 from wiiiiided.wire.messages import Snapshot
@@ -41,8 +46,13 @@ Moved = tuple[Ui, Action]
 def press(ui: Ui, key: str, snapshot: Snapshot | None) -> Moved:
     """What becomes of the screen, and what else is to be done."""
     ui = replace(ui, message="")
-    if ui.question is not None:
-        return _answered(ui, ui.question, key)
+    match ui.question:
+        case Question():
+            return _answered(ui, ui.question, key)
+        case Resuming():
+            return _resumed(ui, ui.question, key)
+        case Draining():
+            return _reasoned(ui, ui.question, key)
     if ui.typing:
         return _typed(ui, key), None
     if ui.help and key not in MOVES:
@@ -64,18 +74,41 @@ def _answered(ui: Ui, question: Question, key: str) -> Moved:
     return ui, CancelJob(question.job, question.now)
 
 
+def _resumed(ui: Ui, question: Resuming, key: str) -> Moved:
+    ui = replace(ui, question=None)
+    if key not in ("y", "Y"):
+        return replace(ui, message=f"{question.node} stays drained"), None
+    return replace(ui, message=f"{question.node} gets jobs again"), ResumeNode(question.node)
+
+
+def _reasoned(ui: Ui, question: Draining, key: str) -> Moved:
+    node = question.node
+    if key == "enter":
+        ui = replace(ui, question=None, message=f"{node} is being drained")
+        return ui, DrainNode(node, question.reason.strip())
+    if key == "esc":
+        return replace(ui, question=None, message=f"{node} is not drained"), None
+    reason = _edited(question.reason, key)[:REASON_CHARS]
+    return replace(ui, question=replace(question, reason=reason)), None
+
+
 def _typed(ui: Ui, key: str) -> Ui:
     order = _order(ui)
     if key == "enter":
         return replace(ui, typing=False)
     if key == "esc":
         return _ordered(replace(ui, typing=False), replace(order, filter=""))
+    return _ordered(ui, replace(order, filter=_edited(order.filter, key)[:FILTER_CHARS]))
+
+
+def _edited(text: str, key: str) -> str:
+    """A text after a key; pasted text is text, and presses nothing."""
     if key == "clear":
-        return _ordered(ui, replace(order, filter=""))
+        return ""
     if key == "backspace":
-        return _ordered(ui, replace(order, filter=order.filter[:-1]))
-    text = key.removeprefix("paste ") if key.startswith("paste ") else key if len(key) == 1 else ""
-    return _ordered(ui, replace(order, filter=(order.filter + text)[:FILTER_CHARS]))
+        return text[:-1]
+    more = key.removeprefix("paste ") if key.startswith("paste ") else key if len(key) == 1 else ""
+    return text + more
 
 
 def _moved(ui: Ui, by: int, snapshot: Snapshot | None) -> Ui:
@@ -114,7 +147,8 @@ def _help(ui: Ui, snapshot: Snapshot | None) -> Moved:
 
 def _tab(ui: Ui, snapshot: Snapshot | None) -> Moved:
     panes: tuple[Pane, ...] = ("nodes", "jobs", "log") if ui.log else ("nodes", "jobs")
-    return replace(ui, focus=panes[(panes.index(ui.focus) + 1) % len(panes)]), None
+    place = panes.index(ui.focus) if ui.focus in panes else -1
+    return replace(ui, focus=panes[(place + 1) % len(panes)]), None
 
 
 def _sort(ui: Ui, snapshot: Snapshot | None) -> Moved:
@@ -174,8 +208,8 @@ def _drain(ui: Ui, snapshot: Snapshot | None) -> Moved:
     if node is None:
         return replace(ui, message="there is no node to drain"), None
     if node.state == "drained":
-        return replace(ui, message=f"{node.name} is drained already"), None
-    return replace(ui, message="this daemon cannot drain: that comes with several machines"), None
+        return replace(ui, question=Resuming(node.name, node.note)), None
+    return replace(ui, question=Draining(node.name)), None
 
 
 def _pause(ui: Ui, snapshot: Snapshot | None) -> Moved:

@@ -1,7 +1,7 @@
 """The screen: a pure function of the scene and a size.
 
      WIIIIIDE  lab  3/3 nodes  job 17 digits running 00:41:12  1 queued        12:04:55  1.0s
-     the daemon is gone …                            only when something is wrong
+     out of touch …                                  only when something is wrong
      NODE …                                          nodes, their sum, stragglers
      JOB NAME …                                      jobs
     ── log 17 ──                                     when asked for
@@ -21,16 +21,17 @@ from typing import NamedTuple
 from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.text import columns, cut
 from wiiiiided.top import helping, jobs, lines, nodes, numbers
-from wiiiiided.top.grid import words
+from wiiiiided.top.grid import NAME_MOST, words
 from wiiiiided.top.order import jobs_of, nodes_of, selected_job, selected_node
 from wiiiiided.top.seen import learned
 from wiiiiided.top.spans import Frame, Row, Span, filled, fit, in_ascii, restyled
-from wiiiiided.top.ui import Question, Scene, Ui
+from wiiiiided.top.ui import Draining, Question, Resuming, Scene, Ui
 from wiiiiided.wire.messages import Snapshot
 
 SMALL = 10  # lines of a screen that has room for one pane only
 DETAILED = 16  # lines of a screen that has one to spare for the selected row
 LOG_LEAST = 3
+REASON_LEAST = 12  # columns of one that is being typed
 KEYS = (
     *(("q", "quit"), ("?", "help"), ("↑↓", "select"), ("Tab", "pane"), ("s", "sort")),
     *(("r", "reverse"), ("/", "filter"), ("l", "logs"), ("x", "cancel"), ("d", "drain")),
@@ -207,7 +208,7 @@ def _banner(scene: Scene, width: int) -> list[Row]:
     """What is wrong, in a line under the header."""
     if (gone := scene.gone) is not None:
         when = "waiting for it" if gone.retry_s is None else f"next try in {gone.retry_s:.0f} s"
-        text = f" daemon gone ({when}): {words(gone.reason, scene.ui.ascii)}"
+        text = f" out of touch ({when}): {words(gone.reason, scene.ui.ascii)}"
     elif scene.snapshot is not None and scene.snapshot.problem:
         text = f" problem: {words(scene.snapshot.problem, scene.ui.ascii)}"
     else:
@@ -256,12 +257,33 @@ def _footer(scene: Scene, width: int) -> Row:
     return fit((*spans[:-1], spans[-1]._replace(text=spans[-1].text.rstrip())), width)
 
 
-def _question(question: Question, ascii_only: bool, width: int) -> Row:
+def _question(question: Question | Resuming | Draining, ascii_only: bool, width: int) -> Row:
     """A long name is cut: what is asked, and how to answer, is always seen."""
-    before = f" {'kill' if question.now else 'cancel'} job {question.job} "
-    after = f"{' at once' if question.now else ''}? y/n"
-    name = cut(words(question.name, ascii_only), max(1, width - len(before) - len(after)))
-    return fit((Span(before + name + after),), width)
+    match question:
+        case Question(job=job, name=middle, now=now):
+            before = f" {'kill' if now else 'cancel'} job {job} "
+            after = f"{' at once' if now else ''}? y/n"
+        case Resuming(node=middle, reason=reason):
+            before, after = " give jobs to ", "? y/n"
+            if reason:
+                middle += f", drained for: {reason}"
+        case Draining():
+            return _draining(question, ascii_only, width)
+    text = cut(words(middle, ascii_only), max(1, width - len(before) - len(after)))
+    return fit((Span(before + text + after),), width)
+
+
+def _draining(question: Draining, ascii_only: bool, width: int) -> Row:
+    """Of a long reason the end is seen: that is where one types."""
+    name = cut(words(question.node, ascii_only), max(1, min(NAME_MOST, width // 4)))
+    before, reason = f" drain {name}, because: ", words(question.reason, ascii_only)
+    after = "_   Enter drains it  Esc does not"
+    if columns(before) + len(after) > width - REASON_LEAST:
+        after = "_"
+    room = max(1, width - columns(before) - len(after))
+    while columns(reason) > room:
+        reason = reason[1:]
+    return fit((Span(before + reason + after),), width)
 
 
 def _matching(scene: Scene) -> str:

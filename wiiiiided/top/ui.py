@@ -17,6 +17,7 @@ Pane = Literal["nodes", "jobs", "log"]
 INTERVALS = (0.25, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)  # what + and - step through
 LEAST_S, MOST_S = INTERVALS[0], INTERVALS[-1]  # what the daemon takes
 FILTER_CHARS = 40
+REASON_CHARS = 120
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,22 @@ class Question:
     job: int
     name: str
     now: bool = False
+
+
+@dataclass(frozen=True)
+class Resuming:
+    """Is this drained node to get jobs again?"""
+
+    node: str
+    reason: str  # why it was drained
+
+
+@dataclass(frozen=True)
+class Draining:
+    """This node is to get no new jobs: the reason is being typed."""
+
+    node: str
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -57,7 +74,7 @@ class Ui:
     nodes: Order = Order()
     jobs: Order = Order()
     typing: bool = False  # a filter for the pane in focus
-    question: Question | None = None
+    question: Question | Resuming | Draining | None = None
     help: bool = False
     help_top: int = 0  # its first line that is shown
     log: bool = False
@@ -111,4 +128,15 @@ class CancelJob:
     now: bool
 
 
-Action = Quit | CancelJob | None
+@dataclass(frozen=True)
+class DrainNode:
+    node: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class ResumeNode:
+    node: str
+
+
+Action = Quit | CancelJob | DrainNode | ResumeNode | None

@@ -1,6 +1,7 @@
 """Snapshots from the daemon, for as long as somebody looks: through its silence and its restarts.
 
-    connected ──ends──► gone, counting down ──► trying (an errand) ──► connected
+    connected ──ends──► gone, counting down ──► trying (an errand) ──► connected, and gone until it
+                                                                       speaks
         └──says nothing──► silent: the connection stays, it may speak again
 
 The loop asks `gone` what to put above the last frame, and `read` for the next snapshot.
@@ -31,7 +32,7 @@ class Watch:
         self._every_s = every_s
         self._heard_at = now
         self._spoke = False  # a snapshot has come, ever
-        self._reason = ""
+        self._reason = ""  # why nothing comes; empty when something did
         self._retry_at: float | None = None
         self._tries = 0
 
@@ -54,7 +55,7 @@ class Watch:
                 raise
             self._lost(problem, now)
         if newest is not None:
-            self._spoke, self._heard_at, self._tries = True, now, 0
+            self._spoke, self._heard_at, self._tries, self._reason = True, now, 0, ""
         return newest
 
     def opened(self, result: object, now: float) -> None:
@@ -76,9 +77,11 @@ class Watch:
         if self.connection is None:
             left = None if self._retry_at is None else max(0.0, self._retry_at - now)
             return Gone(self._reason, left)
+        if self._reason:  # connected again, and the picture is still the old one
+            return Gone(self._reason)
         silent_s = now - self._heard_at
         if silent_s > max(SILENT_S, 3 * self._every_s):
-            return Gone(f"it has said nothing for {silent_s:.0f} s")
+            return Gone(f"the daemon has said nothing for {silent_s:.0f} s")
         return None
 
     def _lost(self, problem: ClientError, now: float) -> None:
