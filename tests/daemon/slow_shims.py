@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 
-from wiiiiided.daemon import main, shims
+from wiiiiided.daemon import main
+from wiiiiided.daemon.shares import shims
 
 real = shims.shim_command
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import stat
@@ -11,10 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.daemon.talking import answers, pair, run, until
 from tests.daemon.test_jobs import FOREVER
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_daemon
 from wiiiiided.client import DaemonRefused
+from wiiiiided.daemon.answers.api import Api
+from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
@@ -232,6 +236,35 @@ def _listeners() -> list[tuple[str, str]]:
             if fields[3] == state:
                 found.append((fields[1], fields[9]))
     return found
+
+
+def test_no_user_of_any_machine_can_take_all_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.api.PER_USER", 2)
+
+    async def wait(talk: Talk, request: m.Request) -> None:
+        await asyncio.Event().wait()
+
+    async def scene() -> None:
+        api = Api(tmp_path / "socket", False, wait)
+        eve, others = Caller(1000, "eve", False, "b"), []
+        for caller in (eve, eve, Caller(1000, "ada", False, "c")):
+            here, there = await pair()
+            await here.say(m.List())
+            others.append((here, asyncio.ensure_future(api.serve(there, caller))))
+        await until(lambda: len(api._open) == 3, "all are served")
+        here, there = await pair()
+        await api.serve(there, eve)
+        (no,) = await answers(here)
+        assert "eve has 2 requests under way" in no.message
+        for here, serving in others:
+            here.close()
+            await serving
+        assert not api._callers
+        assert not api._open
+
+    run(scene())
 
 
 def test_old_jobs_are_pruned_with_their_files() -> None:

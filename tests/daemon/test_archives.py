@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from wiiiiided.daemon.archives import Archives
+from tests.daemon.talking import pair, run
+from wiiiiided.daemon.shares.archives import SEND_BYTES, Archives
 from wiiiiided.errors import UsageError
 
 DATA = b"bytes of an archive" * 1000
@@ -68,3 +71,44 @@ def test_pruning_keeps_what_is_named(archives: Archives) -> None:
     assert archives.prune({other}) == 1
     assert archives.has(other)
     assert not archives.has(DIGEST)
+
+
+def test_pruning_spares_what_is_about_to_be_used(archives: Archives) -> None:
+    receive(archives, DATA)
+    with archives.pinned(DIGEST):
+        assert archives.prune(()) == 0
+    assert archives.prune(()) == 1
+
+
+def test_pruning_can_spare_what_has_just_come(archives: Archives) -> None:
+    receive(archives, DATA)
+    assert archives.prune((), young_s=60.0) == 0
+    then = time.time() - 61.0
+    os.utime(archives.path(DIGEST), (then, then))
+    assert archives.prune((), young_s=60.0) == 1
+
+
+def test_an_archive_is_sent_whole_in_pieces(archives: Archives) -> None:
+    data = os.urandom(3 * SEND_BYTES + 17)
+    digest = hashlib.sha256(data).hexdigest()
+    receive(archives, data, digest)
+
+    async def scene() -> list[bytes]:
+        here, there = await pair()
+        sending = asyncio.ensure_future(archives.send(digest, there))
+        pieces = [piece async for piece in here.blob(30)]
+        await sending
+        return pieces
+
+    pieces = run(scene())
+    assert b"".join(pieces) == data
+    assert len(pieces) == 4
+
+
+def test_an_archive_that_is_not_here_is_not_sent(archives: Archives) -> None:
+    async def scene() -> None:
+        _, there = await pair()
+        with pytest.raises(FileNotFoundError):
+            await archives.send("0" * 64, there)
+
+    run(scene())

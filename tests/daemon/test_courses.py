@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.control.world import World, spec
-from wiiiiided.daemon.courses import Courses
-from wiiiiided.daemon.pages import Pages
-from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.daemon.store import Store
+from wiiiiided.daemon.watching.courses import Courses
+from wiiiiided.daemon.watching.pages import Pages
 from wiiiiided.domain.figures import RunRecord
 from wiiiiided.log import logger
 from wiiiiided.shm import stats

@@ -213,7 +213,8 @@ def test_only_a_stream_that_is_the_journals_counts(tmp_path: Path) -> None:
 
 WRAPPED = """
 import os, sys
-from wiiiiided.daemon import journal, main
+from wiiiiided.daemon import journal
+from wiiiiided.daemon import main
 about = os.fstat(2)
 os.environ["JOURNAL_STREAM"] = f"{about.st_dev}:{about.st_ino}"
 journal.JournalHandler.__init__.__defaults__ = (sys.argv.pop(1),)

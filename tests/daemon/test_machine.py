@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from tests.kit.conditions import wait_until
-from wiiiiided.daemon import machine as module
-from wiiiiided.daemon.machine import Machine, resident
+from wiiiiided.daemon.watching import machine as module
+from wiiiiided.daemon.watching.machine import Machine, resident
 
 
 class Times(tuple[float, ...]):

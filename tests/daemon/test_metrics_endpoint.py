@@ -16,9 +16,9 @@ import pytest
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_daemon
 from tests.kit.prometheus import parse
-from wiiiiided.daemon import metrics
-from wiiiiided.daemon.metrics import HEAD_BYTES, Metrics, judge, read_token
 from wiiiiided.daemon.settings import Address, BadSettings, Settings, read_settings
+from wiiiiided.daemon.watching import metrics
+from wiiiiided.daemon.watching.metrics import HEAD_BYTES, Metrics, judge, read_token
 from wiiiiided.errors import HostError
 
 TOKEN = "0123456789abcdef0123456789abcdef"

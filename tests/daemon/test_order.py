@@ -6,15 +6,25 @@ import shlex
 import subprocess
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from tests.control.world import GIB, World, spec
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.order import Surroundings, command, interpreter, order_for, secret_lines
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.shares.order import (
+    Surroundings,
+    command,
+    interface,
+    interfaces,
+    interpreter,
+    order_for,
+    secret_lines,
+)
+from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.spec import Output, Run
+from wiiiiided.domain.spec import Network, Output, Policy, Run
+from wiiiiided.shim import files
 
 USER = JobUser("eve", 1234, 1234, "/home/eve", other=True)
 HERE = Surroundings("b", USER, "/opt/venv/bin/python", {"PATH": "/usr/bin"}, 77)
@@ -37,6 +47,85 @@ def test_a_share_of_two_nodes() -> None:
     assert order.env["HOME"] == "/home/eve"
     assert order.listener_uid == 77
     assert order.file_mode == 0o640
+
+
+TABLE = {
+    "lo": ("127.0.0.1", "::1"),
+    "eth0": ("10.0.0.2", "fe80::1%eth0"),
+    "ib0": ("192.168.7.2", "fd00::2"),
+}
+DOORS = {"a": "10.0.0.1:9461", "b": "10.0.0.2:9461"}
+
+
+def at(node: str) -> Surroundings:
+    return Surroundings(node, USER, "/opt/venv/bin/python", {}, 77, DOORS[node])
+
+
+def test_shares_of_two_machines_know_both_doors() -> None:
+    job = placed(spec(resources={"nodes": (2, 2), "workers_per_node": 2}))
+    assert job.attempt is not None
+    for node in ("a", "b"):
+        order = order_for(
+            *(job, 1, job.attempt.layout, "/w", at(node), Settings(), DOORS),
+            table=lambda: {"eth9": ("10.0.0.1", "10.0.0.2")},
+        )
+        assert (order.door, order.head) == (DOORS[node], DOORS["a"])
+        assert (order.interface, order.format) == ("eth9", files.WITH_DOOR)
+        assert order.alone_s == 0.0  # the job does not ask for it
+
+
+def test_a_machine_alone_gives_orders_as_it_always_did() -> None:
+    given = replace(spec(resources={"use": ("b",)}), policy=Policy(stop_alone_s=600.0))
+    job = placed(given)
+    assert job.attempt is not None
+    order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
+    assert (order.door, order.head, order.interface, order.format) == ("", "", "", 1)
+    assert order.alone_s == 0.0  # there is nobody to be without
+
+
+def test_a_job_may_ask_to_end_when_it_is_alone() -> None:
+    given = replace(spec(resources={"use": ("b",)}), policy=Policy(stop_alone_s=600.0))
+    job = placed(given)
+    assert job.attempt is not None
+    order = order_for(job, 1, job.attempt.layout, "/w", at("b"), Settings(), DOORS)
+    assert (order.alone_s, order.interface) == (600.0, "")
+
+
+@pytest.mark.parametrize(
+    ("wanted", "door", "name"),
+    [
+        ("auto", "10.0.0.2:9461", "eth0"),
+        ("auto", "[fd00::2]:9461", "ib0"),
+        ("auto", "10.9.9.9:9461", ""),
+        ("ib0", "10.0.0.2:9461", "ib0"),
+        ("192.168.7.0/24", "10.0.0.2:9461", "ib0"),
+        ("192.168.7.2", "10.0.0.2:9461", "ib0"),
+        ("fe80::/10", "10.0.0.2:9461", "eth0"),
+        ("172.16.0.0/12", "10.0.0.2:9461", "eth0"),
+        ("eth5", "10.0.0.2:9461", "eth0"),
+    ],
+)
+def test_the_interface_is_the_jobs_or_the_doors(wanted: str, door: str, name: str) -> None:
+    assert interface(wanted, door, TABLE) == name
+
+
+def test_this_machine_has_a_loopback() -> None:
+    assert "127.0.0.1" in interfaces()["lo"]
+
+
+def test_what_the_job_says_of_its_network_reaches_the_ranks() -> None:
+    for network, expected in (
+        (Network(), {"WIIIIIDE_CODEC": "auto", "WIIIIIDE_TLS": "off"}),
+        (
+            Network(codec="lz4", encrypt=True, interface="ib0"),
+            {"WIIIIIDE_CODEC": "lz4", "WIIIIIDE_TLS": "on", "WIIIIIDE_INTERFACE": "ib0"},
+        ),
+    ):
+        job = placed(replace(spec(resources={"use": ("b",)}), network=network))
+        assert job.attempt is not None
+        order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
+        names = ("WIIIIIDE_CODEC", "WIIIIIDE_TLS", "WIIIIIDE_INTERFACE")
+        assert {name: order.env[name] for name in names if name in order.env} == expected
 
 
 def test_the_jobs_own_environment_wins() -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from wiiiiided.daemon import pages as module
-from wiiiiided.daemon.pages import Pages, Reading
-from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.daemon.watching import pages as module
+from wiiiiided.daemon.watching.pages import Pages, Reading
 from wiiiiided.domain.figures import RankSample
 from wiiiiided.shm import stats
 from wiiiiided.shm.stats import StatsPage

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.errors import HostError
 from wiiiiided.shim import files
 

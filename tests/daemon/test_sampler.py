@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 
 from tests.control.world import World, spec
+from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.courses import Followed, how_it_ended
-from wiiiiided.daemon.picture import ENDED_ROWS, ROWS, Picture
-from wiiiiided.daemon.sampler import EVERY_S, FLUSH_S, LEAST_S, Sampler
-from wiiiiided.domain.node import Node
+from wiiiiided.daemon.watching.courses import Followed, how_it_ended
+from wiiiiided.daemon.watching.picture import ENDED_ROWS, ROWS, Picture
+from wiiiiided.daemon.watching.sampler import EVERY_S, FLUSH_S, LEAST_S, Sampler
+from wiiiiided.domain.figures import Rates
+from wiiiiided.domain.node import Drain, Node
 from wiiiiided.domain.spec import Restart
 from wiiiiided.figures.picture import Health
+from wiiiiided.peering.figures import NodeFigures
 
 
 class Loop:
@@ -62,18 +65,23 @@ class Courses:
         self.looks: list[float] = []
         self.waiting = False
         self.flushed: list[float] = []
+        self.reader = SimpleNamespace(report=None, clock=None)
+        self.taken: list[str] = []
         self._loop = loop
         self.defect: Exception | None = None
+
+    def take(self, node: str, figures: NodeFigures) -> None:
+        self.taken.append(node)
 
     def update(self, state: object) -> None:
         if self.defect is not None:
             raise self.defect
 
-    def sample(self) -> list[Any]:
+    def sample(self) -> set[str]:
         self.looks.append(self._loop.now)
         if self.defect is not None:
             raise self.defect
-        return []
+        return {followed.node for followed in self.live.values()}
 
     def flush(self) -> None:
         self.flushed.append(self._loop.now)
@@ -93,14 +101,16 @@ def courses(loop: Loop) -> Courses:
 @pytest.fixture
 def sampler(loop: Loop, courses: Courses) -> Sampler:
     machine = SimpleNamespace(look=lambda: None, health=Health())
-    keeper = SimpleNamespace(state=None, clock=lambda: 0.0)
+    state = SimpleNamespace(nodes={"a": None, "b": None})
+    keeper = SimpleNamespace(state=state, clock=lambda: 0.0, report=lambda event: None)
     made: Sampler = Sampler(keeper, courses, machine, loop)  # type: ignore[arg-type]
     return made
 
 
 def a_job_comes(sampler: Sampler, courses: Courses) -> None:
-    course = SimpleNamespace(rates=lambda node: [])
-    courses.live[1, 1] = SimpleNamespace(course=course)
+    rates = [Rates(samples=64.0)]
+    course = SimpleNamespace(rates=lambda node: rates, fresh={0: ("a", None)})
+    courses.live[1, 1] = SimpleNamespace(course=course, node="a")
     sampler.changed()
 
 
@@ -214,6 +224,36 @@ def test_a_defect_in_looking_disturbs_nobody_and_is_told_once(
     assert len(told) == 1
 
 
+def test_the_main_rate_of_a_node_is_kept_while_something_runs_on_it(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    a_job_comes(sampler, courses)
+    loop.advance(3.5)
+    assert list(sampler.trends["a"].values) == [64.0] * 4
+    courses.live.clear()
+    sampler.refresh()
+    loop.advance(2.0)
+    sampler.refresh()
+    assert sampler.trends == {}
+
+
+def test_what_another_node_says_of_itself_is_kept_until_it_is_no_member(
+    sampler: Sampler, loop: Loop, courses: Courses
+) -> None:
+    sampler.take("b", NodeFigures(5.0, 0.5, 0.25, True))
+    assert sampler.heard["b"] == (Health(0.5, 0.25, True), 1000.0)
+    assert courses.taken == ["b"]
+    del sampler.keeper.state.nodes["b"]
+    sampler.changed()
+    assert sampler.heard == {}
+
+
+@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), 1e308])
+def test_a_share_of_nonsense_is_not_known(sampler: Sampler, share: float) -> None:
+    sampler.take("b", NodeFigures(5.0, share, share, False))
+    assert sampler.heard["b"].health == Health()
+
+
 # ---- how an attempt ended
 
 
@@ -258,6 +298,17 @@ def test_a_requeued_attempt_says_so_though_the_next_has_begun() -> None:
     assert how_it_ended(before, after, 1234.0) == ("requeued", None, 1234.0)
 
 
+def test_an_attempt_whose_node_left_before_it_began_says_so() -> None:
+    world = World(Node("a", 4, 8 << 30), Node("b", 4, 8 << 30))
+    number = world.submit(spec(resources={"nodes": (2, 2)}))
+    world.feed(e.NodeLeft(world.now, "b"))
+    before = followed(world, number)
+    world.ended_on(number, "a")
+    world.feed(e.NodeDeclaredLost(world.now, "b", "root"))
+    assert world.state_of(number) == "queued"
+    assert how_it_ended(before, world.job(number), 1234.0)[0] == "node-lost"
+
+
 def test_of_a_job_that_is_gone_nobody_knows() -> None:
     world, number = begun()
     assert how_it_ended(followed(world, number), None, 1234.0) == ("failed", None, None)
@@ -266,14 +317,14 @@ def test_of_a_job_that_is_gone_nobody_knows() -> None:
 # ---- snapshots
 
 
-def picture_of(world: World, sampler: Sampler, ended: list[Job]) -> Picture:
+def picture_of(world: World, sampler: Sampler, ended: list[Job], cluster: str = "") -> Picture:
     keeper: Any = SimpleNamespace(
         state=world.state,
         clock=lambda: world.now,
         problem="the disk is full",
         store=SimpleNamespace(ended=lambda limit: ended[:limit]),
     )
-    return Picture(keeper, sampler, Node("a", 4, 8 << 30))
+    return Picture(keeper, sampler, Node("a", 4, 8 << 30), cluster)
 
 
 def test_what_runs_comes_first_then_the_queue_then_what_ended(sampler: Sampler) -> None:
@@ -322,3 +373,81 @@ def test_all_who_watch_get_the_same_and_a_change_is_seen_at_once(sampler: Sample
     job = world.submit()
     sampler.changed()
     assert [row.job.id for row in picture.snapshot().jobs] == [job]
+
+
+# ---- several machines
+
+
+def three_nodes(sampler: Sampler, world: World) -> Picture:
+    sampler.take("b", NodeFigures(5.0, 0.5, 0.25, False))
+    sampler.take("c", NodeFigures(7.0, 0.25, 0.5, True))
+    return picture_of(world, sampler, [], "lab")
+
+
+@pytest.fixture
+def world() -> World:
+    return World(*(Node(name, 4, 8 << 30) for name in ("a", "b", "c")))
+
+
+def test_every_node_is_shown_with_what_it_said_and_how_old_that_is(
+    sampler: Sampler, loop: Loop, world: World
+) -> None:
+    picture = three_nodes(sampler, world)
+    loop.advance(2.0)
+    sampler.refresh()
+    snapshot = picture.snapshot()
+    assert snapshot.cluster == "lab"
+    shown = [(n.name, n.state, n.coordinator, n.cpu, n.note, n.age_s) for n in snapshot.nodes]
+    assert shown == [
+        ("a", "idle", True, None, "", 0.0),
+        ("b", "idle", False, 0.5, "", 2.0),
+        ("c", "idle", False, 0.25, "swapping", 2.0),
+    ]
+
+
+def test_a_node_is_lost_when_it_is_gone_and_its_last_word_ten_seconds_old(
+    sampler: Sampler, loop: Loop, world: World
+) -> None:
+    picture = three_nodes(sampler, world)
+    loop.advance(1.0)
+    sampler.take("b", NodeFigures(6.0, 0.5, 0.25, False))
+    world.state.absent.update(b=world.now, c=world.now)  # noticed only now
+    loop.advance(9.0)
+    sampler.refresh()
+    a, b, c = picture.snapshot().nodes
+    assert (a.state, b.state, c.state) == ("idle", "idle", "lost")
+    assert (b.cpu, c.cpu, c.memory_used, c.note) == (0.5, None, None, "")
+    assert (b.age_s, c.age_s) == (9.0, 10.0)
+
+
+def test_a_node_that_is_heard_is_not_lost_however_old_its_figures_are(
+    sampler: Sampler, loop: Loop, world: World
+) -> None:
+    picture = three_nodes(sampler, world)
+    loop.advance(60.0)
+    assert [node.state for node in picture.fresh().nodes] == ["idle"] * 3
+
+
+def test_a_node_that_was_never_heard_is_as_old_as_its_silence(
+    sampler: Sampler, world: World
+) -> None:
+    picture = picture_of(world, sampler, [], "lab")
+    world.state.absent["b"] = world.now - 40.0
+    b = picture.snapshot().nodes[1]
+    assert (b.state, b.age_s, b.cpu) == ("lost", 40.0, None)
+
+
+def test_a_node_that_somebody_has_declared_lost_is_so_at_once(
+    sampler: Sampler, world: World
+) -> None:
+    picture = three_nodes(sampler, world)
+    world.state.absent["b"] = world.now
+    world.state.lost.add("b")
+    assert picture.snapshot().nodes[1].state == "lost"
+
+
+def test_a_drained_node_says_why(sampler: Sampler, world: World) -> None:
+    picture = three_nodes(sampler, world)
+    world.state.drained["c"] = Drain("root", "fan broken", world.now)
+    c = picture.snapshot().nodes[2]
+    assert (c.state, c.note) == ("drained", "fan broken; swapping")

@@ -15,9 +15,10 @@ def test_no_file_means_the_defaults(tmp_path: Path) -> None:
 
 def test_what_the_file_says_holds(tmp_path: Path) -> None:
     path = tmp_path / "wiiiiided.toml"
-    path.write_text('log = "verbose"\n[limits]\nlog = "1MiB"\nkeep = 3\narchive = "2GiB"\n')
+    limits = 'log = "1MiB"\nkeep = 3\narchive = "2GiB"\noutputs = "1GiB"\n'
+    path.write_text(f'log = "verbose"\n[limits]\n{limits}')
     assert read_settings(path) == Settings(
-        log="verbose", log_bytes=1 << 20, keep=3, archive_bytes=2 << 30
+        log="verbose", log_bytes=1 << 20, keep=3, archive_bytes=2 << 30, outputs_bytes=1 << 30
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import shutil
@@ -12,13 +13,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.control.world import World, spec
-from wiiiiided.control.actions import Tell
+from wiiiiided.control import events as e
+from wiiiiided.control.actions import AnyAction, Tell
 from wiiiiided.control.events import Ticked
-from wiiiiided.control.job import Job
+from wiiiiided.control.job import Job, Owner
+from wiiiiided.control.roster import NodeRow
+from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import MIGRATIONS, Store, StoreError
+from wiiiiided.domain.node import Drain, Node
+from wiiiiided.domain.spec import JobSpec, Resources, Run
 
 
 @pytest.fixture
@@ -73,6 +80,14 @@ def test_numbers_are_never_used_again(store: Store) -> None:
     assert store.job(7) is None
     assert store.story(7) == []
     assert store.next_id() == 8
+
+
+def test_a_line_is_told_of_a_job_that_is_over_and_of_none_that_is_forgotten(store: Store) -> None:
+    put(store, some_job(7, ended=True))
+    store.tell(Tell(7, 2.0, "and then"))
+    store.tell(Tell(8, 2.0, "of nobody"))
+    assert store.story(7) == [(1.0, "told of 7"), (2.0, "and then")]
+    assert store.story(8) == []
 
 
 def test_the_latest_ended_are_kept_and_the_rest_is_named(store: Store) -> None:
@@ -230,3 +245,119 @@ def test_a_sigkill_in_the_middle_of_a_commit_loses_nothing_acknowledged(tmp_path
         assert len(stored) >= said
         store.close()
         shutil.rmtree(state)
+
+
+# ---- nodes
+
+
+def node(name: str, cores: int = 2) -> Node:
+    return Node(name, cores, 1 << 30, address="10.0.0.1", port=9461, version="0.6.0")
+
+
+def keeper(store: Store, own: str = "a") -> Keeper:
+    return Keeper(store, [node(own)], lambda action, job: None)
+
+
+def test_nodes_come_back_in_the_order_they_joined(store: Store) -> None:
+    rows = {name: NodeRow(node(name)) for name in "cab"}
+    store.commit([], [], Ticked(1.0), nodes=rows)
+    changed = NodeRow(node("c", 8), Drain("root", "fan broken", 1.0), lost=True)
+    store.commit([], [], Ticked(2.0), nodes={"c": changed, "a": None})
+    assert store.nodes() == [changed, NodeRow(node("b"))]
+    store.forget_nodes()
+    assert store.nodes() == []
+
+
+def test_a_change_of_a_node_is_stored_or_has_not_happened(store: Store) -> None:
+    asyncio.run(a_disk_that_takes_no_node(store))
+
+
+async def a_disk_that_takes_no_node(store: Store) -> None:
+    first = keeper(store)
+    store.db.execute("CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT raise(FAIL, 'no'); END")
+    first.report(e.NodeSeen(1.0, node("b")))
+    assert "cannot write" in first.problem
+    assert list(first.state.nodes) == ["a"]
+    with pytest.raises(StoreError):
+        first.ask(e.NodeDrained(1.0, "a", "root", ""))
+    assert not first.state.drained
+    store.db.execute("DROP TRIGGER no")
+    first.tick()
+    assert first.problem == ""
+    assert list(first.state.nodes) == ["a", "b"]
+    assert [row.node.name for row in store.nodes()] == ["b"]
+    first.close()
+
+
+def test_a_keeper_knows_all_members_again_and_has_heard_only_itself(store: Store) -> None:
+    first = keeper(store)
+    changes = []
+    first.on_change = lambda: changes.append(first.state.absent.copy())
+    for event in (
+        e.NodeSeen(1.0, node("b")),
+        e.NodeSeen(1.0, node("c")),
+        e.NodeDrained(1.0, "a", "root", "old"),
+        e.NodeDrained(1.0, "b", "root", "fan broken"),
+        e.NodeLeft(1.0, "c"),
+        e.NodeDeclaredLost(1.0, "c", "root"),
+    ):
+        first.report(event)
+    assert len(changes) == 6
+    again = keeper(store)
+    assert again.state.nodes == first.state.nodes
+    assert again.state.drained == first.state.drained
+    assert again.state.lost == {"c"}
+    assert set(again.state.absent) == {"b", "c"}
+    again.report(e.NodeRemoved(2.0, "c", "root"))
+    assert set(keeper(store).state.nodes) == {"a", "b"}
+
+
+def test_a_gang_that_is_being_prepared_comes_back_the_same(store: Store) -> None:
+    world = World(node("a"), node("b"))
+    job = world.submit(spec(resources={"nodes": (2, 2)}))
+    world.prepared_on(job, "a")
+    put(store, world.job(job))
+    (found,) = store.live()
+    assert found == world.job(job)
+    assert found.attempt is not None
+    assert not found.attempt.ordered
+    assert found.attempt.prepared["a"].torch == "2.13.0+cpu"
+
+
+def test_a_job_of_an_earlier_version_was_ordered_to_start(store: Store) -> None:
+    """Its attempt says nothing of it: there was one machine, and no preparing."""
+    put(store, some_job())
+    (body,) = store.db.execute("SELECT body FROM jobs").fetchone()
+    job = msgspec.json.decode(body)
+    del job["attempt"]["ordered"], job["attempt"]["prepared"]
+    store.db.execute("UPDATE jobs SET body = ?", (msgspec.json.encode(job),))
+    (found,) = store.live()
+    assert found.attempt is not None
+    assert found.attempt.ordered
+
+
+def test_an_action_that_fails_ends_its_share_and_keeps_no_other_from_being_told(
+    store: Store,
+) -> None:
+    asyncio.run(a_gang_of_which_one_share_cannot_be_prepared(store))
+
+
+async def a_gang_of_which_one_share_cannot_be_prepared(store: Store) -> None:
+    told = []
+
+    def perform(action: AnyAction, job: Job) -> None:
+        told.append((type(action).__name__, getattr(action, "node", "")))
+        if told[-1] == ("PrepareWorkers", "a"):
+            raise KeyError("a bug")
+
+    first = Keeper(store, [node("a")], perform)
+    first.report(e.NodeSeen(first.clock(), node("b")))
+    gang = JobSpec("gang", Run(("python",)), Resources((2, 2)))
+    first.ask(e.JobSubmitted(first.clock(), 1, gang, Owner("a", 0, "root"), "ab" * 32))
+    assert told == [("PrepareWorkers", "a"), ("PrepareWorkers", "b")]
+    await asyncio.sleep(0)  # what failed is reported after the step it belongs to
+    job = first.job(1)
+    assert job is not None
+    assert job.state == "stopping"
+    assert ("StopWorkers", "b") in told
+    first.close()

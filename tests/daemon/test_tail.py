@@ -6,12 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.control.world import World, spec
 from tests.kit.daemons import private_daemon
-from wiiiiided.control.job import Job
-from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.spawn import JobUser
-from wiiiiided.daemon.tail import PIECE_BYTES, Tail
+from wiiiiided.daemon.answers.tail import PIECE_BYTES, Tail
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.wire.messages import LogLine
 
 
@@ -20,11 +18,6 @@ def runs(tmp_path: Path) -> Runs:
     made = Runs(tmp_path / "jobs", JobUser.this())
     made.make(1, 1)
     return made
-
-
-def job(workers: int = 1) -> Job:
-    world = World()
-    return world.job(world.submit(spec(resources={"workers_per_node": workers})))
 
 
 def write(runs: Runs, rank: int, first: int, last: int, text: str = "line", old: str = "") -> None:
@@ -38,7 +31,7 @@ def numbers(lines: object) -> list[int]:
 
 
 def test_everything_comes_once_and_in_order(runs: Runs) -> None:
-    tail = Tail(runs, job(), 1, (), None)
+    tail = Tail(runs, 1, 1, (), None)
     assert list(tail.more()) == []
     write(runs, 0, 0, 5000, "x" * 100)
     assert numbers(tail.more()) == list(range(5000))
@@ -48,7 +41,7 @@ def test_everything_comes_once_and_in_order(runs: Runs) -> None:
 
 
 def test_a_rotation_loses_nothing(runs: Runs) -> None:
-    tail = Tail(runs, job(), 1, (), None)
+    tail = Tail(runs, 1, 1, (), None)
     write(runs, 0, 0, 10)
     assert numbers(tail.more()) == list(range(10))
     write(runs, 0, 10, 20)
@@ -59,7 +52,7 @@ def test_a_rotation_loses_nothing(runs: Runs) -> None:
 
 
 def test_a_reader_that_was_overtaken_says_so(runs: Runs) -> None:
-    tail = Tail(runs, job(), 1, (), None)
+    tail = Tail(runs, 1, 1, (), None)
     write(runs, 0, 0, 10)
     assert numbers(tail.more()) == list(range(10))
     path = runs.attempt(1, 1) / "rank-0.log"
@@ -74,14 +67,14 @@ def test_a_reader_that_was_overtaken_says_so(runs: Runs) -> None:
 def test_a_new_reader_begins_with_the_older_file(runs: Runs) -> None:
     write(runs, 0, 0, 10, old=".1")
     write(runs, 0, 10, 20)
-    assert numbers(Tail(runs, job(), 1, (), None).more()) == list(range(20))
+    assert numbers(Tail(runs, 1, 1, (), None).more()) == list(range(20))
 
 
 @pytest.mark.parametrize("lines", [0, 1, 7, 1999, 2000, 2500, 3000, 10_000])
 def test_the_last_lines_are_found_from_the_end(runs: Runs, lines: int) -> None:
     write(runs, 0, 0, 1000, old=".1")
     write(runs, 0, 1000, 3000, "y" * 50)
-    tail = Tail(runs, job(), 1, (), lines)
+    tail = Tail(runs, 1, 1, (), lines)
     assert numbers(tail.more()) == list(range(3000))[max(0, 3000 - lines) :]
     write(runs, 0, 3000, 3002)
     assert numbers(tail.more()) == [3000, 3001]
@@ -90,10 +83,10 @@ def test_the_last_lines_are_found_from_the_end(runs: Runs, lines: int) -> None:
 def test_ranks_are_merged_by_time_and_only_those_there_are(runs: Runs) -> None:
     for rank in range(3):
         write(runs, rank, 0, 1000, "z" * 90)
-    all_of_them = list(Tail(runs, job(3), 1, (), None).more())
+    all_of_them = list(Tail(runs, 1, 1, (), None).more())
     assert [line.at for line in all_of_them] == sorted(line.at for line in all_of_them)
     assert len(all_of_them) == 3000
-    some: list[LogLine] = list(Tail(runs, job(3), 1, (2,) * 5000 + (77,), None).more())
+    some: list[LogLine] = list(Tail(runs, 1, 1, (2,) * 5000 + (77,), None).more())
     assert {line.rank for line in some} == {2}
     assert len(some) == 1000
 
@@ -101,7 +94,7 @@ def test_ranks_are_merged_by_time_and_only_those_there_are(runs: Runs) -> None:
 def test_a_line_without_an_end_is_given_in_pieces(runs: Runs) -> None:
     path = runs.attempt(1, 1) / "rank-0.log"
     path.write_bytes(b"q" * (3 * PIECE_BYTES) + b"\nlast\n")
-    lines = list(Tail(runs, job(), 1, (), None).more())
+    lines = list(Tail(runs, 1, 1, (), None).more())
     assert sum(line.text.count("q") for line in lines) == 3 * PIECE_BYTES
     assert lines[-1].text == "last"
 

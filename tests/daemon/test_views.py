@@ -1,10 +1,13 @@
-"""A job as clients see it."""
+"""Jobs and nodes as clients see them."""
 
 from __future__ import annotations
 
-from tests.control.world import World, spec
-from wiiiiided.daemon.views import count_states, goes_on, summary, view
+from tests.control.world import GIB, World, spec
+from wiiiiided.control import events as e
+from wiiiiided.daemon.answers.views import count_states, goes_on, node_view, ranks, summary, view
+from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import Restart
+from wiiiiided.peering.messages import ShareView
 
 
 def test_attempts_are_those_made_and_those_still_allowed() -> None:
@@ -41,3 +44,46 @@ def test_what_the_daemon_does_in_one_line() -> None:
     world.ended_on(first)
     world.ended_on(second)
     assert goes_on(world.state) == ""
+
+
+def test_a_node_is_shown_as_it_stands_and_since_when() -> None:
+    world = World(*(Node(name, 2, GIB) for name in "ab"))
+
+    def shown(name: str) -> tuple[str, float, str]:
+        found = node_view(world.state, name, world.now, "a")
+        assert found.coordinator == (name == "a")
+        return found.state, found.since, found.why
+
+    assert shown("a") == ("idle", 0.0, "nothing runs on it")
+    job = world.submit(spec(resources={"use": ("b",)}))
+    assert shown("b") == ("ok", 1000.0, f"runs job {job}")
+    assert node_view(world.state, "b", world.now, "a").jobs == (job,)
+    world.pass_time(10.0)
+    world.feed(e.NodeDrained(world.now, "b", "root", "fan broken"))
+    assert shown("b") == ("drained", 1010.0, f"drained by root: fan broken; job {job} still there")
+    world.pass_time(10.0)
+    world.node_left("b")
+    assert shown("b")[:2] == ("lost", 1020.0)
+
+
+def test_ranks_are_as_their_own_nodes_tell_them_and_else_as_the_control_plane_knows() -> None:
+    world = World(*(Node(name, 2, GIB) for name in "ab"))
+    job = world.submit(spec(resources={"nodes": (2, 2), "workers_per_node": 2}))
+
+    def shown(told: dict[str, ShareView]) -> list[tuple[str, str, int | None, int | None]]:
+        found = ranks(world.job(job), told)
+        assert [rank.rank for rank in found] == [0, 1, 2, 3]
+        return [(rank.node, rank.state, rank.pid, rank.code) for rank in found]
+
+    assert {state for _, state, _, _ in shown({})} == {"starting"}
+    world.started_on(job, "a", "b")
+    # What a says of b's ranks is not heard: b says nothing, and its share runs.
+    told = {"a": ShareView(pids={0: 11, 1: 12, 2: 13}, codes={1: 9, 3: 1})}
+    assert shown(told) == [
+        ("a", "running", 11, None),
+        ("a", "ended", 12, 9),
+        ("b", "running", None, None),
+        ("b", "running", None, None),
+    ]
+    world.ended_on(job, "b", code=1)
+    assert [state for _, state, _, _ in shown(told)] == ["running", "ended", "ended", "ended"]

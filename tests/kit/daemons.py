@@ -6,14 +6,21 @@
 
 On the way out the daemon is stopped, whatever its jobs left is looked for by their environment, and
 a test that left processes behind fails.
+
+    with private_cluster(3) as (a, b, c):          on 127.0.0.2, .3, .4; b and c joined by token
+        job = b.submit("…", nodes=3)
+
+All of them are on one machine: a script that wants to be on several hosts sets WIIIIIDE_HOST_ID.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -99,7 +106,10 @@ class PrivateDaemon:
         *,
         command: Sequence[str] = (),
         workers: int = 1,
+        nodes: int = 1,
+        use: tuple[str, ...] = (),
         cores: int | None = None,
+        python: str | None = None,
         policy: dict[str, Any] | None = None,
         env: dict[str, str] | None = None,
         secrets: dict[str, str] | None = None,
@@ -112,8 +122,10 @@ class PrivateDaemon:
         argv = tuple(command) or ("python", "-c", script or "")
         spec = JobSpec(
             name="test",
-            run=Run(argv, env=env or {}, pass_env=tuple(secrets or ())),
-            resources=Resources(workers_per_node=workers, cores_per_worker=cores),
+            run=Run(argv, python=python, env=env or {}, pass_env=tuple(secrets or ())),
+            resources=Resources(
+                (nodes, nodes), workers_per_node=workers, cores_per_worker=cores, use=use
+            ),
             policy=Policy(**(policy or {})),
             output=Output(collect),
             **rest,
@@ -198,3 +210,48 @@ def private_daemon(
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(home, ignore_errors=True)
     assert not left, f"processes left behind: {left}"
+
+
+# ---- several of them
+
+
+def free_port(address: str) -> int:
+    """A port that stays free while nobody listens on it: no connection gets one of these."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind((address, port))
+            return port
+
+
+def make_cluster(daemons: Sequence[PrivateDaemon], cluster: str = "lab") -> None:
+    """The first becomes the coordinator, the others join it as b, c, d, …"""
+    first, *others = daemons
+    first.client.init(cluster, "127.0.0.2", free_port("127.0.0.2"))
+    first.client.settle("coordinator")
+    for number, daemon in enumerate(others, 3):
+        join_cluster(first, daemon, "abcdefgh"[number - 2], f"127.0.0.{number}")
+
+
+def join_cluster(first: PrivateDaemon, daemon: PrivateDaemon, name: str, address: str) -> None:
+    daemon.client.join(invitation(first, name, address))
+    daemon.client.settle("member")
+
+
+def invitation(first: PrivateDaemon, name: str, address: str) -> m.Join:
+    """What a machine asks its daemon for that is to join, with a token that was just made."""
+    token = first.client.create_token()
+    host, _, port = token.address.rpartition(":")
+    return m.Join(host, int(port), token.token, name, address, free_port(address))
+
+
+def node_states(daemon: PrivateDaemon) -> dict[str, str]:
+    return {view.node.name: view.state for view in daemon.client.nodes().nodes}
+
+
+@contextlib.contextmanager
+def private_cluster(number: int = 3) -> Iterator[list[PrivateDaemon]]:
+    with contextlib.ExitStack() as stack:
+        daemons = [stack.enter_context(private_daemon()) for _ in range(number)]
+        make_cluster(daemons)
+        yield daemons

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Callable
 
 from wiiiiided.control import events as e
-from wiiiiided.control.actions import AnyAction, Tell
+from wiiiiided.control import nodes
+from wiiiiided.control.actions import AnyAction, PrepareWorkers, StartWorkers, Tell
 from wiiiiided.control.job import Job
 from wiiiiided.control.state import State
 from wiiiiided.control.step import IllegalMove, step
@@ -31,12 +32,13 @@ Perform = Callable[[AnyAction, Job], None]
 class Keeper:
     """The one who changes the state of this daemon."""
 
-    def __init__(self, store: Store, nodes: list[Node], perform: Perform) -> None:
+    def __init__(self, store: Store, heard: list[Node], perform: Perform) -> None:
         self.store = store
         self.perform = perform
-        self.state = State(nodes, store.live())
         self.problem = ""  # a sentence while the state cannot be written
         self.clock: Callable[[], float] = time.time
+        # Of the other members nothing was heard yet, whatever they were before.
+        self.state = State(heard, store.live(), store.nodes(), self.clock())
         self.steady: Callable[[], float] = _since_boot
         self._ahead = self.clock() - self.steady()
         self.on_change: Callable[[], None] = lambda: None
@@ -93,17 +95,23 @@ class Keeper:
         except BaseException:
             self.state.rollback()
             raise
+        stands = self.state.roster.changed()
         self.state.settled()
+        if stands and (text := nodes.told(event)):
+            logger.info("%s", text)
         self._done(changed, actions, getattr(event, "rank", None))
+        if changed or stands:
+            self.on_change()
 
     def _store(
         self, event: e.AnyEvent, actions: list[AnyAction], secrets: dict[str, str] | None
     ) -> dict[int, Job]:
         changed = dict(self.state.touched)
-        if changed:
+        rows = self.state.roster.touched()
+        if changed or rows:
             lines = [action for action in actions if isinstance(action, Tell)]
             kept = {event.id: secrets} if secrets and isinstance(event, e.JobSubmitted) else None
-            self.store.commit(changed.values(), lines, event, kept)
+            self.store.commit(changed.values(), lines, event, kept, rows)
             self.problem = ""
         return changed
 
@@ -116,12 +124,22 @@ class Keeper:
                 extra = about(job.id, rank, job.attempt.nodes if job.attempt is not None else ())
                 logger.info("job %d (%s): %s", job.id, job.spec.name, action.text, extra=extra)
             else:
-                self.perform(action, changed[action.id])
+                self._perform(action, changed[action.id])
         for number in changed:
             for watcher in self._watchers.get(number, ()):
                 watcher.set()
-        if changed:
-            self.on_change()
+
+    def _perform(self, action: AnyAction, job: Job) -> None:
+        """One that fails must not keep the others of its gang from being told."""
+        try:
+            self.perform(action, job)
+        except Exception as problem:
+            logger.exception("a defect while carrying out %s", action, extra=about(job.id))
+            if isinstance(action, PrepareWorkers | StartWorkers):
+                why = f"a defect kept it from being started: {problem!r}"
+                share = (action.id, action.attempt, action.node)
+                ended = e.WorkersEnded(self.clock(), *share, 1, why)
+                asyncio.get_running_loop().call_soon(self.report, ended)
 
     def _story(self, event: e.AnyEvent) -> str:
         number = getattr(event, "id", None)

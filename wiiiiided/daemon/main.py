@@ -1,9 +1,15 @@
 """`wiiiiided`: puts the parts together, says when it is ready, and leaves the jobs alone when it
 goes.
 
-    settings ─ store ─ keeper ─ workers ─ api
+    settings ─ store ─ keeper ─┬─ workers            this machine's shares
+                         │     └─ links ─ members    theirs                    (coordination)
+                         api ── people here
                          │
                       systemd: READY, STATUS, WATCHDOG, STOPPING
+
+A daemon with a queue is `Daemon`, alone or as the coordinator of a cluster; one that was given to a
+cluster is a `Member`. init, join and leave change that: the daemon is closed and built anew inside
+its process.
 
 Exit codes: 0 stopped · 1 cannot work here now (disk full, socket taken) · 2 usage · 78 a person
 must mend something first: wiiiiided.toml, or a state of another version; the unit does not restart
@@ -14,120 +20,190 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gc
 import logging
 import os
-import signal
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from wiiiiided import __version__
 from wiiiiided.config import Notification, Paths, inherited, under_journal
 from wiiiiided.control.events import ClockJumped, NodeSeen
-from wiiiiided.daemon import views
-from wiiiiided.daemon.api import Api
-from wiiiiided.daemon.archives import Archives
-from wiiiiided.daemon.courses import Courses
-from wiiiiided.daemon.figures import Figures
+from wiiiiided.daemon.answers import views
+from wiiiiided.daemon.answers.api import Api
+from wiiiiided.daemon.answers.asks import Asks
+from wiiiiided.daemon.answers.collecting import Collector
+from wiiiiided.daemon.answers.figures import Figures
+from wiiiiided.daemon.answers.nodes import Cluster
+from wiiiiided.daemon.answers.requests import Requests
+from wiiiiided.daemon.answers.share import Share
+from wiiiiided.daemon.answers.standing import Standing
+from wiiiiided.daemon.answers.status import DaemonFacts
+from wiiiiided.daemon.cluster.perform import Assigner, Performer
+from wiiiiided.daemon.cluster.roles import Roles
+from wiiiiided.daemon.host import DAEMON_TIERS, STATUS_EVERY_S, Host
 from wiiiiided.daemon.journal import JournalHandler, say_node
 from wiiiiided.daemon.keeper import JUMP_S, Keeper
-from wiiiiided.daemon.machine import Machine
-from wiiiiided.daemon.metrics import Metrics
 from wiiiiided.daemon.notify import Notifier
-from wiiiiided.daemon.order import Surroundings
-from wiiiiided.daemon.pages import Pages
-from wiiiiided.daemon.picture import Picture
 from wiiiiided.daemon.probe import this_node
-from wiiiiided.daemon.requests import Identity, Requests
-from wiiiiided.daemon.runs import Runs
-from wiiiiided.daemon.sampler import Sampler
 from wiiiiided.daemon.settings import BadSettings, Settings, read_settings
-from wiiiiided.daemon.spawn import JobUser
+from wiiiiided.daemon.shares import whose
+from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.shares.order import Surroundings
+from wiiiiided.daemon.shares.prepare import Preparer
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.daemon.shares.workers import Workers
 from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
-from wiiiiided.daemon.workers import Workers
+from wiiiiided.daemon.watching.courses import Courses
+from wiiiiided.daemon.watching.machine import Machine
+from wiiiiided.daemon.watching.metrics import Metrics
+from wiiiiided.daemon.watching.pages import Pages
+from wiiiiided.daemon.watching.picture import Picture
+from wiiiiided.daemon.watching.sampler import Sampler
+from wiiiiided.domain.node import Node
 from wiiiiided.domain.states import ON_NODES
 from wiiiiided.errors import UsageError, WiiiiideError
 from wiiiiided.figures.prometheus import exposition
 from wiiiiided.log import about, logger
+from wiiiiided.trust.identity import Identity, forget
+
+if TYPE_CHECKING:
+    from wiiiiided.daemon.cluster.coordination import Coordination
+    from wiiiiided.daemon.cluster.members import Members
 
 EX_CONFIG = 78
-STATUS_EVERY_S = 1.0
-DAEMON_TIERS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
 
 
-class Daemon:
-    """One daemon, from its start to its end."""
+class Daemon(Host):
+    """One daemon that has a queue: of a machine alone, or of a cluster."""
 
     def __init__(
-        self, paths: Paths, settings: Settings, notifier: Notifier, tier: str = ""
+        self,
+        paths: Paths,
+        settings: Settings,
+        notifier: Notifier,
+        tier: str,
+        store: Store,
+        identity: Identity | None,
     ) -> None:
-        self.paths = paths
-        self.settings = settings
-        self.tier = tier  # of log lines, whatever the settings say; empty: as they say
-        self.notifier = notifier
-        self.stopping = asyncio.Event()
-        self.loop = asyncio.get_running_loop()
+        super().__init__(paths, settings, notifier, tier)
+        self.identity = identity
+        self.store = store
         system = paths.mode == "system"
         user = JobUser.service() if system else JobUser.this()
-        self.store = Store(paths.state)
         # Jobs are bound to their node's name: it stays what it was, whatever the host is called.
         detected = this_node()
-        self.node = replace(detected, name=self.store.fact("node", detected.name))
-        self.runs = Runs(paths.jobs, user)
-        self.archives = Archives(paths.state / "archives")
+        own = replace(detected, name=self.store.fact("node", detected.name), version=__version__)
+        self.node = own
+        if self.identity is not None:
+            place = (self.identity.node, self.identity.address, self.identity.port)
+            self.node = replace(own, name=place[0], address=place[1], port=place[2])
+        self.runs = Runs(self.paths.jobs, user)
+        whose.settle(self.paths.jobs, "")
+        self.archives = Archives(self.paths.state / "archives")
         here = Surroundings(
-            self.node.name, user, sys.executable, {} if system else inherited(), os.getuid()
+            *(self.node.name, user, sys.executable, {} if system else inherited(), os.getuid()),
+            door=self.node.door,
         )
-        self.workers = Workers(
-            self.runs, self.archives, here, lambda: self.settings, self.store.secrets
-        )
-        self.keeper = Keeper(self.store, [self.node], self.workers.perform)
+        preparer = Preparer(self.archives, here)
+        self.workers = Workers(self.runs, self.archives, here, lambda: self.settings, preparer)
+        self._keep()
+        self._look_at_jobs()
+        self._listen_to(own)
+        self._status: asyncio.TimerHandle | None = None
+        self._pruning: asyncio.Task[None] | None = None
+        self._pruned = False  # since the start
+
+    def _keep(self) -> None:
+        """The state, and who carries out what it decides."""
+        members = self._members()  # first: rows of an earlier cluster's nodes go
+        assigner = Assigner(lambda: self.keeper.state.nodes, self.store.secrets, self.identity)
+        self.performer = Performer(self.node.name, self.workers, assigner)
+        self.keeper = Keeper(self.store, [self.node], self.performer)
         self.keeper.on_change = self._changed
         self.workers.report, self.workers.clock = self.keeper.report, self.keeper.clock
+        self.cluster: Coordination | None = None
+        self.standing = Standing(troubles=lambda: self.trouble)
+        if members is not None:
+            from wiiiiided.daemon.cluster.coordination import Coordination
+
+            cluster = Coordination(members, self.keeper, assigner, self.workers, self.archives)
+            self.performer.send = cluster.links.send
+            self.standing = Standing(
+                *("coordinator", members.identity.cluster, self.node.name),
+                troubles=lambda: self.trouble or cluster.trouble,
+            )
+            self.cluster = cluster
+
+    def _members(self) -> Members | None:
+        if self.identity is None:
+            self.store.forget_nodes()
+            return None
+        from wiiiiided.daemon.cluster.members import Members
+        from wiiiiided.trust.authority import Authority
+
+        authority = Authority.load(self.identity.directory)
+        return Members(self.store.db, self.identity, authority, time.time)
+
+    def _look_at_jobs(self) -> None:
         pages = Pages(self.runs, time.monotonic, time.time)
         courses = Courses(
             *(self.node.name, pages, self.store.records, self.workers.shims, self.keeper.job),
             *(time.monotonic, time.time),
         )
         self.sampler = Sampler(self.keeper, courses, Machine(time.monotonic), self.loop)
-        self.sampler.over = self._over
-        self.picture = Picture(self.keeper, self.sampler, self.node)
-        identity = Identity(paths.mode, self.node, time.time(), str(paths.state))
-        requests = Requests(
-            *(self.keeper, self.workers, self.runs, self.archives, identity),
-            *(lambda: self.settings, Figures(self.picture)),
-        )
-        self.api = Api(paths.socket, system, requests.handle)
-        self.metrics = Metrics(lambda: exposition(self.picture.fresh(), requests.status()))
-        self._applying: asyncio.Task[None] | None = None  # of settings to `metrics`
-        self._status: asyncio.TimerHandle | None = None
-        self._pruning: asyncio.Task[None] | None = None
-        self._pruned = False  # since the start
+        self.picture = Picture(self.keeper, self.sampler, self.node, self.standing.cluster)
+        if self.cluster is not None:
+            self.cluster.links.on_figures = self.sampler.take
 
-    async def run(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            self.loop.add_signal_handler(number, self.stopping.set)
-        self.loop.add_signal_handler(signal.SIGHUP, self.reload)
+    def _listen_to(self, own: Node) -> None:
+        self.roles = Roles(self.paths.state, own, self.identity, self)
+        self.roles.again = lambda: self.end("again")
+        requests = self._requests()
+        self.collector = Collector(
+            *(requests.ranks.outputs, requests.ranks.asks, self.keeper),
+            limit=lambda: self.settings.outputs_bytes,
+        )
+        handle = self.roles.before(requests.handle)
+        system = self.paths.mode == "system"
+        self.api = Api(self.paths.socket, system, handle, self.node.name)
+        self.metrics = Metrics(lambda: exposition(self.picture.fresh(), requests.status()))
+        if self.cluster is not None:
+            self.cluster.api = self.api
+
+    def _requests(self) -> Requests:
+        identity = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
+        asks, cluster = None, None
+        if self.cluster is not None:
+            share = Share(self.node.name, self.workers, self.runs)
+            asks = Asks(share, lambda: self.keeper.state.nodes, self.cluster.dialer)
+            members, links = self.cluster.members, self.cluster.links
+            cluster = Cluster(self.standing.cluster, members, links.remove)
+        return Requests(
+            *(self.keeper, self.workers, self.runs, self.archives, identity),
+            *(lambda: self.settings, Figures(self.picture), self.standing, asks, cluster),
+        )
+
+    # ---- from start to end
+
+    async def open(self) -> str:
         adopted = self.adopt()
+        if self.cluster is not None:
+            await self.cluster.open()
         await self.api.listen()
         await self.metrics.apply(self.settings)
-        text = f"wiiiiided {__version__} on {self.node.name}: {views.summary(self.keeper.state)}"
-        logger.info("%s%s; socket %s", text, adopted, self.paths.socket)
-        self.notifier.ready(views.summary(self.keeper.state))
-        self._feed_watchdog()
+        self.collector.start()
         self._changed()
-        gc.collect()
-        gc.freeze()  # what is here stays: later collections need not look at it
-        await self.stopping.wait()
-        await self.close()
+        return adopted
 
     def adopt(self) -> str:
         """Find every job that was on this node; then let the queue move."""
         found = [job for job in self.keeper.state.jobs.values() if job.state in ON_NODES]
         for job in found:
-            self.workers.adopt(job)
+            self.workers.adopt(self.performer.assigner.given(job))
         self.sampler.adopt()
         now = self.keeper.clock()
         latest = max((job.phase.since for job in self.keeper.state.jobs.values()), default=now)
@@ -137,35 +213,47 @@ class Daemon:
         self.keeper.tick()
         return f"; looking after {len(found)} that it had started" if found else ""
 
+    def summary(self) -> str:
+        jobs = views.summary(self.keeper.state)
+        words = self.standing.words()
+        return f"{words}; {jobs}" if words else jobs
+
+    def goes_on(self) -> str:
+        return views.goes_on(self.keeper.state)
+
+    async def apply(self) -> None:
+        await self.metrics.apply(self.settings)
+
     async def close(self) -> None:
-        left = views.goes_on(self.keeper.state)
-        text = f"stopping; {left}" if left else "stopping; no job is running"
-        logger.info("%s", text)
-        self.notifier.stopping(text)
         if self._status is not None:
             self._status.cancel()
         if self._pruning is not None:
             self._pruning.cancel()
-        if self._applying is not None:
-            self._applying.cancel()
         self.keeper.close()
         await self.metrics.close()
         await self.api.close()
+        await self.collector.close()
+        if self.cluster is not None:
+            await self.cluster.close()
         await self.workers.close()
         self.sampler.close()
         self.store.close()
-        self.notifier.close()
 
-    def reload(self) -> None:
-        """SIGHUP: the settings again; a file with a mistake changes nothing."""
-        try:
-            self.settings = read_settings(self.paths.config)
-        except BadSettings as problem:
-            logger.error("the settings stay as they were: %s", problem)
-            return
-        logger.setLevel(DAEMON_TIERS[self.tier or self.settings.log])
-        logger.info("settings read again from %s", self.paths.config)
-        self._applying = self.loop.create_task(self.metrics.apply(self.settings))
+    # ---- leaving, renewing (of a coordinator; see roles)
+
+    def unfinished(self) -> str:
+        number = len(self.keeper.state.jobs)
+        if not number:
+            return ""
+        return f"{number} job{'s' if number > 1 else ''} of this machine's own queue are not over"
+
+    async def part(self, by: str, force: bool) -> None:
+        assert self.cluster is not None
+        await self.cluster.part(by, force)
+
+    async def renew(self) -> Identity:
+        assert self.cluster is not None
+        return await self.cluster.renew()
 
     # ---- what follows a change
 
@@ -173,11 +261,12 @@ class Daemon:
         if self._status is None:
             self._status = self.loop.call_later(STATUS_EVERY_S, self._after_changes)
         self.sampler.changed()
+        self.collector.changed()
 
     def _after_changes(self) -> None:
         self._status = None
-        problem = self.keeper.problem
-        self.notifier.status(problem or views.summary(self.keeper.state))
+        problem = self.keeper.problem or self.standing.trouble
+        self.notifier.status(problem or self.summary())
         if self._pruning is None or self._pruning.done():
             self._pruning = self.loop.create_task(self._prune())
         else:
@@ -189,6 +278,8 @@ class Daemon:
             old = self.store.ended_before_latest(self.settings.keep)
             # The rows first: a job without one cannot be requeued under our hands.
             self.store.forget(old)
+            if self.cluster is not None:
+                self.cluster.links.forget(old)
             if not self._pruned:
                 old += [n for n in self.runs.numbers() if self.store.job(n) is None]
             for number in old:
@@ -202,19 +293,10 @@ class Daemon:
     async def _remove(self, number: int) -> None:
         try:
             await self.workers.remove(number)
+            await self.collector.forget(number)
         except OSError as problem:
             text = "the files of job %d cannot be removed: %s"
             logger.warning(text, number, problem, extra=about(number))
-
-    def _over(self, job: int, attempt: int) -> set[int]:
-        """Ranks of an attempt that have ended."""
-        shim = self.workers.shims.get((job, attempt))
-        return shim.over if shim is not None else set()
-
-    def _feed_watchdog(self) -> None:
-        if self.notifier.watchdog_s:
-            self.notifier.watchdog()
-            self.loop.call_later(self.notifier.watchdog_s / 2, self._feed_watchdog)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -250,13 +332,49 @@ def main(argv: list[str] | None = None) -> int:
         return _refuse(notifier, problem, 1)
     except KeyboardInterrupt:
         return 130  # before the loop had its own handler
+    finally:
+        notifier.close()
     return 0
 
 
 async def _run(paths: Paths, settings: Settings, notifier: Notifier, tier: str) -> None:
-    daemon = Daemon(paths, settings, notifier, tier)
-    say_node(daemon.node.name)
-    await daemon.run()
+    """Role after role, until it is stopped."""
+    trouble = ""
+    before: Host | None = None
+    while True:
+        try:
+            daemon = _built(paths, settings, notifier, tier)
+        except WiiiiideError as problem:
+            fresh = before is not None and before.standing.role == "alone"
+            if isinstance(problem, StoreError) or not fresh:
+                raise
+            # What made it a member or coordinator a moment ago cannot be used: alone again.
+            trouble = f"this machine stays alone: its new role cannot be taken up ({problem})"
+            logger.error("%s", trouble)
+            forget(paths.state)
+            daemon = _built(paths, settings, notifier, tier)
+        daemon.trouble = trouble
+        say_node(daemon.node.name)
+        if before is not None and before.stop_wanted:
+            daemon.end("stopped")
+        if await daemon.run() == "stopped":
+            return
+        settings, before, trouble = daemon.settings, daemon, ""
+
+
+def _built(paths: Paths, settings: Settings, notifier: Notifier, tier: str) -> Host:
+    """The daemon of this machine's role."""
+    store = Store(paths.state)  # and its lock, before anything is touched
+    try:
+        identity = Identity.load(paths.state)
+        if identity is None or identity.role == "coordinator":
+            return Daemon(paths, settings, notifier, tier, store, identity)
+        from wiiiiided.daemon.cluster.member import Member
+
+        return Member(paths, settings, notifier, tier, store, identity)
+    except BaseException:
+        store.close()
+        raise
 
 
 def _refuse(notifier: Notifier, problem: Exception, code: int) -> int:

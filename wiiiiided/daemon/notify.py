@@ -23,13 +23,18 @@ class Notifier:
         self.watchdog_s = how.watchdog_s if how.socket else 0.0
         self._address = "\0" + how.socket[1:] if how.socket.startswith("@") else how.socket
         self._status = ""
+        self._is_ready = False
         self._socket: socket.socket | None = None
         if self._address:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
 
     def ready(self, status: str) -> None:
+        """Once a process: a daemon that has changed its role has been ready all the time."""
+        if self._is_ready:
+            self.status(status)
+            return
         self._send(f"READY=1\nSTATUS={_line(status)}")
-        self._status = status
+        self._status, self._is_ready = status, True
 
     def status(self, text: str) -> None:
         """One line; sent only when it differs from the last."""

@@ -7,6 +7,7 @@
     archive_files = 100000
     log = "16MiB"             # of one rank's log file; two are kept
     keep = 200                # ended jobs whose files and story are kept
+    outputs = "4GiB"          # of what is brought back from other machines, of one job
     queue = 20000             # jobs that are not over
 
     [metrics]                 # for Prometheus, over HTTP; without it nothing listens
@@ -52,6 +53,7 @@ class Settings:
     archive_files: int = 100_000
     log_bytes: int = 16 << 20
     keep: int = 200
+    outputs_bytes: int = 4 << 30
     queue: int = 20_000
     metrics_listen: Address | None = None
     metrics_token_file: str = ""
@@ -150,6 +152,7 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "limits.archive_files": ("archive_files", _count(1, 10_000_000)),
     "limits.log": ("log_bytes", _size),
     "limits.keep": ("keep", _count(0, 100_000)),
+    "limits.outputs": ("outputs_bytes", _size),
     "limits.queue": ("queue", _count(1, 50_000)),
     "metrics.listen": ("metrics_listen", _address),
     "metrics.token_file": ("metrics_token_file", _path),

@@ -5,7 +5,11 @@
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
     counters  name │ value     the next job's number, never used again; the next end's
     facts     name │ value     what must not change: the name of this node
-    runs      job │ attempt │ name │ state │ body   figures of attempts (daemon/records)
+    runs      job │ attempt │ name │ state │ body   figures of attempts (watching/records)
+    nodes     name │ body      the machines of the cluster as the control plane has them
+    members   name │ fingerprints of its certificates │ expires │ joined   (cluster/members)
+    refused   fingerprint │ name │ at       certificates that are worth nothing any more
+    tokens    id │ SHA-256 of the secret │ expires │ uses left │ made │ by
 
 `commit` takes everything one event changed in one transaction: when it returns, that has reached
 the disk, and only then is anything done or acknowledged. The jobs table holds the current state;
@@ -18,16 +22,17 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
 from wiiiiided.control.actions import Tell
 from wiiiiided.control.events import AnyEvent
 from wiiiiided.control.job import Ended, Job
-from wiiiiided.daemon.records import Records
+from wiiiiided.control.roster import NodeRow
+from wiiiiided.daemon.watching.records import Records
 from wiiiiided.errors import WiiiiideError
 
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
@@ -58,10 +63,26 @@ MIGRATIONS: Final[tuple[str, ...]] = (
     ) STRICT;
     CREATE INDEX runs_name ON runs (name, job, attempt);
     """,
+    """
+    CREATE TABLE nodes (name TEXT PRIMARY KEY, body BLOB NOT NULL) STRICT;
+    CREATE TABLE members (
+        name TEXT PRIMARY KEY, fingerprint TEXT NOT NULL, expires REAL NOT NULL,
+        joined REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE refused (
+        fingerprint TEXT PRIMARY KEY, name TEXT NOT NULL, at REAL NOT NULL
+    ) STRICT;
+    CREATE TABLE tokens (
+        id TEXT PRIMARY KEY, secret TEXT NOT NULL, expires REAL NOT NULL, uses INTEGER NOT NULL,
+        made REAL NOT NULL, by TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 
+Kind = TypeVar("Kind")
 _encode = msgspec.json.Encoder().encode
 _job = msgspec.json.Decoder(Job).decode
+_node = msgspec.json.Decoder(NodeRow).decode
 
 
 class StoreError(WiiiiideError):
@@ -98,8 +119,10 @@ class Store:
         lines: Iterable[Tell],
         event: AnyEvent,
         secrets: dict[int, dict[str, str]] | None = None,
+        nodes: Mapping[str, NodeRow | None] | None = None,
     ) -> None:
-        """All of it, on the disk when this returns; or StoreError, and none of it."""
+        """All of it, on the disk when this returns; or StoreError, and none of it. A node that is
+        None is gone."""
         try:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -114,6 +137,17 @@ class Store:
                     body = None
                 for number, values in (secrets or {}).items():
                     self._db.execute("INSERT INTO secrets VALUES (?, ?)", (number, _encode(values)))
+                for name, node in (nodes or {}).items():
+                    self._put_node(name, node)
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    def tell(self, line: Tell) -> None:
+        """A line of a job's story that no event caused; none of a job that was forgotten."""
+        try:
+            with self._db:
+                sql = "INSERT INTO story (job, at, text) SELECT id, ?, ? FROM jobs WHERE id = ?"
+                self._db.execute(sql, (line.at, line.text, line.id))
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
 
@@ -128,6 +162,16 @@ class Store:
         )
         self._db.execute(
             "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'", (job.id + 1,)
+        )
+
+    def _put_node(self, name: str, row: NodeRow | None) -> None:
+        if row is None:
+            self._db.execute("DELETE FROM nodes WHERE name = ?", (name,))
+            return
+        # Not REPLACE: a node that changes keeps its place in the order of joining.
+        self._db.execute(
+            "INSERT INTO nodes VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET body = excluded.body",
+            (name, _encode(row)),
         )
 
     def _next(self, counter: str) -> int:
@@ -156,7 +200,24 @@ class Store:
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
 
+    def forget_nodes(self) -> None:
+        """The cluster is no more: this machine is alone."""
+        try:
+            with self._db:
+                self._db.execute("DELETE FROM nodes")
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
     # ---- reading
+
+    @property
+    def db(self) -> sqlite3.Connection:
+        """For those that keep tables of their own in the same file (daemon/cluster/members)."""
+        return self._db
+
+    def nodes(self) -> list[NodeRow]:
+        """The machines of the cluster, in the order they joined."""
+        return self._all("node", _node, "SELECT body FROM nodes ORDER BY rowid")
 
     def next_id(self) -> int:
         row = self._db.execute("SELECT value FROM counters WHERE name = 'next_job'").fetchone()
@@ -164,13 +225,17 @@ class Store:
 
     def live(self) -> list[Job]:
         """All jobs that are not over."""
-        rows = self._db.execute("SELECT body FROM jobs WHERE ended IS NULL ORDER BY id")
+        sql = "SELECT body FROM jobs WHERE ended IS NULL ORDER BY id"
+        return self._all("job", _job, sql)
+
+    def _all(self, what: str, decode: Callable[[bytes], Kind], sql: str) -> list[Kind]:
+        """Of what there must be, all: a state of which a part cannot be read is not used."""
         try:
-            return [_job(row[0]) for row in rows]
+            return [decode(row[0]) for row in self._db.execute(sql)]
         except msgspec.DecodeError as problem:
             raise StoreUnusable(
-                f"{self.path} has a job that this version cannot read ({problem}); it was left as "
-                "it is. Install the version that wrote it again"
+                f"{self.path} has a {what} that this version cannot read ({problem}); it was left "
+                "as it is. Install the version that wrote it again"
             ) from problem
 
     def ended(self, limit: int) -> list[Job]:

@@ -1,0 +1,167 @@
+"""A coordinator in a test: real Store, Keeper, Requests and Api; nodes that are files.
+
+a is the coordinator, b and c are members. Nothing is started: a test reports what shims would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.control.world import spec
+from tests.daemon.talking import FakeDialer, FakeNode, answers, pair
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Job, Owner
+from wiiiiided.daemon.answers.api import Api
+from wiiiiided.daemon.answers.asks import Asks
+from wiiiiided.daemon.answers.nodes import Cluster
+from wiiiiided.daemon.answers.requests import Requests
+from wiiiiided.daemon.answers.standing import Standing
+from wiiiiided.daemon.answers.status import DaemonFacts
+from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.store import Store
+from wiiiiided.domain.figures import Forecast
+from wiiiiided.wire import messages as m
+
+ROOT = Caller(0, "root", True, "a")
+ADA = Caller(1000, "ada", False, "a")
+ARCHIVE = "ab" * 32
+
+
+class FakeFigures:
+    """Nothing was counted."""
+
+    def run(self, number: int) -> None:
+        return None
+
+    def runs(self, number: int) -> tuple[()]:
+        return ()
+
+    def forecast(self, name: str) -> Forecast:
+        return Forecast(name, 0, "nothing is known")
+
+
+class FakeMembers:
+    """Who has a certificate."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = list(names)
+        self.tokens: list[tuple[float, int, str]] = []
+
+    def names(self) -> list[str]:
+        return self._names
+
+    def until(self, name: str) -> float | None:
+        return 5e9 if name in self._names else None
+
+    def remove(self, name: str) -> None:
+        self._names.remove(name)
+
+    def create_token(self, ttl_s: float, uses: int, by: str) -> m.TokenCreated:
+        self.tokens.append((ttl_s, uses, by))
+        return m.TokenCreated("wiiiiide1.secret", "10.0.0.1:9461", 1.0, uses)
+
+
+class Coordinator:
+    """Made with `coordinator()`, inside a running loop."""
+
+    def __init__(self, directory: Path, *, alone: bool = False) -> None:
+        self.a, self.b, self.c = (FakeNode(name, directory) for name in "abc")
+        others = () if alone else (self.b, self.c)
+        self.store = Store(directory / "state")
+        self.actions: list[Any] = []
+        self.keeper = Keeper(
+            self.store, [self.a.node], lambda action, job: self.actions.append(action)
+        )
+        for other in others:
+            self.keeper.report(e.NodeSeen(self.keeper.clock(), other.node))
+        self.dialer = FakeDialer({other.node.address: other.serve for other in others})
+        self.members = FakeMembers("a", *(other.node.name for other in others))
+        self.removed: list[tuple[str, str]] = []
+        self.archives = Archives(directory / "state" / "archives")
+        self.standing = Standing("coordinator", "lab", "a")
+        about = DaemonFacts("private", self.a.node, 1.0, str(directory / "state"))
+        asks = Asks(self.a.share, lambda: self.keeper.state.nodes, self.dialer)
+        cluster = Cluster("lab", self.members, lambda *who: self.removed.append(who))  # type: ignore[arg-type]
+        self.requests = Requests(
+            *(self.keeper, self.a.workers, self.a.runs, self.archives, about),  # type: ignore[arg-type]
+            *(Settings, FakeFigures()),  # type: ignore[arg-type]
+            **({} if alone else {"standing": self.standing, "asks": asks, "cluster": cluster}),  # type: ignore[arg-type]
+        )
+        self.api = Api(directory / "socket", False, self.requests.handle, "a")
+
+    # ---- asking
+
+    async def ask(self, request: m.Request, caller: Caller = ROOT) -> list[Any]:
+        """Everything that is said to a request, as over the one port."""
+        here, there = await pair()
+        await here.say(request)
+        await self.api.serve(there, caller)
+        return await answers(here)
+
+    async def one(self, request: m.Request, caller: Caller = ROOT) -> Any:
+        (answer,) = await self.ask(request, caller)
+        return answer
+
+    async def serve(self, talk: Talk) -> None:
+        """For a FakeDialer of a member: root of b."""
+        await self.api.serve(talk, Caller(0, "root", True, "b"))
+
+    # ---- what happens
+
+    def submit(
+        self, *, owner: Owner | None = None, nodes: int = 1, prepare: bool = True, **given: Any
+    ) -> int:
+        number = self.store.next_id()
+        made = spec(resources={"nodes": (nodes, nodes), "workers_per_node": 2}, **given)
+        owner = owner or Owner("a", 1000, "ada")
+        now = self.keeper.clock()
+        self.keeper.ask(e.JobSubmitted(now, number, made, owner, ARCHIVE))
+        if prepare:
+            self.prepare(number)
+        return number
+
+    def prepare(self, number: int) -> None:
+        attempt = self.job(number).attempt
+        if attempt is not None and not attempt.ordered:
+            for node in attempt.nodes:
+                self.report(e.WorkersPrepared, number, node, "3.11.7", "2.13.0", "0.1.0")
+
+    def start(self, number: int) -> None:
+        attempt = self.job(number).attempt
+        assert attempt is not None
+        for node in attempt.nodes:
+            getattr(self, node).begin(number, attempt.number)
+            self.report(e.WorkersStarted, number, node)
+
+    def end(self, number: int, code: int = 0) -> None:
+        attempt = self.job(number).attempt
+        assert attempt is not None
+        for node in attempt.live:
+            getattr(self, node).end(number, attempt.number)
+            self.report(e.WorkersEnded, number, node, code, "all ranks ended")
+
+    def report(self, kind: Any, number: int, node: str, *rest: Any) -> None:
+        attempt = self.job(number).attempt
+        assert attempt is not None
+        self.keeper.report(kind(self.keeper.clock(), number, attempt.number, node, *rest))
+
+    def job(self, number: int) -> Job:
+        found = self.keeper.job(number)
+        assert found is not None
+        return found
+
+
+@contextlib.contextmanager
+def coordinator(directory: Path, *, alone: bool = False) -> Iterator[Coordinator]:
+    made = Coordinator(directory, alone=alone)
+    try:
+        yield made
+    finally:
+        made.keeper.close()
+        made.store.close()

@@ -1,0 +1,170 @@
+"""Two ends of a connection in one process, and nodes that are asked over them."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from wiiiiided.daemon.answers.share import Share
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster.dial import Unreachable
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.shims import shim_command
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.domain.node import Node
+from wiiiiided.peering import messages as p
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+WITHIN_S = 60.0
+Serve = Callable[[Talk], Awaitable[None]]
+_made: list[Talk] = []
+
+
+def run(work: Coroutine[Any, Any, Any]) -> Any:
+    """A test's coroutine, with a deadline; connections it made are closed behind it."""
+
+    async def bounded() -> Any:
+        try:
+            async with asyncio.timeout(WITHIN_S):
+                return await work
+        finally:
+            while _made:
+                _made.pop().close()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+
+    return asyncio.run(bounded())
+
+
+async def pair(limit: int = stream.LIMITS[stream.MESSAGE]) -> tuple[Talk, Talk]:
+    """Both ends of a connection."""
+    ends = []
+    for end in socket.socketpair():
+        end.setblocking(False)
+        ends.append(Talk(*await asyncio.open_unix_connection(sock=end), limit))
+    _made.extend(ends)
+    return ends[0], ends[1]
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Let the others go on until it is so."""
+    async with asyncio.timeout(WITHIN_S):
+        while not condition():
+            await asyncio.sleep(0.005)
+    assert condition(), what
+
+
+async def answers(talk: Talk) -> list[Any]:
+    """Everything that is said, to the end of the connection; blobs joined to one."""
+    found: list[Any] = []
+    while True:
+        try:
+            kind, payload = await talk.frame()
+        except EOFError:
+            return found
+        if kind == stream.MESSAGE:
+            found.append(m.decode_answer(payload))
+        elif kind == stream.BLOB and found and isinstance(found[-1], bytes):
+            found[-1] += payload
+        elif kind == stream.BLOB:
+            found.append(payload)
+
+
+class FakeDialer:
+    """Opens connections to whoever serves an address; `away` says who does not answer now."""
+
+    def __init__(self, serves: dict[str, Serve]) -> None:
+        self.serves = serves
+        self.away: set[str] = set()
+        self.opened: list[tuple[str, str, p.Person | None]] = []
+        self.ends: list[Talk] = []  # of who serves
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def open(
+        self, address: str, port: int, purpose: p.Purpose, person: p.Person | None = None
+    ) -> Talk:
+        self.opened.append((address, purpose, person))
+        if address in self.away:
+            raise Unreachable(f"{address}:{port} does not answer: Connection refused")
+        ours, theirs = await pair()
+        self.ends.append(theirs)
+        task = asyncio.ensure_future(self._serve(address, theirs))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return ours
+
+    async def _serve(self, address: str, talk: Talk) -> None:
+        try:
+            await self.serves[address](talk)
+        except (EOFError, OSError):
+            pass
+        finally:
+            talk.close()
+
+    def cut(self) -> None:
+        """End every connection there is, as a machine does that is switched off."""
+        for end in self.ends:
+            end.close()
+        self.ends.clear()
+
+
+class FakeWorkers:
+    """What a Share wants to know of the shims, and the files of jobs packed as they really are."""
+
+    def __init__(self, runs: Runs) -> None:
+        self.runs = runs
+        self.tars: list[subprocess.Popen[bytes]] = []
+        self.shims: dict[tuple[int, int], Any] = {}
+        self.following: dict[tuple[int, int], Any] = {}
+
+    def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
+        command = shim_command("--tar", str(self.runs.work(number)), *globs)
+        quiet = subprocess.DEVNULL
+        self.tars.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet))
+        return self.tars[-1]
+
+
+class FakeShim:
+    def __init__(self, ranks: list[dict[str, Any]], dumps: list[dict[str, Any]]) -> None:
+        self.ranks = ranks
+        self._dumps = dumps
+
+    async def stacks(self) -> list[dict[str, Any]]:
+        return self._dumps
+
+
+class FakeNode:
+    """A machine with files of jobs, and its Share."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self.node = Node(name, 4, 1 << 30, address=f"10.0.0.{ord(name) - 96}", port=9461)
+        self.runs = Runs(directory / name, JobUser.this())
+        self.workers = FakeWorkers(self.runs)
+        self.share = Share(name, self.workers, self.runs)  # type: ignore[arg-type]
+
+    async def serve(self, talk: Talk) -> None:
+        await self.share.handle(talk, p.decode_ask(await talk.message()))
+
+    def begin(self, job: int = 1, attempt: int = 1) -> None:
+        self.runs.make(job, attempt)
+        self.workers.following[job, attempt] = True
+
+    def end(self, job: int = 1, attempt: int = 1) -> None:
+        self.workers.following.pop((job, attempt), None)
+
+    def give(self, content: dict[str, str], job: int = 1) -> None:
+        """Files of a job's working directory."""
+        for name, text in content.items():
+            path = self.runs.work(job) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def write(self, rank: int, *lines: tuple[float, str], job: int = 1, attempt: int = 1) -> None:
+        self.runs.make(job, attempt)
+        with (self.runs.attempt(job, attempt) / f"rank-{rank}.log").open("a") as file:
+            file.writelines(f"{at:.6f} out {text}\n" for at, text in lines)

@@ -1,0 +1,380 @@
+"""Figures of ranks on other nodes: read there, sent, checked, and put together here."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.daemon.two_nodes import DAY, Clock, TwoNodes
+from tests.figures.samples import sample
+from wiiiiided.daemon.watching.pusher import EVERY_S, IDLE_S, Pusher
+from wiiiiided.figures.picture import Health
+from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, pack, unpack
+from wiiiiided.report.ranks import nodes_of
+from wiiiiided.report.summary import slowest_of
+from wiiiiided.shm import stats
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[TwoNodes]:
+    made = TwoNodes(tmp_path)
+    made.begin()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[TwoNodes]:
+    """With a limit to silence."""
+    made = TwoNodes(tmp_path, policy={"hang_timeout_s": 30.0})
+    made.begin()
+    yield made
+    made.close()
+
+
+def now_of(site: TwoNodes) -> Any:
+    return site.courses.live[site.job, 1].course.now()
+
+
+def test_ranks_of_all_nodes_are_one_job(site: TwoNodes) -> None:
+    site.work(10)
+    now = now_of(site)
+    assert [(rank.rank, rank.node) for rank in now.ranks] == [
+        (0, "a"),
+        (1, "a"),
+        (2, "b"),
+        (3, "b"),
+    ]
+    assert now.rates.operations == pytest.approx(40, rel=0.01)
+    assert now.rates.samples == pytest.approx(4 * 32, rel=0.01)
+    assert now.step == 10
+
+
+def test_the_straggler_is_found_wherever_it_is(site: TwoNodes) -> None:
+    site.work(20, late=3)
+    late = now_of(site).straggler
+    assert (late.rank, late.node) == (3, "b")
+    assert late.why.startswith("rank 3 on b costs +100 % step time")
+
+
+def test_a_record_has_the_ranks_of_all_nodes_to_their_last_count(site: TwoNodes) -> None:
+    site.work(5)
+    for rank in range(4):
+        site.pages[rank].words[stats.OPERATIONS] += rank
+    record = site.end()
+    assert [rank.node for rank in record.ranks] == ["a", "a", "b", "b"]
+    assert [rank.totals.operations for rank in record.ranks] == [50, 51, 52, 53]
+    assert (record.state, record.nodes, record.workers) == ("done", ("a", "b"), 4)
+
+
+def test_a_report_names_the_slow_node_and_sums_each(site: TwoNodes) -> None:
+    site.work(30, late=3)
+    record = site.end()
+    assert [(node.name, node.ranks, node.samples) for node in nodes_of(record)] == [
+        ("a", 2, 30 * 2 * 32),
+        ("b", 2, 30 * 2 * 32),
+    ]
+    slowest = slowest_of(record)
+    assert slowest is not None
+    assert (slowest.rank, slowest.node) == (3, "b")
+
+
+def test_a_rank_elsewhere_is_counted_from_its_birth(site: TwoNodes) -> None:
+    site.work(2)
+    record = site.end()
+    assert sum(p.span * p.rates.operations for p in record.points) == pytest.approx(80, rel=0.01)
+
+
+def test_a_rank_that_was_born_before_anybody_looked_is_not(site: TwoNodes) -> None:
+    site.now += 100
+    site.courses = site.new_coordinator()
+    site.courses.update(site.world.state)
+    site.work(3)
+    record = site.courses.latest(site.job)
+    assert record is not None
+    assert max(point.rates.operations for point in record.points) < 41
+
+
+def test_an_attempt_that_has_no_rank_here_is_followed_too(site: TwoNodes) -> None:
+    site.work(3)
+    site.world.ended_on(site.job, "a")
+    site.courses.update(site.world.state)
+    assert site.courses.reader.following() == {}
+    site.work(3)
+    assert now_of(site).ranks[2].step == 6
+
+
+def test_what_comes_while_no_link_stands_is_made_up_for_by_the_next(site: TwoNodes) -> None:
+    site.work(5)
+    site.linked = False
+    site.work(20)
+    assert len(now_of(site).ranks) == 4
+    assert not now_of(site).ranks[2].rates.measured
+    site.linked = True
+    site.work(3)
+    assert now_of(site).ranks[2].rates.operations == pytest.approx(10, rel=0.01)
+    assert site.end().ranks[2].totals.operations == 280
+
+
+def test_two_messages_between_two_samples_are_one(site: TwoNodes) -> None:
+    site.work(3)
+    for _ in range(3):
+        site.now += 0.1
+        site.count(2)
+        site.push()
+    assert site.courses.sample() == {"a", "b"}
+    assert now_of(site).ranks[2].step == 6
+    assert site.courses.sample() == {"a"}
+
+
+# ---- what is not believed
+
+
+def forged(site: TwoNodes, *found: Observed, at: float = 5000.0, attempt: int = 1) -> None:
+    ranks = AttemptFigures(site.job, attempt, pack(at, found))
+    site.courses.take("b", NodeFigures(at, 0.5, 0.5, False, (ranks,)))
+    site.courses.sample()
+
+
+def test_a_node_speaks_for_its_own_ranks_alone(
+    site: TwoNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            forged(site, Observed(sample(2, 5000.0)), Observed(sample(0, 5000.0, operations=9)))
+            forged(site)
+    assert [rank.rank for rank in now_of(site).ranks] == [0, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"figures of node b are dropped: ranks of job {site.job} that do not run there"
+    ]
+
+
+def test_a_node_that_has_no_share_speaks_for_nobody(site: TwoNodes) -> None:
+    ranks = AttemptFigures(site.job, 1, pack(5.0, [Observed(sample(2, 5.0))]))
+    site.courses.take("c", NodeFigures(5.0, None, None, False, (ranks,)))
+    site.courses.sample()
+    assert [rank.rank for rank in now_of(site).ranks] == [0, 1]
+
+
+@pytest.mark.parametrize("attempt", [0, 2])
+def test_another_attempt_is_not_this_one(
+    site: TwoNodes, attempt: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    forged(site, Observed(sample(2, 5000.0)), attempt=attempt)
+    assert [rank.rank for rank in now_of(site).ranks] == [0, 1]
+    assert not caplog.records  # it may have ended a moment ago
+
+
+def test_bytes_that_are_no_figures_are_dropped_with_a_line(
+    site: TwoNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad = NodeFigures(5.0, None, None, False, (AttemptFigures(site.job, 1, "~~~"),))
+    site.courses.take("b", bad)
+    assert "figures of node b are dropped: " in caplog.text
+    site.work(2)
+    assert len(now_of(site).ranks) == 4
+
+
+def test_counters_and_clocks_of_a_process_do_not_fall(site: TwoNodes) -> None:
+    forged(site, Observed(sample(2, 5000.0, operations=50)))
+    forged(site, Observed(sample(2, 5001.0, operations=49)), at=5001.0)
+    forged(site, Observed(sample(2, 4999.0, operations=60)), at=4999.0)
+    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 50
+    forged(site, Observed(sample(2, 5002.0, operations=60)), at=5002.0)
+    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 60
+    forged(site, Observed(sample(2, 1.0, operations=1, pid=9999)), at=1.0)  # another process
+    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 1
+
+
+def test_a_codec_is_text_of_somebody_else(site: TwoNodes) -> None:
+    ranks = pack(5.0, [Observed(sample(2, 5.0))])
+    codec = (2, "lz4\x1b[2J" + "x" * 99, "why\n" + "y" * 999)
+    figures = AttemptFigures(site.job, 1, ranks, codec)
+    site.courses.take("b", NodeFigures(5.0, None, None, False, (figures,)))
+    site.courses.sample()
+    rank = now_of(site).ranks[2]
+    assert (rank.codec, rank.codec_why[:5]) == ("lz4?[2Jxxxxxxxxx", "why?y")
+    assert len(rank.codec_why) == 300
+
+
+# ---- what is sent
+
+
+def test_codecs_are_said_of_one_rank_in_a_message_and_changes_first(site: TwoNodes) -> None:
+    site.pages[2].use_codec("lz4", "because")
+    site.pages[3].use_codec("none", "it is not worth it")
+    site.work(4)
+    said = [figures.attempts[0].codec for figures in site.sent]
+    assert said == [
+        (2, "lz4", "because"),
+        (3, "none", "it is not worth it"),
+        (2, "lz4", "because"),
+        (3, "none", "it is not worth it"),
+    ]
+    site.pages[3].use_codec("lz4", "now it is")
+    site.work(2)
+    assert site.sent[4].attempts[0].codec == (3, "lz4", "now it is")
+    assert site.sent[5].attempts[0].codec == (2, "lz4", "because")
+    assert [rank.codec for rank in now_of(site).ranks] == ["", "", "lz4", "lz4"]
+
+
+def test_a_long_reason_is_cut(site: TwoNodes) -> None:
+    site.pages[2].use_codec("lz4", "ü" * 200)
+    site.work(1)
+    codec = site.sent[0].attempts[0].codec
+    assert codec is not None
+    assert codec[2] == "ü" * 90
+
+
+def test_a_share_that_ends_sends_its_last_count_and_is_forgotten(site: TwoNodes) -> None:
+    site.work(2)
+    site.pages[3].words[stats.OPERATIONS] += 7
+    site.pusher.last(site.job, 1)
+    (last,) = site.sent[-1].attempts
+    assert [one.sample.operations for one in unpack(site.sent[-1].at, last.ranks)] == [20, 27]
+    site.following.clear()
+    site.push()
+    assert site.sent[-1].attempts == ()
+
+
+def pusher(site: TwoNodes, clock: Clock) -> tuple[Pusher, list[float]]:
+    sent: list[float] = []
+    machine: Any = SimpleNamespace(look=lambda: Health())
+    made = Pusher(site.reader, machine, clock.as_loop, lambda figures: sent.append(clock.now))
+    return made, sent
+
+
+def test_figures_are_sent_once_a_second_with_jobs_and_seldom_without(site: TwoNodes) -> None:
+    clock = Clock()
+    made, sent = pusher(site, clock)
+    made.start()
+    clock.advance(3.5)
+    assert sent == [1000.0 + EVERY_S * n for n in range(4)]
+    jobs = dict(site.following)
+    site.following.clear()
+    made.changed()
+    sent.clear()
+    clock.advance(2 * IDLE_S + 2.0)
+    assert sent == [1003.0 + IDLE_S, 1003.0 + 2 * IDLE_S]
+    site.following.update(jobs)
+    made.changed()
+    sent.clear()
+    clock.advance(0.5)
+    assert sent == [clock.now - 0.5]  # long enough ago: at once
+    made.close()
+    clock.advance(10)
+    assert len(sent) == 1
+
+
+def test_a_new_link_hears_everything_at_once(site: TwoNodes) -> None:
+    clock = Clock()
+    made, sent = pusher(site, clock)
+    made.start()
+    clock.advance(0.3)
+    made.start()
+    clock.advance(0.0)
+    assert sent == [1000.0, 1000.3]
+
+
+def test_a_defect_in_looking_stops_nothing_and_is_told_once(
+    site: TwoNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    made, sent = pusher(site, clock)
+    made.send = lambda figures: 1 // 0
+    made.start()
+    clock.advance(5)
+    made.send = lambda figures: sent.append(clock.now)
+    clock.advance(1)
+    assert len(sent) == 1
+    assert sum("a defect while looking" in record.message for record in caplog.records) == 1
+
+
+# ---- hangs
+
+
+def test_a_rank_that_falls_silent_on_a_member_is_reported_from_there(watched: TwoNodes) -> None:
+    watched.reader.clock = lambda: watched.now + DAY
+    watched.work(5)
+    watched.work(29, silent=(3,))
+    assert watched.hung == []
+    watched.work(1, silent=(3,))
+    (event,) = watched.hung
+    assert (event.id, event.attempt, event.rank, event.silent_s) == (watched.job, 1, 3, 30.0)
+    assert event.at == watched.now + DAY
+    watched.work(10, silent=(3,))
+    assert [event.silent_s for event in watched.hung] == [30.0, 35.0, 40.0]
+    watched.work(10)
+    assert len(watched.hung) == 3
+
+
+def test_a_rank_that_never_did_anything_is_not_silent(watched: TwoNodes) -> None:
+    watched.work(100, silent=(2,))
+    assert watched.hung == []
+
+
+def test_a_rank_that_is_over_owes_nobody_anything(watched: TwoNodes) -> None:
+    watched.work(5)
+    watched.shims[watched.job, 1].over = {3}
+    watched.work(100, silent=(3,))
+    assert watched.hung == []
+
+
+def test_a_share_that_is_over_is_not_hung(watched: TwoNodes) -> None:
+    watched.work(5)
+    del watched.shims[watched.job, 1]
+    watched.work(100, silent=(2, 3))
+    assert watched.hung == []
+
+
+def test_without_a_limit_nobody_watches(site: TwoNodes) -> None:
+    site.work(5)
+    site.work(100, silent=(2, 3))
+    assert site.hung == []
+
+
+def test_a_job_that_is_being_stopped_is_not_hung(watched: TwoNodes) -> None:
+    watched.work(5)
+    watched.world.cancel(watched.job)
+    watched.following[watched.job, 1] = watched.world.job(watched.job)
+    watched.work(100, silent=(2, 3))
+    assert watched.hung == []
+
+
+def test_a_hang_here_is_reported_by_the_coordinator_itself(watched: TwoNodes) -> None:
+    hung: list[Any] = []
+    watched.courses.reader.report = hung.append
+    watched.work(5)
+    watched.work(30, silent=(1, 3))
+    assert [event.rank for event in hung] == [1]
+    assert [event.rank for event in watched.hung] == [3]
+
+
+def test_the_silence_of_a_share_that_has_ended_here_is_none(watched: TwoNodes) -> None:
+    hung: list[Any] = []
+    watched.courses.reader.report = hung.append
+    watched.work(5)
+    watched.world.ended_on(watched.job, "a")
+    watched.courses.update(watched.world.state)
+    watched.work(60, silent=(0, 1))
+    assert hung == []
+
+
+def test_memory_of_ranks_elsewhere_comes_along(site: TwoNodes) -> None:
+    site.shims[site.job, 1].ranks = [{"rank": 2, "pid": os.getpid()}, {"rank": 3, "pid": None}]
+    site.work(2)
+    ranks = now_of(site).ranks
+    assert ranks[2].memory > 1 << 20
+    assert ranks[3].memory is None
+
+
+def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
+    site.push()
+    assert replace(site.sent[-1], at=0.0, attempts=()) == NodeFigures(0.0, 0.512, 0.25, False)

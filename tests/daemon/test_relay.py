@@ -1,0 +1,371 @@
+"""A member's answers are the coordinator's, whatever happens between the two."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import tempfile
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.requesting import ADA, Coordinator, coordinator
+from tests.daemon.talking import FakeDialer, answers, pair, run, until
+from wiiiiided.client import Client, DaemonRefused
+from wiiiiided.config import Paths
+from wiiiiided.daemon.answers.api import Api
+from wiiiiided.daemon.answers.relay import Relay, patience
+from wiiiiided.daemon.answers.standing import Standing
+from wiiiiided.daemon.answers.status import DaemonFacts, status_of
+from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.cluster.dial import Turned
+from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.peering import messages as p
+from wiiiiided.trust.identity import Place
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+COORDINATOR = "10.0.0.1"
+DATA = b"a working directory" * 100_000
+DIGEST = hashlib.sha256(DATA).hexdigest()
+
+
+class Member:
+    """b, whose coordinator is a."""
+
+    def __init__(self, cluster: Coordinator, directory: Path) -> None:
+        self.cluster = cluster
+        self.dialer = FakeDialer({COORDINATOR: cluster.serve})
+        self.archives = Archives(directory / "archives")
+        self.standing = Standing("member", "lab", "a", lambda: False)
+        about = DaemonFacts("private", cluster.b.node, 1.0, str(directory))
+        self.relay = Relay(
+            *(self.dialer, lambda: Place("a", COORDINATOR, 9461), self.archives, Settings),
+            lambda: status_of(about, cluster.b.runs, self.standing, {}),
+        )
+        self.paths = Paths.private(str(directory))
+        self.api = Api(self.paths.socket, False, self.relay.handle, "b")
+
+    async def ask(self, request: m.Request, caller: Caller = ADA) -> list[Any]:
+        here, there = await pair()
+        await here.say(request)
+        await self.api.serve(there, caller)
+        return await answers(here)
+
+
+@contextlib.asynccontextmanager
+async def member(tmp_path: Path) -> AsyncIterator[Member]:
+    with (
+        tempfile.TemporaryDirectory(prefix="wd") as short,  # a socket's path is
+        coordinator(tmp_path) as cluster,
+    ):
+        made = Member(cluster, Path(short))
+        await made.api.listen()
+        try:
+            yield made
+        finally:
+            await made.api.close()
+
+
+def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AT_ONCE_S", "PATIENT_S", "WATCHING_S"):
+        monkeypatch.setattr(f"wiiiiided.daemon.answers.relay.{name}", 0.05)
+
+
+def test_an_answer_is_passed_on_and_the_person_with_the_question(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            job = b.cluster.submit()
+            (view,) = await b.ask(m.Why(job), Caller(1000, "ada", False, "b"))
+            assert view == m.Reason(job, "starting", "is being started on a")
+            assert b.dialer.opened == [(COORDINATOR, "request", p.Person(1000, "ada", False))]
+
+    run(scene())
+
+
+def test_a_refusal_is_passed_on_as_it_is(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            (no,) = await b.ask(m.Show(77))
+            assert (no.code, no.message) == (6, "there is no job 77")
+
+    run(scene())
+
+
+def test_what_is_about_this_machine_is_answered_here(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            (said,) = await b.ask(m.Status())
+            assert (said.role, said.cluster, said.coordinator) == ("member", "lab", "a")
+            assert not said.linked
+            assert b.dialer.opened == []
+
+    run(scene())
+
+
+def test_without_its_coordinator_a_member_says_so_and_that_jobs_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly(monkeypatch)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            b.dialer.away.add(COORDINATOR)
+            (no,) = await b.ask(m.List())
+            assert no.code == 4
+            assert "the coordinator a (10.0.0.1:9461) does not answer" in no.message
+            assert no.message.endswith("jobs go on")
+
+    run(scene())
+
+
+def test_a_command_is_told_before_it_stops_waiting() -> None:
+    from wiiiiided.client.connection import ANSWER_S, PATIENT_S
+
+    assert patience(m.List()) < ANSWER_S - 2
+    assert patience(m.Logs(1)) < PATIENT_S - 5
+
+
+def test_a_coordinator_that_restarts_is_waited_for(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            b.dialer.away.add(COORDINATOR)
+            asking = asyncio.ensure_future(b.ask(m.List()))
+            await until(lambda: len(b.dialer.opened) >= 2, "it is dialled again")
+            b.dialer.away.clear()
+            assert await asking == [m.Jobs(())]
+
+    run(scene())
+
+
+def test_a_removed_member_is_told_how_to_go(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+
+            async def turned(*given: object) -> Talk:
+                raise Turned(5, "b was removed by root", removed=True)
+
+            b.dialer.open = turned  # type: ignore[method-assign,assignment]
+            (no,) = await b.ask(m.List())
+            assert (no.code, no.message) == (5, "b was removed by root")
+            assert "wiiiiide leave" in no.hint
+
+    run(scene())
+
+
+def test_a_request_ends_at_the_coordinator_when_its_client_goes(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            job = b.cluster.submit()
+            here, there = await pair()
+            await here.say(m.Wait(job))
+            asking = asyncio.ensure_future(b.api.serve(there, ADA))
+            await here.message()
+            assert b.cluster.keeper._watchers
+            here.close()
+            await asking
+            await until(lambda: not b.cluster.keeper._watchers, "nobody waits there any more")
+
+    run(scene())
+
+
+# ---- submitting
+
+
+def test_an_archive_passes_through_and_a_copy_stays(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            *_, made = await submit(b)
+            assert isinstance(made, m.Submitted)
+            assert b.cluster.archives.has(DIGEST)
+            await until(lambda: b.archives.has(DIGEST), "the copy")
+            owner = b.cluster.job(made.id).owner
+            assert (owner.node, owner.user) == ("b", "root")
+            (again,) = await submit(b)
+            assert isinstance(again, m.Submitted)
+
+    run(scene())
+
+
+def test_a_machine_without_room_for_a_copy_submits_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+
+            def full(digest: str, limit: int) -> None:
+                raise OSError(28, "No space left on device")
+
+            monkeypatch.setattr(b.archives, "receive", full)
+            *_, made = await submit(b)
+            assert isinstance(made, m.Submitted)
+            assert not b.archives.has(DIGEST)
+
+    run(scene())
+
+
+def test_a_copy_that_fails_in_the_middle_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            monkeypatch.setattr(
+                "wiiiiided.daemon.answers.relay.archive_limit", lambda settings: 1 << 19
+            )
+            *_, made = await submit(b)
+            assert isinstance(made, m.Submitted)
+            await until(lambda: not list(b.archives.directory.iterdir()), "nothing is left")
+
+    run(scene())
+
+
+def test_an_archive_that_is_not_what_was_announced_is_refused_by_the_coordinator(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            *_, no = await submit(b, DATA + b"x")
+            assert "not the one that was announced" in no.message
+            assert list(b.archives.directory.iterdir()) == []
+
+    run(scene())
+
+
+def test_a_coordinator_that_says_no_in_the_middle_is_heard(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+
+            async def enough(talk: Talk) -> None:
+                await talk.message()
+                await talk.say(m.SendArchive())
+                await talk.frame()
+                await talk.say(m.Refused(3, "too large"))
+                await talk.gone()
+
+            b.dialer.serves[COORDINATOR] = enough
+            here, there = await pair()
+            await here.say(m.Submit(b.cluster.job(b.cluster.submit()).spec, DIGEST, len(DATA)))
+            asking = asyncio.ensure_future(b.api.serve(there, ADA))
+            assert m.decode_answer(await here.message()) == m.SendArchive()
+            await here.send_blob(DATA[: 1 << 18])  # and no more: the client waits
+            assert m.decode_answer(await here.message()) == m.Refused(3, "too large")
+            here.close()
+            b.dialer.cut()
+            await asking
+            assert list(b.archives.directory.iterdir()) == []
+
+    run(scene())
+
+
+def test_a_client_that_stops_sending_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.relay.PIECE_WITHIN_S", 0.05)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            spec = b.cluster.job(b.cluster.submit()).spec
+            _, no = await b.ask(m.Submit(spec, DIGEST, len(DATA)))
+            assert "stopped arriving" in no.message
+            assert b.cluster.store.next_id() == 2  # nothing was queued besides
+
+    run(scene())
+
+
+async def submit(b: Member, data: bytes = DATA) -> list[Any]:
+    spec = b.cluster.job(b.cluster.submit()).spec
+    here, there = await pair()
+    await here.say(m.Submit(spec, DIGEST, len(data)))
+    asking = asyncio.ensure_future(b.api.serve(there, ADA))
+    found = [m.decode_answer(await here.message())]
+    if found == [m.SendArchive()]:
+        for start in range(0, len(data), 1 << 18):
+            await here.send_blob(data[start : start + (1 << 18)])
+        await here.end_blob()
+        found += await answers(here)
+    await asking
+    return found
+
+
+# ---- through restarts, with the real client
+
+
+def test_logs_are_followed_through_a_restart_of_the_coordinator(tmp_path: Path) -> None:
+    async def scene() -> list[str]:
+        async with member(tmp_path) as b:
+            cluster = b.cluster
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            cluster.b.write(2, (1.0, "before"), job=job)
+            notices: list[str] = []
+            client = Client(b.paths, notices.append)
+            texts: list[str] = []
+
+            def follow() -> None:
+                texts.extend(
+                    item.text for item in client.follow(job) if isinstance(item, m.LogLine)
+                )
+
+            following = asyncio.ensure_future(asyncio.to_thread(follow))
+            await until(lambda: texts == ["before"], "b's line")
+            b.dialer.away.add(COORDINATOR)
+            b.dialer.cut()
+            await until(lambda: bool(notices), "it was noticed")
+            cluster.a.write(0, (2.0, "meanwhile"), job=job)
+            asked = len(b.dialer.opened)
+            await until(lambda: len(b.dialer.opened) > asked + 1, "it is dialled again")
+            b.dialer.away.clear()
+            await until(lambda: "the daemon is back" in notices, "it is back")
+            cluster.b.write(2, (3.0, "after"), job=job)
+            cluster.end(job)
+            await following
+            return texts
+
+    assert run(scene()) == ["before", "meanwhile", "after"]
+
+
+def test_large_answers_are_passed_on_as_they_come(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            sent: list[int] = []
+
+            async def many(talk: Talk) -> None:
+                await talk.message()
+                for _ in range(400):
+                    await talk.send(stream.BLOB, bytes(1 << 18))
+                    sent.append(1 << 18)
+                await talk.end_blob()
+                await talk.say(m.End())
+
+            b.dialer.serves[COORDINATOR] = many
+            here, there = await pair()
+            await here.say(m.Pull(1, ("**",)))
+            asking = asyncio.ensure_future(b.api.serve(there, ADA))
+            total = 0
+            async for piece in here.blob(30):
+                total += len(piece)
+                assert sum(sent) - total < 16 << 20  # what sockets hold, and no more
+            assert total == 400 << 18
+            assert m.decode_answer(await here.message()) == m.End()
+            await asking
+
+    run(scene())
+
+
+def test_a_stranger_cannot_reach_the_coordinator_with_an_unknown_request(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            client = Client(b.paths)
+            with pytest.raises(DaemonRefused, match="there is no job 5"):
+                await asyncio.to_thread(client.show, 5)
+            here, there = await pair()
+            await here.send(stream.MESSAGE, b'{"type":"Dance"}')
+            await b.api.serve(there, ADA)
+            (no,) = await answers(here)
+            assert "does not understand" in no.message
+
+    run(scene())

@@ -1,0 +1,190 @@
+"""Requests about machines: who may ask, what is refused, and in which order a removal is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.requesting import ADA, ROOT, Coordinator, coordinator
+from tests.daemon.talking import run
+from wiiiiided.control import events as e
+from wiiiiided.daemon.store import StoreError
+from wiiiiided.wire import messages as m
+
+CHANGES = [
+    m.CreateToken(),
+    m.Drain("b"),
+    m.Resume("b"),
+    m.DeclareLost("b"),
+    m.RemoveNode("b"),
+]
+
+
+@pytest.mark.parametrize("request_", CHANGES)
+def test_only_root_or_the_daemons_user_changes_machines(tmp_path: Path, request_: Any) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            before = await cluster.one(m.Nodes(), ADA)
+            no = await cluster.one(request_, ADA)
+            assert (no.code, no.message[:12]) == (5, "ada may not ")
+            assert len((await cluster.one(m.Nodes(), ADA)).nodes) == len(before.nodes) == 3
+            assert cluster.members.names() == ["a", "b", "c"]
+
+    run(scene())
+
+
+@pytest.mark.parametrize("request_", CHANGES[1:])
+def test_a_node_that_does_not_exist_is_exit_code_6(tmp_path: Path, request_: Any) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            no = await cluster.one(type(request_)("x\x1b[2J"))
+            assert (no.code, "there is no node x?[2J" in no.message) == (6, True)
+
+    run(scene())
+
+
+def test_the_list_has_every_machine_and_how_it_stands(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            found = await cluster.one(m.Nodes(), ADA)
+            assert found.cluster == "lab"
+            assert [(n.node.name, n.state, n.coordinator, n.jobs) for n in found.nodes] == [
+                ("a", "ok", True, (job,)),
+                ("b", "ok", False, (job,)),
+                ("c", "idle", False, ()),
+            ]
+            assert all(n.certificate_until == 5e9 for n in found.nodes)
+
+    run(scene())
+
+
+def test_a_machine_alone_is_a_list_of_one_and_in_no_cluster(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path, alone=True) as cluster:
+            found = await cluster.one(m.Nodes())
+            assert (found.cluster, [n.node.name for n in found.nodes]) == ("", ["a"])
+            assert not found.nodes[0].coordinator
+            for request in (m.CreateToken(), m.RemoveNode("a"), m.DeclareLost("a")):
+                no = await cluster.one(request)
+                assert (no.code, no.message) == (1, "a is in no cluster")
+                assert "wiiiiide init" in no.hint
+
+    run(scene())
+
+
+def test_a_machine_alone_can_be_drained(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path, alone=True) as cluster:
+            assert (await cluster.one(m.Drain("a"))).state == "drained"
+
+    run(scene())
+
+
+def test_a_token_is_made_for_who_asks(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            made = await cluster.one(m.CreateToken(60.0, 3))
+            assert made.token == "wiiiiide1.secret"
+            assert cluster.members.tokens == [(60.0, 3, "root")]
+
+    run(scene())
+
+
+def test_a_token_is_in_no_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            await cluster.one(m.CreateToken(60.0, 3))
+
+    with caplog.at_level("DEBUG"):
+        run(scene())
+    assert "secret" not in caplog.text
+
+
+def test_drain_and_resume_say_how_the_node_stands_then(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            view = await cluster.one(m.Drain("b", "fan\x07 broken" + "x" * 1000))
+            assert view.state == "drained"
+            assert view.why.startswith("drained by root: fan? broken")
+            assert len(view.why) < 300
+            assert (await cluster.one(m.Resume("b"))).state == "idle"
+            no = await cluster.one(m.Resume("b"))
+            assert (no.code, "not drained" in no.message) == (1, True)
+
+    run(scene())
+
+
+def test_a_node_that_is_heard_cannot_be_declared_lost(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            no = await cluster.one(m.DeclareLost("b"))
+            assert (no.code, "b is heard" in no.message) == (1, True)
+            cluster.keeper.report(e.NodeLeft(cluster.keeper.clock(), "b"))
+            view = await cluster.one(m.DeclareLost("b"))
+            assert (view.state, "declared lost" in view.why) == ("lost", True)
+
+    run(scene())
+
+
+def test_a_removed_node_is_refused_forgotten_and_told(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            view = await cluster.one(m.RemoveNode("b"))
+            assert (view.node.name, view.why) == ("b", "removed by root")
+            assert cluster.members.names() == ["a", "c"]
+            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+            assert cluster.removed == [("b", "root")]
+
+    run(scene())
+
+
+def test_a_node_with_jobs_is_removed_by_force_only(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            no = await cluster.one(m.RemoveNode("b"))
+            assert (no.code, "--force" in no.message) == (1, True)
+            assert cluster.members.names() == ["a", "b", "c"]
+            await cluster.one(m.RemoveNode("b", force=True))
+            assert "b" in cluster.job(job).attempt.results  # type: ignore[union-attr]
+
+    run(scene())
+
+
+def test_the_coordinator_cannot_be_removed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            no = await cluster.one(m.RemoveNode("a", force=True))
+            assert "is the coordinator" in no.message
+
+    run(scene())
+
+
+def test_a_removal_that_stopped_halfway_is_finished_when_it_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            with monkeypatch.context() as patch:
+                patch.setattr(cluster.store, "commit", _full)
+                no = await cluster.one(m.RemoveNode("b"))
+                assert "disk is full" in no.message
+            assert cluster.members.names() == ["a", "c"]  # the certificate counts no more
+            assert await _remove(cluster) == ["a", "c"]
+            assert cluster.removed == [("b", "root")]
+
+    run(scene())
+
+
+async def _remove(cluster: Coordinator) -> list[str]:
+    view = await cluster.one(m.RemoveNode("b"), ROOT)
+    assert view.why == "removed by root"
+    return list(cluster.keeper.state.nodes)
+
+
+def _full(*given: object) -> None:
+    raise StoreError("the disk is full")

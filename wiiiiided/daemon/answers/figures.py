@@ -1,0 +1,65 @@
+"""Answers in figures: snapshots for who watches, what stays of runs, what a job may need."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.watching.picture import Picture
+from wiiiiided.daemon.watching.sampler import LEAST_S
+from wiiiiided.domain.figures import Forecast, RunRecord
+from wiiiiided.domain.limits import MAX_NAME
+from wiiiiided.figures.predict import forecast
+from wiiiiided.wire import messages as m
+
+MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks again
+USAGE: Final = 2
+
+
+class Figures:
+    """What `requests` asks when somebody wants numbers."""
+
+    def __init__(self, picture: Picture) -> None:
+        self.picture = picture
+        self.courses = picture.sampler.courses
+
+    async def watch(self, talk: Talk, request: m.Watch) -> None:
+        """Snapshots until the client goes; a slow one misses some, and holds nobody up."""
+        if not LEAST_S <= request.every_s <= MOST_S:
+            text = f"every {request.every_s:g} s is too often or too seldom"
+            raise Refuse(USAGE, f"{text}: from {LEAST_S:g} to {MOST_S:g} s are possible")
+        if request.once:
+            await self._look_twice()
+            await talk.say(self.picture.snapshot(request.every_s))
+            return
+        with self.picture.sampler.watching(request.every_s) as bell:
+            while True:
+                await bell.wait()
+                bell.clear()
+                await talk.say(self.picture.snapshot(request.every_s))
+
+    async def _look_twice(self) -> None:
+        """Until there is a fresh sample: rates and the use of the processor need two."""
+        sampler = self.picture.sampler
+        with sampler.watching(LEAST_S) as bell:
+            for _ in range(2):
+                await bell.wait()
+                bell.clear()
+                if sampler.machine.health.cpu is not None:
+                    return
+
+    def runs(self, job: int) -> tuple[RunRecord, ...]:
+        return tuple(self.courses.of(job))
+
+    def run(self, job: int) -> RunRecord | None:
+        """The latest, without its points."""
+        found = self.courses.latest(job)
+        return None if found is None else replace(found, points=())
+
+    def forecast(self, name: str) -> Forecast:
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise Refuse(USAGE, f"a job's name has 1 to {MAX_NAME} printable characters")
+        return forecast(name, self.courses.done(name))

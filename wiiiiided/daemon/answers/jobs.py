@@ -1,0 +1,140 @@
+"""Requests about jobs as the control plane has them: look, wait, hold, release, requeue, cancel.
+
+Rights: whoever reaches a daemon may look and submit; a job's owner may change it, and an owner is a
+user of a node: uid 1000 of another machine is somebody else. Root and the daemon's own user, on any
+machine of the cluster, may change everything.
+"""
+
+from __future__ import annotations
+
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.answers import views
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.store import StoreError
+from wiiiiided.domain.states import ENDED, MOVES
+from wiiiiided.wire import messages as m
+
+FAILED, USAGE, INVALID, NOT_ALLOWED, NO_SUCH, NEVER = 1, 2, 3, 5, 6, 7
+STORY_LINES = 1000  # that are shown of a job's story
+MOST_LISTED = 100_000
+
+
+class Jobs:
+    """Jobs, looked at and changed through the Keeper. `own` is the name of this node."""
+
+    def __init__(self, keeper: Keeper, own: str) -> None:
+        self.keeper = keeper
+        self.own = own
+
+    # ---- looking
+
+    def view(self, job: Job) -> m.JobView:
+        return views.view(self.keeper.state, job, self.keeper.clock())
+
+    def find(self, number: int) -> Job:
+        job = self.keeper.job(number) if 0 < number < 1 << 62 else None
+        if job is None:
+            raise Refuse(NO_SUCH, f"there is no job {number}", "wiiiiide ps -a lists them")
+        return job
+
+    def list(self, ended: int) -> m.Jobs:
+        over = reversed(self.keeper.store.ended(min(ended, MOST_LISTED)))
+        live = sorted(self.keeper.state.jobs.values(), key=views.list_order)
+        return m.Jobs(tuple(self.view(job) for job in (*over, *live)))
+
+    def history(self, limit: int) -> m.Jobs:
+        over = self.keeper.store.ended(min(limit, MOST_LISTED))
+        return m.Jobs(tuple(self.view(job) for job in over))
+
+    def why(self, number: int) -> m.Reason:
+        job = self.find(number)
+        return m.Reason(job.id, job.state, self.view(job).why)
+
+    def story(self, job: Job) -> tuple[m.StoryLine, ...]:
+        lines = self.keeper.store.story(job.id)[-STORY_LINES:]
+        return tuple(m.StoryLine(at, text) for at, text in lines)
+
+    # ---- changing
+
+    def change(self, caller: Caller, request: m.Hold | m.Release | m.Requeue) -> m.JobView:
+        """hold, release, requeue: refused in a sentence where the table has no such move."""
+        job = self.owned(caller, request.id)
+        now, by = self.keeper.clock(), caller.user
+        event: e.AnyEvent
+        match request:
+            case m.Hold():
+                event = e.HoldRequested(now, job.id, by)
+            case m.Release():
+                event = e.ReleaseRequested(now, job.id, by)
+            case m.Requeue():
+                over = job.state in ENDED
+                waits_for = self.dependencies(job.spec.policy.after) if over else ()
+                event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
+        if type(event).__name__ not in MOVES[job.state]:
+            verb = type(request).__name__.lower()
+            raise Refuse(FAILED, f"job {job.id} is {job.state}: {verb} changes nothing there")
+        self.ask(event)
+        return self.view(self.find(job.id))
+
+    def owned(self, caller: Caller, number: int) -> Job:
+        """A job that the caller may change."""
+        job = self.find(number)
+        owner = (job.owner.node, job.owner.uid)
+        if not caller.admin and (caller.node or self.own, caller.uid) != owner:
+            whose, who = f"{job.owner.user}'s", caller.user
+            if (here := caller.node or self.own) != job.owner.node:
+                whose, who = f"{whose} on {job.owner.node}", f"{who} on {here}"
+            text = f"job {number} is {whose}; {who} may not change it"
+            raise Refuse(NOT_ALLOWED, text, "root may")
+        return job
+
+    def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
+        try:
+            self.keeper.ask(event, secrets)
+        except StoreError as problem:
+            raise Refuse(FAILED, f"{problem}; nothing was changed") from problem
+
+    def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
+        """The jobs it must wait for. One that is over and was not done is a refusal."""
+        waits_for = []
+        for number in dict.fromkeys(after):
+            other = self.find(number)
+            if other.state not in ENDED:
+                waits_for.append(number)
+            elif other.state != "done":
+                text = f"job {number} is {other.state}: a job after it would never run"
+                raise Refuse(NEVER, text, f"wiiiiide requeue {number} runs it again")
+        return tuple(waits_for)
+
+    async def cancel(self, talk: Talk, request: m.Cancel) -> None:
+        """Answered when the job is really over."""
+        job = self.owned(talk.caller, request.id)
+        if job.state in ENDED:
+            raise Refuse(FAILED, f"job {job.id} is over already: {self.view(job).why}")
+        now = self.keeper.clock()
+        watcher = self.keeper.watch(job.id)
+        try:
+            self.ask(e.CancelRequested(now, job.id, talk.caller.user, request.now))
+            while (job := self.find(request.id)).state not in ENDED:
+                await watcher.wait()
+                watcher.clear()
+        finally:
+            self.keeper.unwatch(request.id, watcher)
+        await talk.say(self.view(job))
+
+    async def wait(self, talk: Talk, request: m.Wait) -> None:
+        watcher = self.keeper.watch(request.id)
+        try:
+            while True:
+                job = self.find(request.id)
+                await talk.say(self.view(job))
+                if job.state in ENDED:
+                    break
+                await watcher.wait()
+                watcher.clear()
+        finally:
+            self.keeper.unwatch(request.id, watcher)
+        await talk.say(m.End())

@@ -1,0 +1,211 @@
+"""Requests about what a job's ranks do, wrote and left behind, on whichever nodes they are.
+
+    show      facts of the control plane + each node's word about its share
+    logs      all nodes' lines as one stream                                  (`gather`)
+    stacks    all nodes' at once
+    pull      all nodes' files as one tar                                     (`pulling`)
+
+Of the latest attempt the layout says which nodes it is on. Of an earlier one nobody remembers: then
+every node is asked, and those that had no part in it have nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+from msgspec.structs import replace
+
+from wiiiiided.control.job import Attempt, Job
+from wiiiiided.daemon.answers import views
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.asks import Asks, NoAnswer
+from wiiiiided.daemon.answers.figures import Figures
+from wiiiiided.daemon.answers.gather import Follower, Part, lines_of
+from wiiiiided.daemon.answers.jobs import FAILED, Jobs
+from wiiiiided.daemon.answers.outputs import Outputs
+from wiiiiided.daemon.answers.pulling import Pulls
+from wiiiiided.daemon.answers.share import ERROR_CHARS, Lines
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.domain.layout import Share as Placed
+from wiiiiided.domain.states import ENDED
+from wiiiiided.peering import messages as p
+from wiiiiided.wire import messages as m
+
+SHOW_S = 3.0  # for a node's word on its share: who looks at a job waits ten in all
+
+
+class RankRequests:
+    """What ranks do and leave. `spool` is a directory for what must wait."""
+
+    def __init__(self, jobs: Jobs, asks: Asks, figures: Figures, spool: Path) -> None:
+        self.jobs = jobs
+        self.asks = asks
+        self.figures = figures
+        self.outputs = Outputs(spool / "outputs")
+        self.pull = Pulls(jobs, asks, self.outputs, spool).pull
+
+    # ---- show
+
+    async def show(self, number: int) -> m.JobDetail:
+        job = self.jobs.find(number)
+        shares = await self._shares(job)
+        waits = job.attempt is None and job.state not in ENDED
+        return m.JobDetail(
+            job=self.jobs.view(job),
+            spec=views.spec_for_people(job),
+            ranks=views.ranks(job, shares),
+            story=self.jobs.story(job),
+            directory=self._directory(job, shares),
+            error=_error(shares),
+            run=self.figures.run(job.id),
+            forecast=self.figures.forecast(job.spec.name) if waits else None,
+        )
+
+    async def _shares(self, job: Job) -> dict[str, p.ShareView]:
+        """What the nodes say that answer; one that is not heard of is not waited for."""
+        if job.attempt is None:
+            return {}
+        request = p.NodeRanks(job.id, job.attempt.number)
+        absent = self.jobs.keeper.state.absent
+        nodes = [node for node in job.attempt.nodes if node not in absent]
+        found = await asyncio.gather(*(self._share(node, request) for node in nodes))
+        return {node: share for node, share in zip(nodes, found, strict=True) if share is not None}
+
+    async def _share(self, node: str, request: p.NodeRanks) -> p.ShareView | None:
+        try:
+            return await self.asks.ranks(node, request, SHOW_S)
+        except (NoAnswer, Refuse):
+            return None
+
+    def _directory(self, job: Job, shares: dict[str, p.ShareView]) -> str:
+        """Where its files are: a path of this machine, or with the names of those that have it."""
+        found = {node: share.directory for node, share in shares.items() if share.directory}
+        if not found or list(found) == [self.asks.own]:
+            return str(self.asks.share.runs.job(job.id))
+        return ", ".join(f"{node}:{directory[:4096]}" for node, directory in found.items())
+
+    # ---- logs
+
+    async def logs(self, talk: Talk, request: m.Logs) -> None:
+        job = self.jobs.find(request.id)
+        if request.follow and request.attempt is None:
+            await self._follow(talk, request)
+        else:
+            latest = job.attempt.number if job.attempt is not None else 0
+            number = latest if request.attempt is None else request.attempt
+            parts = self._parts(job, number, request)
+            async with aclosing(lines_of(self.asks, parts)) as found:
+                async for lines in found:
+                    await talk.say(m.LogLines(lines))
+                    await asyncio.sleep(0)  # a fast reader never makes `say` wait
+        await talk.say(m.End())
+
+    def _parts(self, job: Job, number: int, request: m.Logs) -> list[Part]:
+        """Whom to ask for which ranks."""
+        attempt = job.attempt
+        if attempt is None:
+            return []
+        if number != attempt.number:
+            asked = p.NodeLogs(job.id, number, request.ranks, tail=request.tail)
+            return [Part(node, asked, 0, job.submitted_at) for node in self._all_nodes()]
+        parts = []
+        for share in attempt.layout.shares:
+            if ranks := _ranks_on(share, request.ranks):
+                asked = p.NodeLogs(job.id, number, ranks, tail=request.tail)
+                parts.append(Part(share.node, asked, share.first_rank, attempt.placed_at))
+        return parts
+
+    def _all_nodes(self) -> list[str]:
+        return list(self.jobs.keeper.state.nodes)
+
+    async def _follow(self, talk: Talk, request: m.Logs) -> None:
+        """All that is written, attempt after attempt, until the job is over."""
+
+        async def say(lines: Lines) -> None:
+            await talk.say(m.LogLines(lines))
+
+        keeper, tail = self.jobs.keeper, request.tail
+        watcher = keeper.watch(request.id)
+        done = 0  # the attempt that was read to its end
+        try:
+            while True:
+                job = self.jobs.find(request.id)
+                # Before its start is ordered nobody has anything to say, and we hear of the order.
+                if job.attempt and job.attempt.ordered and job.attempt.number > done:
+                    done = job.attempt.number
+                    parts = self._parts(job, done, replace(request, tail=tail))
+                    await _together([self._follower(part, say) for part in parts])
+                    tail = None  # of later attempts everything is new
+                elif job.state in ENDED:
+                    return
+                else:
+                    await watcher.wait()
+                    watcher.clear()
+        finally:
+            keeper.unwatch(request.id, watcher)
+
+    async def _follower(self, part: Part, say: Callable[[Lines], Awaitable[None]]) -> None:
+        number, attempt = part.request.id, part.request.attempt
+
+        def is_over() -> bool:
+            job = self.jobs.keeper.job(number)
+            now = job.attempt if job is not None else None
+            if job is None or now is None or job.state in ENDED:
+                return True
+            return now.number != attempt or part.node in now.results
+
+        await Follower(self.asks, part, say).run(is_over)
+
+    # ---- stacks
+
+    async def stacks(self, number: int) -> m.StackDumps:
+        job = self.jobs.find(number)
+        attempt = job.attempt
+        if attempt is None:
+            raise Refuse(FAILED, f"job {number} is {job.state}: it has no ranks yet")
+        shares = attempt.layout.shares
+        found = await asyncio.gather(*(self._stacks(job, attempt, share) for share in shares))
+        dumps = tuple(dump for part in found for dump in part)
+        if dumps:
+            return m.StackDumps(dumps)
+        if job.state in ENDED or not attempt.live:
+            text = f"job {number} is {job.state}: it has no running ranks and no stacks"
+            raise Refuse(FAILED, text)
+        raise Refuse(FAILED, f"the shim of job {number} gave no stacks")
+
+    async def _stacks(self, job: Job, attempt: Attempt, share: Placed) -> tuple[m.StackDump, ...]:
+        """Of one node; of one that does not answer, a sentence for each of its ranks."""
+        try:
+            request = p.NodeStacks(job.id, attempt.number)
+            return (await self.asks.stacks(share.node, request)).dumps
+        except (NoAnswer, Refuse) as no:
+            return tuple(m.StackDump(rank, None, str(no)) for rank in _ranks_on(share))
+
+
+async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """All of it; what fails ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ranks_on(share: Placed, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """The ranks of a share, of those that are wanted; none given: all."""
+    return tuple(sorted({rank for rank in wanted or share.ranks if rank in share.ranks}))
+
+
+def _error(shares: dict[str, p.ShareView]) -> str:
+    """What failing ranks said; where several nodes have something, each with its name."""
+    found = {node: share.error for node, share in shares.items() if share.error}
+    if len(found) <= 1:
+        return "".join(found.values())[:ERROR_CHARS]
+    room = ERROR_CHARS // len(found)
+    return "\n".join(f"on {node}:\n{text[:room].rstrip()}" for node, text in found.items())

@@ -1,0 +1,222 @@
+"""A member's answers to the people on it: the coordinator's, frame by frame.
+
+    command ── unix socket ── relay ── TLS, purpose `request`, for whom ── coordinator
+               ◄── as it comes, never collected ──
+
+    Submit     the archive passes through, and a copy stays: this machine may be asked to run it
+    the coordinator goes away in the middle    the command's connection ends, as when its own daemon
+                                               restarts; it asks again, and loses nothing
+    it is away from the start                  it is dialled again for as long as the command can
+                                               wait, then a sentence says so; jobs go on
+
+What is about this machine is answered here: Status; init, join, leave and renew are taken out
+before (daemon/cluster/roles).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
+
+import msgspec
+
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.asks import Opens
+from wiiiiided.daemon.answers.submissions import PIECE_WITHIN_S, archive_limit
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster.dial import Turned, Unreachable
+from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.archives import Archives, Upload
+from wiiiiided.errors import UsageError
+from wiiiiided.log import logger
+from wiiiiided.peering import messages as p
+from wiiiiided.trust.identity import Place
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+AWAY = 4  # the exit code of a command whose daemon does not answer
+FAILED = 1
+# How long the coordinator may be away before the answer is no: less than a command waits.
+AT_ONCE_S = 4.0
+PATIENT_S = 20.0
+WATCHING_S = 30.0  # who waits for a job waits through a restart
+AGAIN_S = 0.25
+
+
+class Relay:
+    """Answers clients of a member."""
+
+    def __init__(
+        self,
+        dialer: Opens,
+        coordinator: Callable[[], Place],
+        archives: Archives,
+        settings: Callable[[], Settings],
+        status: Callable[[], m.DaemonStatus],
+    ) -> None:
+        self._dialer = dialer
+        self._coordinator = coordinator
+        self._archives = archives
+        self._settings = settings
+        self._status = status
+
+    async def handle(self, talk: Talk, request: m.Request) -> None:
+        """One request, to its end."""
+        if isinstance(request, m.Status):
+            await talk.say(self._status())
+            return
+        async with self._asked(talk, request) as there:
+            if isinstance(request, m.Submit):
+                await self._submit(talk, there, request)
+            else:
+                await _pass_on(there, talk)
+
+    # ---- the coordinator
+
+    @asynccontextmanager
+    async def _asked(self, talk: Talk, request: m.Request) -> AsyncIterator[Talk]:
+        """A connection on which the coordinator's answers come."""
+        there = await self._reach(talk, patience(request))
+        try:
+            await there.say(request)
+            yield there
+        finally:
+            there.close()
+
+    async def _reach(self, talk: Talk, within_s: float) -> Talk:
+        """Dial until it answers. Refuse: it does not, or does not want us."""
+        caller, place = talk.caller, self._coordinator()
+        person = p.Person(caller.uid, caller.user, caller.admin)
+        why = "nothing came back in time"
+        try:
+            async with asyncio.timeout(within_s):
+                while True:
+                    try:
+                        return await self._dialer.open(place.address, place.port, "request", person)
+                    except Unreachable as problem:
+                        why = str(problem)
+                    await asyncio.sleep(AGAIN_S)
+        except TimeoutError:
+            text = f"the coordinator {place.name} ({place.door}) does not answer: {why}"
+            hint = f"is {place.name} on, and wiiiiided running there?"
+            raise Refuse(AWAY, f"{text}; jobs go on", hint) from None
+        except Turned as no:
+            hint = "wiiiiide leave takes it out of that cluster" if no.removed else no.hint
+            raise Refuse(no.code, str(no), hint) from no
+
+    # ---- submitting
+
+    async def _submit(self, talk: Talk, there: Talk, request: m.Submit) -> None:
+        """The archive, if it is asked for, passes through, and stays here as well."""
+        answer = await there.message()
+        await talk.send(stream.MESSAGE, answer)
+        if not _asks_for_archive(answer):
+            return
+        limit = archive_limit(self._settings())
+        with self._archives.pinned(request.archive), Copy(self._archives, limit) as copy:
+            copy.begin(request.archive)
+            whole = await _upload(talk, there, copy)
+            await _pass_on(there, talk)
+            if whole:
+                await asyncio.to_thread(copy.finish)
+
+
+class Copy:
+    """An archive that passes by, kept. What goes wrong with it is a line in the log and no more."""
+
+    def __init__(self, archives: Archives, limit: int) -> None:
+        self._archives = archives
+        self._limit = limit
+        self._upload: Upload | None = None
+
+    def __enter__(self) -> Copy:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        if self._upload is not None:
+            with self._or_none():
+                self._upload.__exit__(*problem)
+
+    def begin(self, digest: str) -> None:
+        with self._or_none():
+            if not self._archives.has(digest):
+                self._upload = self._archives.receive(digest, self._limit)
+
+    def take(self, piece: bytes) -> None:
+        if self._upload is not None:
+            with self._or_none():
+                self._upload.take(piece)
+
+    def finish(self) -> None:
+        if self._upload is not None:
+            with self._or_none():
+                self._upload.finish()
+
+    @contextmanager
+    def _or_none(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, UsageError) as problem:
+            logger.warning("no copy of an archive is kept here: %s", problem)
+            failed, self._upload = self._upload, None
+            if failed is not None:
+                with suppress(OSError):
+                    failed.__exit__()
+
+
+async def _upload(talk: Talk, there: Talk, copy: Copy) -> bool:
+    """Every piece, or as many as are wanted: the coordinator may say no in the middle. Whether all
+    were."""
+    no = asyncio.ensure_future(there.waiting())
+    sending = asyncio.ensure_future(_send_archive(talk, there, copy))
+    try:
+        await asyncio.wait({no, sending}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        whole = sending.done()
+        for task in (no, sending):
+            task.cancel()
+        _, sent = await asyncio.gather(no, sending, return_exceptions=True)
+    if isinstance(sent, TimeoutError):
+        text = f"the working directory stopped arriving for {PIECE_WITHIN_S:g} s"
+        raise Refuse(FAILED, f"{text}; nothing was queued") from sent
+    if isinstance(sent, Exception):
+        raise sent
+    return whole
+
+
+async def _send_archive(talk: Talk, there: Talk, copy: Copy) -> None:
+    async for piece in talk.blob(PIECE_WITHIN_S):
+        async with asyncio.timeout(PIECE_WITHIN_S):
+            await there.send_blob(piece)
+        copy.take(piece)
+    await there.end_blob()
+
+
+def patience(request: m.Request) -> float:
+    """How long a command can wait for the coordinator to be there."""
+    match request:
+        case m.Wait() | m.Cancel():
+            return WATCHING_S
+        case m.Logs() | m.Pull() | m.Stacks() | m.Requeue() | m.Submit():
+            return PATIENT_S
+        case _:
+            return AT_ONCE_S
+
+
+async def _pass_on(there: Talk, talk: Talk) -> None:
+    """Frames until the coordinator closes: it has said all, or went away. Either way the command's
+    connection ends then, and a command knows whether it has heard all."""
+    while True:
+        try:
+            kind, payload = await there.frame()
+        except EOFError:
+            return
+        await talk.send(kind, payload)
+
+
+def _asks_for_archive(answer: bytes) -> bool:
+    try:
+        return isinstance(m.decode_answer(answer), m.SendArchive)
+    except msgspec.DecodeError:
+        return False  # of a newer coordinator: the command will say so

@@ -1,0 +1,187 @@
+"""What a node answers about its own share of an attempt: lines, stacks, processes, files.
+
+    coordinator ── purpose `ask` ──► member    handle(talk, request)
+    coordinator, of itself                     the same methods, called
+
+A share is known by its files, and by the shim that is followed while it runs. So a node answers of
+attempts that were over long ago, and of those it has never heard of with nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.tail import Tail, batches, ranks_written
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import ended
+from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.errors import HostError
+from wiiiiided.peering import messages as p
+from wiiiiided.shim import files
+from wiiiiided.wire import messages as m
+
+FAILED, NO_SUCH = 1, 6
+LOOK_EVERY_S = 0.1  # files have no bell that works everywhere; while somebody looks, look often
+QUIET_S = 3.0  # without a line: an empty message says that we are still here
+PIECE_BYTES = 1 << 17
+STACK_CHARS = 1 << 18
+ERROR_CHARS = 1 << 16
+MOST_DUMPS = 4096
+Lines = tuple[m.LogLine, ...]
+
+
+class Share:
+    """The shares of this node."""
+
+    def __init__(self, node: str, workers: Workers, runs: Runs) -> None:
+        self.node = node
+        self.workers = workers
+        self.runs = runs
+
+    async def handle(self, talk: Talk, request: p.NodeRequest) -> None:
+        """Answer the coordinator, as long as it listens."""
+        await talk.while_there(self._answer(talk, request))
+
+    async def _answer(self, talk: Talk, request: p.NodeRequest) -> None:
+        try:
+            match request:
+                case p.NodeLogs():
+                    await self._say_lines(talk, request)
+                case p.NodeStacks():
+                    await talk.say(await self.stacks(request))
+                case p.NodeRanks():
+                    await talk.say(self.ranks(request))
+                case p.NodePull():
+                    await self._send_files(talk, request)
+        except Refuse as no:
+            await talk.say(m.Refused(no.code, str(no), no.hint))
+
+    # ---- lines
+
+    async def _say_lines(self, talk: Talk, request: p.NodeLogs) -> None:
+        async with aclosing(self.logs(request)) as found:
+            async for lines in found:
+                await talk.say(m.LogLines(lines))
+        await talk.say(m.End())
+
+    async def logs(self, request: p.NodeLogs) -> AsyncGenerator[Lines, None]:
+        """What the ranks here wrote; with `follow` until the attempt is over here. An empty batch
+        now and then says that there is just nothing new."""
+        number, attempt = request.id, request.attempt
+        tail = Tail(self.runs, number, attempt, request.ranks, request.tail, self.node)
+        quiet_s = 0.0
+        while True:
+            # Before we look: what is written after the end of a share is not there to be missed.
+            live = request.follow and (number, attempt) in self.workers.following
+            for batch in batches(tail.more()):
+                quiet_s = 0.0
+                yield batch
+                await asyncio.sleep(0)  # a fast reader never makes us wait: others have their turn
+            if not live:
+                return
+            if quiet_s >= QUIET_S:
+                quiet_s = 0.0
+                yield ()
+            await asyncio.sleep(LOOK_EVERY_S)
+            quiet_s += LOOK_EVERY_S
+
+    # ---- processes
+
+    def ranks(self, request: p.NodeRanks) -> p.ShareView:
+        """Who runs, who has ended and how, and what the failing one said."""
+        shim = self.workers.shims.get((request.id, request.attempt))
+        told = shim.ranks if shim is not None else []
+        end = self._end(request.id, request.attempt)
+        codes = {} if end is None else {int(r): c for r, c in end.codes.items() if r.isdecimal()}
+        codes |= dict(_numbers(told, "code"))
+        there = self.runs.job(request.id).exists()
+        return p.ShareView(
+            pids=dict(_numbers(told, "pid")),
+            codes=codes,
+            directory=str(self.runs.job(request.id)) if there else "",
+            error=end.error[:ERROR_CHARS] if end is not None else "",
+        )
+
+    def _end(self, number: int, attempt: int) -> files.End | None:
+        """What the shim wrote at its end."""
+        try:
+            data = self.runs.read(number, attempt, files.EXIT)
+            found: files.End | None = files.from_bytes(files.End, data) if data else None
+            return found
+        except (OSError, HostError, files.Unreadable):
+            return None
+
+    # ---- stacks
+
+    async def stacks(self, request: p.NodeStacks) -> m.StackDumps:
+        """Of the ranks that run; else those that a hang left behind, none if none did."""
+        shim = self.workers.shims.get((request.id, request.attempt))
+        if shim is None:
+            return self._written_stacks(request)
+        dumps = await shim.stacks()
+        return m.StackDumps(tuple(_dump(dump) for dump in dumps[:MOST_DUMPS]))
+
+    def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
+        """Those of the latest attempt that wrote any."""
+        for attempt in range(request.attempt, 0, -1):
+            ranks = ranks_written(self.runs, request.id, attempt, r"stacks-(\d+)")
+            found = (self._written(request.id, attempt, rank) for rank in ranks[:MOST_DUMPS])
+            if dumps := tuple(dump for dump in found if dump is not None):
+                return m.StackDumps(dumps)
+        return m.StackDumps(())
+
+    def _written(self, number: int, attempt: int, rank: int) -> m.StackDump | None:
+        try:
+            data = self.runs.read(number, attempt, f"stacks-{rank}")
+        except (OSError, HostError):
+            return None
+        return m.StackDump(rank, None, data.decode(errors="replace")) if data else None
+
+    # ---- files
+
+    async def _send_files(self, talk: Talk, request: p.NodePull) -> None:
+        async with aclosing(self.pull(request)) as pieces:
+            async for piece in pieces:
+                await talk.send_blob(piece)
+        await talk.end_blob()
+        await talk.say(m.End())
+
+    async def pull(self, request: p.NodePull) -> AsyncGenerator[bytes, None]:
+        """The job's files here as a tar. Refuse: there are none, or not all could be read; the
+        latter after the last piece."""
+        if not self.runs.work(request.id).exists():  # a share that was prepared has a folder only
+            raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
+        process = self.workers.tar(request.id, request.globs)
+        assert process.stdout is not None
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+        )
+        try:
+            while piece := await reader.read(PIECE_BYTES):
+                yield piece
+        finally:
+            pipe.close()  # a tar that nobody reads any more ends by SIGPIPE
+            code = await asyncio.shield(ended(process))
+        if code:
+            text = f"the files of job {request.id} on {self.node} could not all be read"
+            raise Refuse(FAILED, f"{text} (code {code})")
+
+
+def _numbers(told: list[dict[str, object]], key: str) -> list[tuple[int, int]]:
+    """(rank, number) of those that have one; a shim's words are checked like any others."""
+    found = ((said.get("rank"), said.get(key)) for said in told)
+    return [(r, n) for r, n in found if isinstance(r, int) and isinstance(n, int)]
+
+
+def _dump(dump: dict[str, object]) -> m.StackDump:
+    rank, pid, text = dump.get("rank"), dump.get("pid"), dump.get("text")
+    return m.StackDump(
+        rank if isinstance(rank, int) else -1,
+        pid if isinstance(pid, int) else None,
+        text[:STACK_CHARS] if isinstance(text, str) else "",
+    )

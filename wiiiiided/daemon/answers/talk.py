@@ -1,0 +1,166 @@
+"""One connection of a daemon: frames in, frames out, and who is at the other end.
+
+    a command on this machine ── unix socket ──┐
+                                               ├── Talk ── message · blob ── who answers
+    a daemon of another one ── TLS, one port ──┘
+
+Who answers a request need not know which way it came. `caller` is the person who asks, as the
+kernel knows it, or as the daemon of that person's machine says; `peer` is the daemon at the other
+end of TLS. What a stranger may say at once is bounded by `limit`; who reads the answers of a daemon
+of the own cluster passes stream.LIMITS[MESSAGE].
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pwd
+import socket
+import struct
+from collections import deque
+from collections.abc import AsyncIterator, Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+if TYPE_CHECKING:
+    from wiiiiided.trust.tls import Peer
+
+READ_BYTES = 1 << 18
+SILENT_S = 25  # of a machine that is off: its connections end then, whoever waits on them
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who asks. People of different machines are different people, whatever their uids."""
+
+    uid: int
+    user: str
+    admin: bool  # root, or the daemon's own user, on the machine they are on
+    node: str = ""  # that machine; empty: this one
+
+    @classmethod
+    def at(cls, connection: socket.socket, node: str = "") -> Caller:
+        """Who is at the other end of a unix socket, by the kernel's word."""
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        _, uid, _ = struct.unpack("3i", raw)
+        return cls(uid, _user(uid), uid in (0, os.getuid()), node)
+
+
+@functools.lru_cache(maxsize=1024)  # a directory server may be slow, and everybody would wait
+def _user(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+NOBODY = Caller(-1, "nobody", admin=False)
+
+
+class Talk:
+    """One connection. Several tasks may `say`; one reads."""
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        limit: int = stream.REQUEST_BYTES,
+    ) -> None:
+        self.peer: Peer | None = None
+        self.caller = NOBODY  # until somebody says for whom it is
+        self._reader = reader
+        self._writer = writer
+        self._frames: deque[tuple[bytes, bytes]] = deque()
+        self._parser = stream.Parser(limit)
+        _notice_silence(writer.get_extra_info("socket"))
+
+    # ---- in
+
+    async def frame(self) -> tuple[bytes, bytes]:
+        """The next frame; EOFError when the other side has gone."""
+        while not self._frames:
+            data = await self._reader.read(READ_BYTES)
+            if not data:
+                raise EOFError("the other side has closed the connection")
+            self._frames.extend(self._parser.feed(data))
+        return self._frames.popleft()
+
+    async def waiting(self) -> None:
+        """Until a frame has come; it stays, for `frame`."""
+        self._frames.appendleft(await self.frame())
+
+    async def message(self) -> bytes:
+        """The next frame, which must be a message."""
+        kind, payload = await self.frame()
+        if kind != stream.MESSAGE:
+            raise stream.BadFrame("a message was expected")
+        return payload
+
+    async def blob(self, within_s: float) -> AsyncIterator[bytes]:
+        """The pieces of a blob that comes now; TimeoutError when one is not there in time."""
+        while True:
+            async with asyncio.timeout(within_s):
+                kind, payload = await self.frame()
+            if kind == stream.BLOB_END:
+                return
+            if kind != stream.BLOB:
+                raise stream.BadFrame("a piece of a blob was expected")
+            yield payload
+
+    async def gone(self) -> None:
+        """Until the other side closes: it has nothing more to say."""
+        while await self._reader.read(1 << 16):
+            pass
+
+    async def while_there(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it, or as much as is done when the other side closes: then nobody wants the rest."""
+        doing = asyncio.ensure_future(work)
+        gone = asyncio.ensure_future(self.gone())
+        try:
+            await asyncio.wait({doing, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in (doing, gone):
+                task.cancel()
+            results = await asyncio.gather(doing, gone, return_exceptions=True)
+        if isinstance(results[0], Exception):
+            raise results[0]
+
+    # ---- out
+
+    async def send(self, kind: bytes, payload: bytes = b"") -> None:
+        """One frame; returns when the connection can take more."""
+        self._writer.write(stream.frame(kind, payload))
+        await self._writer.drain()
+
+    async def say(self, message: msgspec.Struct) -> None:
+        await self.send(stream.MESSAGE, m.encode(message))
+
+    async def send_blob(self, piece: bytes) -> None:
+        await self.send(stream.BLOB, piece)
+
+    async def end_blob(self) -> None:
+        await self.send(stream.BLOB_END)
+
+    def close(self) -> None:
+        """What was sent still arrives; nothing more is read."""
+        self._writer.close()
+
+
+def _notice_silence(connection: Any) -> None:
+    """Have the kernel ask a quiet machine whether it is still there. Not TCP_USER_TIMEOUT: it would
+    also end the connection of somebody who reads slowly, as with a log in a pager."""
+    if connection is None or connection.family == socket.AF_UNIX:
+        return
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (
+        (socket.TCP_KEEPIDLE, SILENT_S - 15),
+        (socket.TCP_KEEPINTVL, 5),
+        (socket.TCP_KEEPCNT, 3),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

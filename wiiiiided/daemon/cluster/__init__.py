@@ -1,0 +1,1 @@
+"""Several machines as one: who belongs, the links between daemons, the roles."""

@@ -1,0 +1,114 @@
+"""One end of a link between two daemons: what is said goes out in order, silence is noticed.
+
+    say ─► queue ─► writer ─► TLS          beat   0   1   2   3   4   5      every 2 s
+    heard ◄─────── reader ◄─ TLS           said   ·   x   ping x   ping ·    a quiet one pings
+                                           heard  x   ·   ·   ·   ·   end    LOST_BEATS of silence
+
+Silence is counted in beats of our own: a daemon that was stopped for a minute and goes on has
+missed its own beats, and does not take the others for lost because of it. Nothing waits for a slow
+peer: a line with too much in its queue is closed, and what it lost comes back by reconciliation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.peering import messages as p
+from wiiiiided.wire import stream
+from wiiiiided.wire.messages import Message
+
+BEAT_S = 2.0
+LOST_BEATS = 5  # without a word: ten seconds
+QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most a few hundred kilobytes
+
+
+class LineEnded(WiiiiideError):
+    """Why a line is over, in a sentence."""
+
+
+class Line:
+    """One end of a link. `run` it until it ends."""
+
+    def __init__(self, talk: Talk) -> None:
+        self._talk = talk
+        self._queue: deque[bytes] = deque()
+        self._bytes = 0
+        self._more = asyncio.Event()
+        self._ended = asyncio.Event()
+        self._why = ""
+        self._said = self._heard = False  # since the last beat
+        self._silent = 0  # beats without a word
+
+    def say(self, message: Message) -> None:
+        """Soon, in order; never blocks."""
+        data = p.encode(message)
+        self._queue.append(data)
+        self._bytes += len(data)
+        self._more.set()
+        if self._bytes > QUEUE_BYTES:
+            self.end(f"{self._bytes >> 20} MB wait to be sent")
+
+    @property
+    def silent_s(self) -> float:
+        """For how long nothing was heard, to a beat."""
+        return self._silent * BEAT_S
+
+    def end(self, why: str) -> None:
+        """Close it; `run` returns."""
+        self._why = self._why or why
+        self._ended.set()
+
+    async def run(self, heard: Callable[[bytes], None]) -> str:
+        """Until it ends, and why it did. `heard` is called with every message."""
+        work = [
+            asyncio.ensure_future(do)
+            for do in (self._read(heard), self._write(), self._beat(), self._ended.wait())
+        ]
+        try:
+            await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in work:
+                task.cancel()
+            found = await asyncio.gather(*work, return_exceptions=True)
+            self._talk.close()
+        if not self._why:
+            problems = [one for one in found if isinstance(one, Exception)]
+            self._why = _words(problems[0]) if problems else "it was closed"
+        return self._why
+
+    async def _read(self, heard: Callable[[bytes], None]) -> None:
+        while True:
+            message = await self._talk.message()
+            self._heard = True
+            heard(message)
+
+    async def _write(self) -> None:
+        while True:
+            while self._queue:
+                data = self._queue.popleft()
+                self._bytes -= len(data)
+                self._said = True
+                await self._talk.send(stream.MESSAGE, data)
+            self._more.clear()
+            await self._more.wait()
+
+    async def _beat(self) -> None:
+        while self._silent < LOST_BEATS:
+            await asyncio.sleep(BEAT_S)
+            self._silent = 0 if self._heard else self._silent + 1
+            if not self._said and not self._queue:
+                self.say(p.Ping())
+            self._said = self._heard = False
+        raise LineEnded(f"nothing was heard for {self.silent_s:g} s")
+
+
+def _words(problem: Exception) -> str:
+    if isinstance(problem, EOFError):
+        return "the other side closed it"
+    if isinstance(problem, OSError):
+        return problem.strerror or str(problem)
+    return str(problem)

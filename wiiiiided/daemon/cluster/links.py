@@ -1,0 +1,236 @@
+"""The coordinator's ends of the links: one a member, which the member dials.
+
+    LinkHello ──► NodeSeen: the control plane hears of it
+              ◄── Reconcile: all that is believed to be there, in one message
+    Report    ──► re-stamped by this machine's clock, to the keeper
+    Figures   ──► to whoever draws the picture
+    the end, or ten seconds of silence ──► NodeLeft; what is on that node may go on
+
+A second link of the same member takes the place of the first: it knows better than we do whether
+the old one still works. What a member says of others is not believed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from wiiiiided.control import events as e
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster.line import Line
+from wiiiiided.daemon.cluster.members import Members
+from wiiiiided.daemon.cluster.perform import Assigner
+from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.shares.workers import plain
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.states import ON_NODES
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.log import Complaints, about, logger
+from wiiiiided.peering import messages as p
+from wiiiiided.peering.figures import NodeFigures
+from wiiiiided.trust.certificate import is_due
+from wiiiiided.wire.messages import Message
+
+HELLO_S = 10.0
+AGO_S = 86400.0  # the longest ago that something can have happened and still be news
+RENEW_LOOK_S = 3600.0
+HAS = 10_000  # jobs with files on a node that are looked up at once; the rest at its next link
+FIGURES_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop everybody
+VERSION_CHARS = 64
+LARGEST = 1 << 62  # of a count: what the store and JSON hold exactly
+
+
+class Links:
+    """All members that are heard."""
+
+    def __init__(self, keeper: Keeper, assigner: Assigner, members: Members) -> None:
+        self.keeper = keeper
+        self.assigner = assigner
+        self.members = members
+        self.on_figures: Callable[[str, NodeFigures], None] = lambda node, figures: None
+        self.hang_up: Callable[[str], None] = lambda node: None  # on all else it has under way
+        self._lines: dict[str, Line] = {}
+        self._closing = False
+        self._complaints = Complaints("links")
+        self._renewals = asyncio.get_running_loop().call_later(RENEW_LOOK_S, self._look_at_dates)
+
+    # ---- to the members
+
+    def send(self, node: str, message: Message) -> None:
+        """Soon; nothing when it is not linked."""
+        if line := self._lines.get(node):
+            line.say(message)
+
+    def forget(self, jobs: Iterable[int]) -> None:
+        """Nobody wants the files of these jobs any more."""
+        message = p.Forget(tuple(jobs))
+        if message.jobs:
+            for line in self._lines.values():
+                line.say(message)
+
+    def remove(self, node: str, by: str) -> None:
+        """It is no member any more: tell it, and hang up."""
+        if line := self._lines.pop(node, None):
+            line.say(p.Removed(by))
+            asyncio.get_running_loop().call_later(1.0, line.end, f"{node} was removed by {by}")
+        self.hang_up(node)
+
+    def linked(self, node: str) -> bool:
+        return node in self._lines
+
+    # ---- one member
+
+    async def serve(self, talk: Talk) -> None:
+        """A link, from its hello to its end."""
+        assert talk.peer is not None
+        name = talk.peer.name
+        async with asyncio.timeout(HELLO_S):
+            hello = p.decode_hello(await talk.message())
+        if self._closing:
+            return
+        if no := self.members.verdict(talk.peer):  # removed while it waited with its hello
+            raise WiiiiideError(no)
+        line = self._take(name, talk, hello)
+        why = await line.run(lambda data: self._heard(name, line, data))
+        if self._lines.get(name) is line:
+            del self._lines[name]
+            logger.info("the link of %s has ended: %s", name, why, extra=about(node=(name,)))
+            if not self._closing:
+                self.keeper.report(e.NodeLeft(self.keeper.clock(), name, line.silent_s))
+
+    def _take(self, name: str, talk: Talk, hello: p.LinkHello) -> Line:
+        node = _sound(hello.node, name)
+        self.members.check_place(node)
+        if (old := self._lines.get(name)) and self._is_another(node):
+            # It has restarted, and a word finds the old link dead; or there are two of them.
+            old.say(p.Ping())
+            raise WiiiiideError(f"{name} dials from another machine or boot while its link stands")
+        if old := self._lines.pop(name, None):
+            old.end("it has dialled again")
+        # Before the line is there: what this event lets start is in the reconciliation.
+        self.keeper.report(e.NodeSeen(self.keeper.clock(), node))
+        try:
+            told = self._reconciliation(name, hello.has)
+        except BaseException:
+            self.keeper.report(e.NodeLeft(self.keeper.clock(), name))
+            raise
+        line = self._lines[name] = Line(talk)
+        line.say(told)
+        if is_due(self.members.until(name) or 0.0, self.keeper.clock()):
+            line.say(p.RenewDue())
+        return line
+
+    def _is_another(self, node: Node) -> bool:
+        """A machine is not booted twice at once; of two with one certificate, as when one was
+        cloned, each would run the same shares."""
+        known = self.keeper.state.nodes.get(node.name)
+        return known is not None and known.boot_id != node.boot_id
+
+    def _reconciliation(self, name: str, has: tuple[int, ...]) -> p.Reconcile:
+        jobs = [job for job in self.keeper.state.jobs.values() if _is_on(job, name)]
+        numbers = [number for number in has[:HAS] if 0 < number < LARGEST]
+        gone = tuple(number for number in numbers if self.keeper.job(number) is None)
+        return p.Reconcile(tuple(p.pack(self.assigner.given(job)) for job in jobs), gone)
+
+    def _heard(self, name: str, line: Line, data: bytes) -> None:
+        if self._lines.get(name) is not line:
+            return  # removed, or it has dialled again: who speaks here speaks for nobody
+        try:
+            said = p.decode_from_member(data)
+        except msgspec.ValidationError as problem:
+            logger.debug("%s said something unknown: %s", name, problem)
+            return
+        try:
+            match said:
+                case p.Report():
+                    self._reported(name, said)
+                case p.Figures(figures=figures):
+                    if len(data) <= FIGURES_BYTES:
+                        self.on_figures(name, figures)
+                case p.RenewRequest(request=request):
+                    self._renew(name, request)
+                case p.Ping():
+                    pass
+        except Exception:
+            logger.exception("a defect while hearing %s", name, extra=about(node=(name,)))
+
+    def _reported(self, name: str, said: p.Report) -> None:
+        now = self.keeper.clock()
+        event = restamped(said.event, now - min(max(0.0, said.ago_s), AGO_S))
+        node = getattr(event, "node", name)
+        job = self.keeper.state.jobs.get(event.id)
+        if node != name or (job is not None and not _may_say(job, name, event)):
+            text = "%s speaks of job %d, which is not on it: passed over"
+            logger.debug(text, name, event.id, extra=about(event.id, node=(name,)))
+            return
+        self.keeper.report(event)
+
+    def _renew(self, name: str, request: str) -> None:
+        try:
+            certificate = self.members.renew(name, request)
+        except (Refuse, WiiiiideError) as problem:
+            self._complaints.say(f"the certificate of {name} cannot be renewed: {problem}")
+            return
+        self.send(name, p.Renewed(certificate.pem, certificate.until))
+        logger.info("the certificate of %s was renewed", name, extra=about(node=(name,)))
+
+    def _look_at_dates(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._renewals = loop.call_later(RENEW_LOOK_S, self._look_at_dates)
+        for name, line in self._lines.items():
+            if is_due(self.members.until(name) or 0.0, self.keeper.clock()):
+                line.say(p.RenewDue())
+
+    def close(self) -> None:
+        """The daemon goes; its members dial on."""
+        self._closing = True
+        self._renewals.cancel()
+        for line in list(self._lines.values()):
+            line.end("the daemon stops")
+
+
+def restamped(event: Any, at: float) -> Any:
+    """An event of another machine by the time of this one: only spans can be trusted. Its words
+    are kept short and printable: they are stored, and shown to people."""
+    if isinstance(event, e.WorkersPrepared):
+        python, torch, own = map(_version, (event.python, event.torch, event.wiiiiided))
+        return replace(event, at=at, python=python, torch=torch, wiiiiided=own)
+    if not isinstance(event, e.WorkersEnded):
+        return replace(event, at=at)
+    ended_at = event.ended_at
+    if ended_at is not None:
+        ended_at = at - min(max(0.0, event.at - ended_at), AGO_S)
+    return replace(event, at=at, ended_at=ended_at, reason=plain(event.reason))
+
+
+def _version(text: str) -> str:
+    return plain(text)[:VERSION_CHARS]
+
+
+def _sound(node: Node, name: str) -> Node:
+    """A machine's own description, under the name its certificate has."""
+    counts = (node.cores - 1, node.memory, node.gpus)
+    if not all(0 <= count < LARGEST for count in counts):
+        raise WiiiiideError(f"{name} describes itself as what cannot be")
+    return replace(
+        node, name=name, boot_id=plain(node.boot_id)[:64], version=_version(node.version)
+    )
+
+
+def _may_say(job: Job, node: str, event: p.NodeEvent) -> bool:
+    """Whether what a node reports is about its own share, and about ranks of it."""
+    if not _is_on(job, node) or job.attempt is None:
+        return False
+    return (
+        not isinstance(event, e.ProgressSampled) or event.rank in job.attempt.layout.on(node).ranks
+    )
+
+
+def _is_on(job: Job, node: str) -> bool:
+    return job.state in ON_NODES and job.attempt is not None and node in job.attempt.live

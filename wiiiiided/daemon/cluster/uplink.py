@@ -1,0 +1,280 @@
+"""A member's link to the coordinator: dialled, kept, and dialled again for ever.
+
+    dial ──► LinkHello ──► ◄── Reconcile ──► linked: reports, figures, orders ──► broken ─┐
+      ▲ 0.2 s … 2 s                                                                       │
+      └────────────────────────────────────────────────────────────────────────────────────┘
+    removed: who was taken out of the cluster ends what it runs and waits for `wiiiiide leave`
+
+What happens while there is no link is not kept for later: the next reconciliation asks about
+everything that the coordinator still believes to be here, and the node's files know the answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+
+from wiiiiided.control import actions as a
+from wiiiiided.control import events as e
+from wiiiiided.daemon.cluster.credentials import Credentials
+from wiiiiided.daemon.cluster.dial import Dialer, Turned, Unreachable
+from wiiiiided.daemon.cluster.line import Line
+from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.domain.node import Node
+from wiiiiided.errors import WiiiiideError
+from wiiiiided.log import logger
+from wiiiiided.peering import messages as p
+from wiiiiided.peering.figures import NodeFigures
+from wiiiiided.trust.certificate import Certificate
+
+FIRST_S, MOST_S = 0.2, 2.0  # between two tries
+TURNED_S = 10.0  # when it answered, and said no
+RECONCILE_S = 30.0
+RENEW_S = 15.0
+HEARD_S = 5.0  # between two words to the shims that the coordinator is there
+ASLEEP_S = 10.0  # beyond that: this machine slept, and what it finds in its socket is old
+
+
+class Uplink:
+    """One member's. `run` it as long as the daemon is a member."""
+
+    def __init__(
+        self,
+        credentials: Credentials,
+        dialer: Dialer,
+        node: Callable[[], Node],
+        workers: Workers,
+        forget: Callable[[tuple[int, ...]], Awaitable[None]],
+    ) -> None:
+        self.credentials = credentials
+        self.removed = ""  # a sentence once this machine is no member any more
+        self.away = "it was not reached yet"  # why there is no link
+        self.on_linked: Callable[[], None] = lambda: None
+        self.on_away: Callable[[], None] = lambda: None  # it was lost, or is lost for another cause
+        self._dialer = dialer
+        self._node = node
+        self._workers = workers
+        self._forget = forget
+        self._line: Line | None = None
+        self._heard_at = self._awake_at = 0.0  # by a clock that goes on while the machine sleeps
+        self._renewals: list[asyncio.Future[float]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def linked(self) -> bool:
+        return self._line is not None
+
+    @property
+    def trouble(self) -> str:
+        """A sentence while the coordinator does not hear this machine."""
+        if self.removed or self.linked:
+            return self.removed
+        place = self.credentials.identity.coordinator
+        return (
+            f"the coordinator {place.name} ({place.door}) does not answer: {self.away}; jobs go on"
+        )
+
+    # ---- to the coordinator
+
+    def report(self, event: e.AnyEvent) -> None:
+        """It has happened. Without a link the reconciliation will ask."""
+        if self._line is not None:
+            self._line.say(p.Report(event))  # type: ignore[arg-type]
+
+    def push(self, figures: NodeFigures) -> None:
+        if self._line is not None:
+            self._line.say(p.Figures(figures))
+
+    async def renew(self) -> float:
+        """A new certificate; until when it is valid. WiiiiideError: why there is none."""
+        if self._line is None:
+            raise WiiiiideError(self.trouble or "there is no link to the coordinator")
+        done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
+        self._renewals.append(done)
+        self._line.say(p.RenewRequest(self.credentials.request()))
+        try:
+            async with asyncio.timeout(RENEW_S):
+                return await done
+        except TimeoutError:
+            text = f"the coordinator did not sign it within {RENEW_S:g} s; its log may say why"
+            raise WiiiiideError(text) from None
+
+    # ---- keeping the link
+
+    async def run(self) -> None:
+        """For ever: dial, listen, dial again."""
+        wait_s = FIRST_S
+        while True:
+            try:
+                began = asyncio.get_running_loop().time()
+                await self._once()
+                if asyncio.get_running_loop().time() - began > MOST_S:
+                    wait_s = FIRST_S
+            except Turned as no:
+                self._turned(no)
+                wait_s = TURNED_S
+            except (Unreachable, EOFError, OSError, TimeoutError, msgspec.DecodeError) as problem:
+                self._is_away(str(problem) or "it hung up")
+            except Exception as problem:
+                logger.exception("a defect of the link to the coordinator; it is dialled again")
+                self._is_away(str(problem))
+            await asyncio.sleep(wait_s)
+            wait_s = min(wait_s * 2, MOST_S)
+
+    async def _once(self) -> None:
+        place = self.credentials.identity.coordinator
+        talk = await self._dialer.open(place.address, place.port, "link")
+        try:
+            await talk.say(p.LinkHello(self._node(), tuple(self._workers.runs.numbers())))
+            async with asyncio.timeout(RECONCILE_S):
+                told = p.decode_reconcile(await talk.message())
+            if isinstance(told, p.TurnedAway):
+                raise Turned(told.code, told.message, told.hint, told.removed)
+        except BaseException:
+            talk.close()
+            raise
+        await self._listen(Line(talk), told)
+
+    async def _listen(self, line: Line, told: p.Reconcile) -> None:
+        place = self.credentials.identity.coordinator
+        self._line, self.removed = line, ""
+        self._heard_at = self._awake_at = _now()
+        logger.info("the coordinator %s (%s) hears this machine", place.name, place.door)
+        beat = asyncio.ensure_future(self._tell_shims())
+        try:
+            self._reconcile(told)
+            self.on_linked()
+            why = await line.run(lambda data: self._arrived(line, data))
+        finally:
+            beat.cancel()
+            self._line = None
+        self._is_away(why)
+
+    def _reconcile(self, told: p.Reconcile) -> None:
+        given, unreadable = [], []
+        for packed in told.assignments:
+            try:
+                given.append(p.unpack(packed))
+            except p.Unreadable as problem:
+                unreadable.append(problem)
+        self._workers.reconcile(given, {(one.job, one.attempt) for one in unreadable})
+        for one in unreadable:
+            self._workers.decline(one.job, one.attempt, str(one))
+        if told.forget:
+            self._spawn(self._forget(told.forget))
+
+    async def _tell_shims(self) -> None:
+        """When the coordinator was heard, not that there is a line: shares that end alone count on
+        it, and so does the coordinator, which starts them elsewhere."""
+        while self._is_awake():
+            self._workers.heard(self._heard_at)
+            await asyncio.sleep(HEARD_S)
+
+    def _arrived(self, line: Line, data: bytes) -> None:
+        if not self._is_awake():
+            line.end("this machine slept, or its daemon was stopped")
+            return
+        self._heard_at = _now()
+        self._heard(data)
+
+    def _is_awake(self) -> bool:
+        """Whether nothing has stopped this process for long. If something has, what was said on
+        this link may be of before, and only a new one tells how things stand."""
+        before, self._awake_at = self._awake_at, _now()
+        if self._awake_at - before <= HEARD_S + ASLEEP_S:
+            return True
+        self._awake_at = before  # until the link is another
+        return False
+
+    def _is_away(self, why: str) -> None:
+        if why != self.away:
+            place = self.credentials.identity.coordinator
+            text = "no link to the coordinator %s (%s): %s; jobs go on, it is dialled again"
+            logger.warning(text, place.name, place.door, why)
+        self.away = why
+        self.on_away()
+
+    def _turned(self, no: Turned) -> None:
+        if no.removed:
+            self._is_removed(str(no))
+        else:
+            self._is_away(f"it turns this machine away: {no}")
+
+    def _is_removed(self, why: str) -> None:
+        if not self.removed:
+            logger.error("%s; what runs here for it ends. wiiiiide leave makes it alone again", why)
+        self.removed = f"{why}: wiiiiide leave makes this machine alone again"
+        self.on_away()
+        self._workers.reconcile((), reason=why)
+
+    # ---- what it says
+
+    def _heard(self, data: bytes) -> None:
+        try:
+            said = p.decode_from_coordinator(data)
+        except msgspec.ValidationError as problem:
+            logger.debug("the coordinator said something unknown: %s", problem)
+            return
+        try:
+            self._do(said)
+        except Exception:
+            logger.exception("a defect while doing what the coordinator said")
+
+    def _do(self, said: p.FromCoordinator) -> None:
+        match said:
+            case p.Do(action=action, assignment=packed):
+                self._order(action, packed)
+            case p.Forget(jobs=jobs):
+                self._spawn(self._forget(jobs))
+            case p.RenewDue():
+                assert self._line is not None
+                self._line.say(p.RenewRequest(self.credentials.request()))
+            case p.Renewed(certificate=pem, until=until):
+                self._renewed(Certificate(pem, until))
+            case p.Removed(by=by):
+                cluster = self.credentials.identity.cluster
+                self._is_removed(f"this machine was removed from {cluster} by {by}")
+            case p.Ping():
+                pass
+
+    def _order(self, action: p.NodeAction, packed: msgspec.Raw) -> None:
+        try:
+            self._workers.perform(action, p.unpack(packed))
+        except p.Unreadable as problem:
+            key = (problem.job, problem.attempt)
+            if isinstance(action, a.StopWorkers) and (job := self._workers.following.get(key)):
+                # What is to end needs nothing of the job that is not known here.
+                self._workers.perform(action, p.Assignment(job, ""))
+            else:
+                self._workers.decline(*key, str(problem))
+
+    def _renewed(self, certificate: Certificate) -> None:
+        waiting, self._renewals = self._renewals, []
+        try:
+            self.credentials.renewed(certificate)
+        except WiiiiideError as problem:
+            logger.error("the renewed certificate cannot be kept: %s", problem)
+            for one in waiting:
+                if not one.done():
+                    one.set_exception(problem)
+            return
+        logger.info("this machine has a renewed certificate")
+        for one in waiting:
+            if not one.done():
+                one.set_result(certificate.until)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+
+
+def _now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

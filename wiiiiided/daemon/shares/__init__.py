@@ -1,0 +1,1 @@
+"""This node's shares of jobs: their files, their shims, what they need to start."""

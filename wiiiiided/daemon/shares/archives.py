@@ -1,0 +1,128 @@
+"""Shipped working directories, by the SHA-256 of their bytes: the same directory is sent once.
+
+    <state>/archives/<sha256>        complete; made by rename
+    <state>/archives/.<random>       being received
+
+They are the daemon's: a shim gets an open descriptor, never a path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.errors import HostError, UsageError
+
+SEND_BYTES = 1 << 18
+
+
+class Archives:
+    """The archives of this daemon."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._pins: Counter[str] = Counter()
+        try:
+            directory.mkdir(mode=0o700, exist_ok=True)
+            for path in directory.glob(".*"):  # of uploads that a crash interrupted
+                path.unlink()
+        except OSError as problem:
+            raise HostError(f"cannot use {directory} for archives: {problem.strerror}") from problem
+
+    def path(self, digest: str) -> Path:
+        if not re.fullmatch(r"[0-9a-f]{64}", digest):
+            raise UsageError(f"{digest[:80]!r} is not the SHA-256 of an archive")
+        return self.directory / digest
+
+    def has(self, digest: str) -> bool:
+        return self.path(digest).exists()
+
+    def open(self, digest: str) -> int:
+        """A descriptor for reading it."""
+        return os.open(self.path(digest), os.O_RDONLY | os.O_CLOEXEC)
+
+    async def send(self, digest: str, talk: Talk) -> None:
+        """As blob frames; FileNotFoundError before the first when it is not here."""
+        fd = self.open(digest)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)  # read ahead of us
+            while piece := os.read(fd, SEND_BYTES):
+                await talk.send_blob(piece)
+        finally:
+            os.close(fd)
+        await talk.end_blob()
+
+    def receive(self, digest: str, limit: int) -> Upload:
+        return Upload(self.path(digest), digest, limit)
+
+    @contextlib.contextmanager
+    def pinned(self, digest: str) -> Iterator[None]:
+        """Not to be pruned: a job that names it is about to be stored."""
+        self._pins[digest] += 1
+        try:
+            yield
+        finally:
+            self._pins[digest] -= 1
+            if not self._pins[digest]:
+                del self._pins[digest]
+
+    def prune(self, wanted: Iterable[str], young_s: float = 0.0) -> int:
+        """Delete those that no job names any more, and that came longer than `young_s` ago; how
+        many. A member's may be named soon: it passed by when the job was submitted."""
+        keep = {*wanted, *self._pins}
+        there = [p for p in self.directory.iterdir() if p.name not in keep and p.name[0] != "."]
+        before = time.time() - young_s
+        gone = [path for path in there if not young_s or path.stat().st_mtime < before]
+        for path in gone:
+            path.unlink()
+        return len(gone)
+
+
+class Upload:
+    """One archive on its way in. Use it as a context: what is not `finish`ed leaves no trace."""
+
+    def __init__(self, path: Path, digest: str, limit: int) -> None:
+        self.target = path
+        self.digest = digest
+        self.limit = limit
+        self.temporary = path.with_name(f".{secrets.token_hex(8)}")
+        self.bytes = 0
+        self._hash = hashlib.sha256()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        self._fd = os.open(self.temporary, flags, 0o600)
+
+    def __enter__(self) -> Upload:
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        os.close(self._fd)
+        self.temporary.unlink(missing_ok=True)
+
+    def take(self, data: bytes) -> None:
+        self.bytes += len(data)
+        if self.bytes > self.limit:
+            raise UsageError(f"the archive is larger than the limit of {self.limit} bytes")
+        self._hash.update(data)
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._fd, view) :]
+
+    def finish(self) -> None:
+        """It is whole and is what it was said to be: keep it, durably."""
+        if self._hash.hexdigest() != self.digest:
+            raise UsageError("the archive that arrived is not the one that was announced")
+        os.fsync(self._fd)
+        os.rename(self.temporary, self.target)
+        directory = os.open(self.target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

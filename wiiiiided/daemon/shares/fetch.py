@@ -1,0 +1,69 @@
+"""A member gets an archive from the coordinator: on a connection of its own, so that no archive can
+make a node look lost.
+
+    FetchArchive(digest) ──►   ◄── B B B … E      kept when it is whole and what it was said to be
+                               ◄── Refused        it is not there any more
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from wiiiiided.daemon.cluster.dial import Dialer
+from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.errors import HostError
+from wiiiiided.peering import messages as p
+from wiiiiided.trust.identity import Place
+from wiiiiided.wire import messages as m
+from wiiiiided.wire import stream
+
+PIECE_WITHIN_S = 30.0
+FILE_BYTES = 1024  # of an archive beyond a file's content
+
+
+class Fetcher:
+    """Brings archives to this machine."""
+
+    def __init__(
+        self,
+        dialer: Dialer,
+        coordinator: Callable[[], Place],
+        archives: Archives,
+        settings: Callable[[], Settings],
+    ) -> None:
+        self._dialer = dialer
+        self._coordinator = coordinator
+        self._archives = archives
+        self._settings = settings
+
+    async def fetch(self, digest: str) -> None:
+        """It is here when this returns. WiiiiideError, OSError, EOFError, TimeoutError: not."""
+        limits, place = self._settings(), self._coordinator()
+        talk = await self._dialer.open(place.address, place.port, "fetch")
+        try:
+            await talk.say(p.FetchArchive(digest))
+            limit = limits.archive_bytes + limits.archive_files * FILE_BYTES
+            with self._archives.receive(digest, limit) as upload:
+                while True:
+                    async with asyncio.timeout(PIECE_WITHIN_S):
+                        kind, payload = await talk.frame()
+                    if kind == stream.BLOB_END:
+                        break
+                    if kind != stream.BLOB:
+                        raise HostError(_refused(payload))
+                    upload.take(payload)
+                await asyncio.to_thread(upload.finish)
+        finally:
+            talk.close()
+
+
+def _refused(payload: bytes) -> str:
+    try:
+        answer = m.decode_answer(payload)
+    except msgspec.DecodeError:
+        return "the coordinator sent something else"
+    return answer.message if isinstance(answer, m.Refused) else "the coordinator sent no archive"

@@ -1,0 +1,151 @@
+"""What a shim is told to start: the job's file and the machine, brought together.
+
+Pure, but for one look at this machine's network interfaces, which a caller may replace.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from wiiiiided.control.job import Job
+from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.domain.layout import Layout
+from wiiiiided.shim.files import FORMAT, WITH_DOOR, Order, host_and_port
+
+DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
+Table = Mapping[str, tuple[str, ...]]  # network interface → its addresses
+INTERPRETERS = ("python", "python3")  # in a command: the job's own interpreter
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What of this daemon goes into every order."""
+
+    node: str
+    user: JobUser
+    python: str  # the daemon's own interpreter
+    inherited: Mapping[str, str]  # a person's own daemon passes on who and where that person is
+    daemon_uid: int
+    door: str = ""  # this machine's one port, "ip:port"; empty: a machine alone
+
+
+def interfaces() -> Table:
+    """This machine's network interfaces and their addresses."""
+    internet = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: tuple(entry.address for entry in entries if entry.family in internet)
+        for name, entries in psutil.net_if_addrs().items()
+    }
+
+
+def order_for(
+    job: Job,
+    attempt: int,
+    layout: Layout,
+    work: str,
+    here: Surroundings,
+    settings: Settings,
+    doors: Mapping[str, str] = {},
+    table: Callable[[], Table] = interfaces,
+) -> Order:
+    """The order for this node's share of an attempt; `doors` has every node's of the attempt."""
+    share = layout.on(here.node)
+    several = len(layout.shares) > 1 and bool(here.door)
+    policy = job.spec.policy
+    python = interpreter(job.spec.run.python, here.python)
+    return Order(
+        job=job.id,
+        attempt=attempt,
+        name=job.spec.name,
+        argv=command(job.spec.run.command, python),
+        work=work,
+        env=environment(job, python, here),
+        world_size=layout.world_size,
+        first_rank=share.first_rank,
+        workers=share.workers,
+        node=share.node,
+        node_index=share.index,
+        nodes=len(layout.shares),
+        restart_count=job.restarts,
+        max_restarts=policy.restart.max,
+        grace_s=policy.grace_s,
+        threads=max(1, share.cores // max(1, share.workers)),
+        log_bytes=settings.log_bytes,
+        archive_bytes=settings.archive_bytes,
+        archive_files=settings.archive_files,
+        listener_uid=here.daemon_uid,
+        file_mode=here.user.file_mode,
+        door=here.door,
+        head=here.door if share.index == 0 else doors.get(layout.shares[0].node, ""),
+        interface=interface(job.spec.network.interface, here.door, table()) if several else "",
+        alone_s=policy.stop_alone_s or 0.0 if here.door else 0.0,
+        format=WITH_DOOR if here.door else FORMAT,
+    )
+
+
+def interface(wanted: str, door: str, table: Table) -> str:
+    """The network interface for backends that must be told one: what the job names (a name, an
+    address or a network), else the one that has the door's address; empty when there is none."""
+    if wanted in table:
+        return wanted
+    for place in (wanted, host_and_port(door)[0]):
+        try:
+            network = ipaddress.ip_network(place, strict=False)
+        except ValueError:  # "auto", or a name that this machine does not have
+            continue
+        for name, addresses in table.items():
+            if any(_address(text) in network for text in addresses):
+                return name
+    return ""
+
+
+def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Of a link-local one psutil tells the interface too: fe80::1%eth0."""
+    return ipaddress.ip_address(text.partition("%")[0])
+
+
+def interpreter(wanted: str | None, own: str) -> str:
+    """The job's Python: the daemon's own, a venv's, or the one named."""
+    if wanted is None:
+        return own
+    return os.path.join(wanted, "bin", "python") if os.path.isdir(wanted) else wanted
+
+
+def command(argv: tuple[str, ...], python: str) -> list[str]:
+    """The argv of a rank; `python` is the job's interpreter, whatever PATH says."""
+    return [python, *argv[1:]] if argv[0] in INTERPRETERS else list(argv)
+
+
+def environment(job: Job, python: str, here: Surroundings) -> dict[str, str]:
+    """The environment all ranks share; the shim adds what differs from rank to rank."""
+    user = here.user
+    base = {
+        "HOME": user.home,
+        "USER": user.name,
+        "LOGNAME": user.name,
+        "SHELL": "/bin/sh",
+        "LANG": "C.UTF-8",
+        **here.inherited,
+    }
+    path = here.inherited.get("PATH", DEFAULT_PATH)
+    base["PATH"] = f"{os.path.dirname(python)}:{path}"
+    base["WIIIIIDE_BACKEND"] = job.spec.network.backend
+    base["WIIIIIDE_LOG"] = job.spec.output.log
+    base["WIIIIIDE_CODEC"] = job.spec.network.codec
+    base["WIIIIIDE_TLS"] = "on" if job.spec.network.encrypt else "off"
+    if job.spec.network.interface != "auto":
+        base["WIIIIIDE_INTERFACE"] = job.spec.network.interface
+    return {**base, **job.spec.run.env}
+
+
+def secret_lines(secrets: Mapping[str, str]) -> bytes:
+    """What ranks find behind WIIIIIDE_SECRETS: lines a shell can read."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items()).encode()

@@ -1,0 +1,160 @@
+"""The jobs' directories, read as what they are: written by somebody we do not trust.
+
+    <jobs>/                 the daemon's; in system mode readable for the jobs' group
+        home/               HOME of the jobs' user (system mode)
+        <id>/               the daemon's: jobs cannot put anything here
+            job.json        the job, as it was given to this node (several machines)
+            files/work/     the working directory
+            <attempt>/      what shim and daemon share (shim/__init__)
+
+A job may replace any file it can write by a link to the daemon's keys, by a FIFO, by gigabytes. So
+files are opened relative to a directory the daemon made, never through a link, only regular ones,
+only the jobs' user's or the daemon's, and only so many bytes are read.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.errors import HostError
+from wiiiiided.shim import files
+
+JOB = "job.json"
+
+
+class Runs:
+    """All jobs' directories."""
+
+    def __init__(self, root: Path, user: JobUser) -> None:
+        self.root = root
+        self.user = user
+        self._prepare()
+
+    def _prepare(self) -> None:
+        mode = 0o750 if self.user.other else 0o700
+        try:
+            self.root.mkdir(mode=mode, parents=True, exist_ok=True)
+            self._share(self.root, mode)
+            if self.user.other:
+                home = Path(self.user.home)
+                if home.is_relative_to(self.root):
+                    home.mkdir(exist_ok=True)
+                    self._share(home, 0o770)
+        except OSError as problem:
+            raise HostError(
+                f"cannot make the jobs' directory {problem.filename}: {problem.strerror}"
+            ) from problem
+
+    def _share(self, path: Path, mode: int) -> None:
+        if self.user.other:
+            os.chown(path, -1, self.user.gid)
+        path.chmod(mode)
+
+    def job(self, number: int) -> Path:
+        return self.root / str(number)
+
+    def work(self, number: int) -> Path:
+        return self.job(number) / "files" / "work"
+
+    def attempt(self, number: int, attempt: int) -> Path:
+        return self.job(number) / str(attempt)
+
+    def numbers(self) -> list[int]:
+        """Jobs that have a directory."""
+        return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+
+    def make(self, number: int, attempt: int) -> None:
+        """The directories of an attempt, if they are not there yet."""
+        outer = 0o750 if self.user.other else 0o700
+        shared = self.user.directory_mode
+        for path, mode in (
+            (self.job(number), outer),
+            (self.job(number) / "files", shared),
+            (self.attempt(number, attempt), shared),
+        ):
+            path.mkdir(mode=0o700, exist_ok=True)
+            self._share(path, mode)  # also when a crash came between the two
+        for path in (self.root, self.job(number)):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def open_attempt(self, number: int, attempt: int) -> int:
+        """A descriptor of the attempt's directory; OSError when there is none."""
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+        return os.open(self.attempt(number, attempt), flags)
+
+    def write(self, number: int, attempt: int, name: str, data: bytes) -> None:
+        """A file for the shim."""
+        directory = self.open_attempt(number, attempt)
+        try:
+            files.write_durably(directory, name, data, self.user.file_mode, self._group)
+        finally:
+            os.close(directory)
+
+    @property
+    def _group(self) -> int:
+        return self.user.gid if self.user.other else -1
+
+    def keep(self, number: int, data: bytes) -> None:
+        """Write down what this node was told of a job, where no job can change it."""
+        path = self.job(number)
+        path.mkdir(mode=0o700, exist_ok=True)
+        self._share(path, 0o750 if self.user.other else 0o700)
+        directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            files.write_durably(directory, JOB, data, 0o600)
+        finally:
+            os.close(directory)
+
+    def kept(self, number: int) -> bytes | None:
+        """What `keep` has written; None when it has not."""
+        try:
+            return (self.job(number) / JOB).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def open(self, number: int, attempt: int, name: str) -> int:
+        """A file of the attempt, for reading; FileNotFoundError when it is not there, HostError
+        when it is not what it should be."""
+        directory = self.open_attempt(number, attempt)
+        try:
+            return open_untrusted(directory, name, {self.user.uid, os.getuid()})
+        finally:
+            os.close(directory)
+
+    def read(self, number: int, attempt: int, name: str) -> bytes | None:
+        """A small file of the attempt; None when it is not there."""
+        try:
+            fd = self.open(number, attempt, name)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        try:
+            data = os.read(fd, files.MAX_FILE_BYTES + 1)
+        finally:
+            os.close(fd)
+        if len(data) > files.MAX_FILE_BYTES:
+            raise HostError(f"{name} of job {number} is larger than {files.MAX_FILE_BYTES} bytes")
+        return data
+
+
+def open_untrusted(directory: int, name: str, owners: set[int]) -> int:
+    """Open a regular file that one of `owners` owns, and nothing else; without blocking."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(name, flags, dir_fd=directory)
+    except OSError as problem:
+        if problem.errno in (errno.ELOOP, errno.ENXIO):
+            raise HostError(f"{name} is not a plain file") from problem
+        raise
+    about = os.fstat(fd)
+    if not stat.S_ISREG(about.st_mode) or about.st_uid not in owners:
+        os.close(fd)
+        raise HostError(f"{name} is not a plain file of the job's")
+    return fd

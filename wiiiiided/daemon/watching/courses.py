@@ -1,0 +1,320 @@
+"""The attempts that are being looked at, on whatever nodes, from their placement to their end.
+
+    placed ──► begun: a new course, or the one an earlier daemon wrote down
+    take   ──► what a node has sent waits for the next tick
+    tick   ──► pages of this node read, course takes all samples; written down at most once a minute
+    over   ──► pages read once more, the end written down
+
+Other nodes' figures are checked before they count: an attempt that is followed, ranks that sit on
+that node, counters that do not fall. What does not belong is dropped, with a line in the log once
+an hour.
+
+Changes of the state come by `update`, after they are stored; nothing here can keep one from
+happening. What could not be written waits for its next turn, and goes at last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from wiiiiided.control.job import Ended, Job, Stopping
+from wiiiiided.control.state import State
+from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages, plain
+from wiiiiided.daemon.watching.reader import Key, Reader, ranks_on
+from wiiiiided.daemon.watching.records import Records
+from wiiiiided.domain.figures import RankSample, RunRecord
+from wiiiiided.figures.course import Course
+from wiiiiided.figures.rates import blank, fell
+from wiiiiided.log import about, logger
+from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, unpack
+
+FIRST_SAVED_S: Final = 5.0  # a daemon that is killed soon after leaves at least a trace
+SAVED_EVERY_S: Final = 60.0
+WAITING: Final = 1000  # records that could not be written and wait
+SAID_EVERY_S: Final = 60.0  # about the straggler of one job
+BORN_S: Final = 0.05  # before it was followed: two clocks differ by as much, a restart takes longer
+
+# How an attempt ended that was not the job's last.
+STOPPED: Final = {"requeue": "requeued", "hang": "hung", "node-left": "node-lost"}
+
+NONSENSE_EVERY_S: Final = 3600.0  # that a node's figures are dropped is said
+
+
+class Came(NamedTuple):
+    """What is known of a rank since the last tick."""
+
+    node: str
+    at: float  # when, by our own clock
+    observed: Observed
+
+
+@dataclass
+class Followed:
+    """One attempt, as long as anything of it may run."""
+
+    job: Job
+    course: Course
+    since: float  # when it began to be followed
+    due: float  # when it is written down next
+    said: int | None = None  # the straggler that was told
+    said_at: float = float("-inf")
+    came: dict[int, Came] = field(default_factory=dict)  # rank → its latest, not taken yet
+    codecs: dict[int, tuple[str, str]] = field(default_factory=dict)  # of ranks elsewhere
+
+    @property
+    def key(self) -> Key:
+        return self.course.id, self.course.attempt
+
+
+class Courses:
+    """`find` gives a job, over or not; `monotonic` and `clock` are the two kinds of time."""
+
+    def __init__(
+        self,
+        node: str,
+        pages: Pages,
+        records: Records,
+        shims: Mapping[Key, Shim],
+        find: Callable[[int], Job | None],
+        monotonic: Callable[[], float],
+        clock: Callable[[], float],
+    ) -> None:
+        self.node = node
+        self.live: dict[Key, Followed] = {}
+        self.reader = Reader(node, pages, self._here, shims, monotonic)
+        self._records = records
+        self._find = find
+        self._monotonic = monotonic
+        self._clock = clock
+        self._ended: list[RunRecord] = []  # not yet written
+        self._nonsense: dict[str, float] = {}  # node → when it was said of it
+
+    # ---- what the state says
+
+    def update(self, state: State) -> None:
+        """Follow what has come, end what has gone."""
+        there: dict[Key, Job] = {}
+        for number in {number for claims in state.claims.values() for number in claims}:
+            job = state.jobs[number]
+            if job.attempt is not None:
+                there[number, job.attempt.number] = job
+        for key in [key for key in self.live if key not in there]:
+            self._end(self.live.pop(key))
+        for key in sorted(there):
+            if key in self.live:
+                self.live[key].job = there[key]
+            else:
+                self.live[key] = self._begin(there[key], self._records.attempt(*key))
+
+    def _here(self) -> dict[Key, Job]:
+        """Those of which something may run on this node."""
+        return {
+            key: followed.job
+            for key, followed in self.live.items()
+            if followed.job.attempt is not None and self.node in followed.job.attempt.live
+        }
+
+    def end_what_was_left(self) -> None:
+        """At the start: attempts that ended when no daemon was there to write it down."""
+        for record in self._records.unfinished():
+            job = self._find(record.job)
+            if (record.job, record.attempt) not in self.live and job is not None:
+                self._end(self._begin(job, record), seen=False)
+
+    def _begin(self, job: Job, earlier: RunRecord | None) -> Followed:
+        attempt = job.attempt
+        assert attempt is not None
+        record = earlier or RunRecord(
+            job=job.id,
+            name=job.spec.name,
+            attempt=attempt.number,
+            nodes=attempt.nodes,
+            workers=attempt.layout.world_size,
+            started_at=attempt.placed_at,
+        )
+        now = self._monotonic()
+        # The clock may have been set back since: what comes now comes after what was written.
+        age = max(0.0, self._clock() - record.started_at, *(p.at for p in record.points[-1:]))
+        return Followed(job, Course(record, now - age, now), now, now + FIRST_SAVED_S)
+
+    def _end(self, followed: Followed, seen: bool = True) -> None:
+        self._came(followed, self.node, self._last(followed))
+        self._take(followed, self._monotonic())
+        now = self._clock() if seen else None
+        state, code, ended_at = how_it_ended(followed, self._find(followed.job.id), now)
+        record = followed.course.record(ended_at=ended_at, state=state, code=code)
+        self._ended = [*self._ended, record][-WAITING:]
+
+    def _last(self, followed: Followed) -> list[Observed]:
+        """This node's ranks once more. Where they sat in an earlier attempt is not known any more,
+        but each node has the pages of its own."""
+        attempt, course = followed.job.attempt, followed.course
+        same = attempt is not None and attempt.number == course.attempt
+        ranks = ranks_on(self.node, attempt) if attempt and same else range(course.workers)
+        return self.reader.last(*followed.key, ranks).observed
+
+    # ---- sampling
+
+    def sample(self) -> set[str]:
+        """Look at every rank here, and take what came from elsewhere; nodes with anything new."""
+        now = self._monotonic()
+        for look in self.reader.look():
+            self._came(self.live[look.key], self.node, look.observed)
+        found = {node for followed in self.live.values() for node in self._take(followed, now)}
+        for followed in self.live.values():
+            self._tell(followed)
+        self._save_due()
+        return found
+
+    def take(self, node: str, figures: NodeFigures) -> None:
+        """What another node has read, checked. What does not belong is dropped."""
+        try:
+            for each in figures.attempts:
+                self._take_from(node, figures.at, each)
+        except ValueError as problem:
+            now = self._monotonic()
+            if now - self._nonsense.get(node, float("-inf")) >= NONSENSE_EVERY_S:
+                logger.warning("figures of node %s are dropped: %s", node, problem)
+                self._nonsense[node] = now
+
+    def _take_from(self, node: str, at: float, figures: AttemptFigures) -> None:
+        followed = self.live.get((figures.job, figures.attempt))
+        attempt = followed.job.attempt if followed is not None else None
+        if followed is None or attempt is None:
+            return  # it has just ended, or is not known here yet
+        found = unpack(at, figures.ranks)
+        ranks = ranks_on(node, attempt)
+        if any(one.sample.rank not in ranks for one in found):
+            raise ValueError(f"ranks of job {figures.job} that do not run there")
+        if figures.codec is not None and figures.codec[0] in ranks:
+            rank, name, why = figures.codec
+            followed.codecs[rank] = plain(name, CODEC_CHARS), plain(why, WHY_CHARS)
+        whole = (_with_codec(one, followed.codecs) for one in found)
+        self._came(followed, node, whole)
+
+    def _came(self, followed: Followed, node: str, found: Iterable[Observed]) -> None:
+        now, known = self._monotonic(), followed.course.ranks
+        for one in found:
+            rank = one.sample.rank
+            old = followed.came[rank].observed.sample if rank in followed.came else None
+            old = old or (known[rank][1] if rank in known else None)
+            if old is None or not _backwards(old, one.sample):
+                followed.came[rank] = Came(node, now, one)
+
+    def _take(self, followed: Followed, now: float) -> set[str]:
+        """What came goes into the course; the nodes it came from."""
+        course, came = followed.course, followed.came
+        followed.came = {}
+        samples: dict[str, list[RankSample]] = {}
+        for one in came.values():
+            if one.observed.sample.rank not in course.ranks:
+                self._first(followed, one)
+            samples.setdefault(one.node, []).append(one.observed.sample)
+        course.take(now, samples)
+        return set(samples)
+
+    def _first(self, followed: Followed, came: Came) -> None:
+        """A rank's first counts are known from its birth on, if that was seen here."""
+        sample, lived_s = came.observed
+        course = followed.course
+        if lived_s is None or came.at - lived_s < followed.since - BORN_S:
+            return
+        lived_s = min(lived_s, came.at - course.began)
+        course.begin(came.at - lived_s, blank(sample, sample.at - lived_s))
+
+    def _tell(self, followed: Followed) -> None:
+        """The straggler's appearance and change: one line, at most one a minute."""
+        late = followed.course.verdict.straggler
+        rank = late.rank if late is not None else None
+        now = self._monotonic()
+        if rank == followed.said or now - followed.said_at < SAID_EVERY_S:
+            return
+        followed.said, followed.said_at = rank, now
+        text = late.why if late is not None else "no rank is late any more"
+        job = followed.job
+        node = (late.node,) if late is not None else ()
+        logger.info("job %d (%s): %s", job.id, job.spec.name, text, extra=about(job.id, rank, node))
+
+    # ---- writing
+
+    def _save_due(self) -> None:
+        now = self._monotonic()
+        due = [followed for followed in self.live.values() if now >= followed.due]
+        for followed in due:
+            followed.due = now + SAVED_EVERY_S
+        self._records.write(followed.course.record() for followed in due)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there are ends that are not written yet."""
+        return bool(self._ended)
+
+    def flush(self) -> None:
+        """Write the ends that are not written yet."""
+        if self._ended and self._records.write(self._ended):
+            self._ended = []
+
+    def close(self) -> None:
+        """Write everything: the daemon goes, the jobs go on."""
+        self._ended += [followed.course.record() for followed in self.live.values()]
+        self.flush()
+
+    # ---- looking
+
+    def of(self, job: int) -> list[RunRecord]:
+        """What is known of a job's attempts, oldest first: those that ended and the one that
+        runs."""
+        found = {record.attempt: record for record in self._records.of(job)}
+        found |= {record.attempt: record for record in self._ended if record.job == job}
+        for (number, attempt), followed in self.live.items():
+            if number == job:
+                found[attempt] = followed.course.record()
+        return [found[attempt] for attempt in sorted(found)]
+
+    def latest(self, job: int) -> RunRecord | None:
+        """Of the latest attempt that was seen, as it is now."""
+        for (number, _), followed in self.live.items():
+            if number == job:
+                return followed.course.record()
+        ended = [record for record in self._ended if record.job == job]
+        return ended[-1] if ended else self._records.latest(job)
+
+    def done(self, name: str) -> list[RunRecord]:
+        """The latest done runs of a name."""
+        self.flush()
+        return self._records.done(name)
+
+
+def _backwards(old: RankSample, new: RankSample) -> bool:
+    """Whether a later sample of a process is an earlier one: what no clock and no counter does."""
+    return old.pid == new.pid and (new.at < old.at or fell(old, new))
+
+
+def _with_codec(one: Observed, codecs: Mapping[int, tuple[str, str]]) -> Observed:
+    name, why = codecs.get(one.sample.rank, ("", ""))
+    return one._replace(sample=replace(one.sample, codec=name, codec_why=why))
+
+
+def how_it_ended(
+    followed: Followed, job: Job | None, now: float | None
+) -> tuple[str, int | None, float | None]:
+    """State, code and time of an attempt's end, from the job before and after it."""
+    if job is None or job.attempt is None:
+        return "failed", None, None  # nobody knows any more
+    before, number = followed.job.phase, followed.course.attempt
+    same = job.attempt.number == number
+    if same and isinstance(job.phase, Ended):
+        return job.phase.outcome, job.phase.code, job.phase.since
+    results = list(job.attempt.results.values()) if same else []
+    code = max((result.code for result in results), default=None)
+    state = "failed"
+    if any(result.lost for result in results):
+        state = "node-lost"
+    elif isinstance(before, Stopping):
+        state = STOPPED.get(before.cause, state)
+    return state, code, job.phase.since if same else now

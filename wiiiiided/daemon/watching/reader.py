@@ -1,0 +1,150 @@
+"""This node's own ranks: their pages, their memory, their silence. The same on every node.
+
+    following ──► (job, attempt) ──► ranks of this node's share
+                                       ├─ pages      ──► Look: a Reading a rank
+                                       ├─ shim.ranks ──► memory of their processes
+                                       └─ progress   ──► report(ProgressSampled)
+
+The coordinator takes what it reads here together with what other nodes send (`courses`); a member
+sends it on (`pusher`). Whoever looks says when: there is no timer here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from wiiiiided.control.events import ProgressSampled
+from wiiiiided.control.job import Attempt, Job
+from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.watching.machine import SLOW_S, resident
+from wiiiiided.daemon.watching.pages import Pages, Reading
+from wiiiiided.daemon.watching.progress import Progress
+from wiiiiided.peering.figures import Observed
+
+WEIGHED: Final = 256  # ranks whose memory is looked at
+YOUNG_S, YOUNG_EVERY_S = 15.0, 0.9  # at first oftener: a short job has a memory too
+
+Key = tuple[int, int]  # job, attempt
+
+
+class Look(NamedTuple):
+    """What was read of one attempt at one moment."""
+
+    key: Key
+    readings: list[Reading]
+
+    @property
+    def observed(self) -> list[Observed]:
+        return [
+            Observed(found.sample, lived(found))
+            for found in self.readings
+            if found.sample is not None
+        ]
+
+
+@dataclass
+class _Seen:
+    """An attempt that is being looked at."""
+
+    ranks: range
+    since: float
+    weighed: float = float("-inf")
+
+
+class Reader:
+    """`following` gives what is on this node now; `shims` are what looks after it."""
+
+    def __init__(
+        self,
+        node: str,
+        pages: Pages,
+        following: Callable[[], Mapping[Key, Job]],
+        shims: Mapping[Key, Shim],
+        monotonic: Callable[[], float],
+    ) -> None:
+        self.node = node
+        self.following = following
+        self.monotonic = monotonic
+        self.report: Callable[[ProgressSampled], None] = lambda event: None
+        self.clock: Callable[[], float] = lambda: 0.0
+        self._pages = pages
+        self._shims = shims
+        self._progress = Progress()
+        self._seen: dict[Key, _Seen] = {}
+
+    def look(self) -> list[Look]:
+        """Everything that is on this node; silence that is too long is reported."""
+        following = self.following()
+        for key in [key for key in self._seen if key not in following]:
+            self.forget(*key)
+        found = [self._look(key, job) for key, job in following.items()]
+        self._watch_for_hangs(following, found)
+        return found
+
+    def last(self, job: int, attempt: int, ranks: range | None = None) -> Look:
+        """Once more, of an attempt that ends: then it is forgotten. `ranks` where it may never have
+        been looked at."""
+        seen = self._seen.get((job, attempt))
+        if seen is not None:
+            ranks = seen.ranks
+        found = self._pages.read(job, attempt, ranks or range(0))
+        self.forget(job, attempt)
+        return Look((job, attempt), found)
+
+    def forget(self, job: int, attempt: int) -> None:
+        self._seen.pop((job, attempt), None)
+        self._pages.forget(job, attempt)
+
+    def _look(self, key: Key, job: Job) -> Look:
+        now = self.monotonic()
+        seen = self._seen.get(key)
+        if seen is None:
+            assert job.attempt is not None
+            seen = self._seen[key] = _Seen(ranks_on(self.node, job.attempt), now)
+        young = now - seen.since < YOUNG_S
+        if now - seen.weighed >= (YOUNG_EVERY_S if young else SLOW_S):
+            self._weigh(key, seen, now)
+        return Look(key, self._pages.read(*key, seen.ranks))
+
+    def _weigh(self, key: Key, seen: _Seen, now: float) -> None:
+        seen.weighed = now
+        shim = self._shims.get(key)
+        told = shim.ranks[:WEIGHED] if shim is not None else []
+        found = {}
+        for rank in told:
+            number, pid = rank.get("rank"), rank.get("pid")
+            if isinstance(number, int) and isinstance(pid, int) and rank.get("code") is None:
+                memory = resident(pid)
+                if memory is not None:
+                    found[number] = memory
+        self._pages.weigh(*key, found)
+
+    def _watch_for_hangs(self, following: Mapping[Key, Job], found: list[Look]) -> None:
+        # Where no shim is there, the share is over and its end on the way.
+        watched = {
+            look.key: (look.readings, self._shims[look.key].over)
+            for look in found
+            if look.key in self._shims and self._progress.wanted(following[look.key])
+        }
+        self._progress.forget_all_but(watched)
+        now = self.monotonic()
+        for key, (readings, over) in watched.items():
+            event = self._progress.sample(following[key], readings, over, now, self.clock())
+            if event is not None:
+                self.report(event)
+
+
+def ranks_on(node: str, attempt: Attempt) -> range:
+    for share in attempt.layout.shares:
+        if share.node == node:
+            return share.ranks
+    return range(0)
+
+
+def lived(reading: Reading) -> float | None:
+    """For how long, if its page says something that can be."""
+    if reading.sample is None or not 0 < reading.born < reading.sample.at:
+        return None
+    return reading.sample.at - reading.born
