@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import threading
 
+import msgspec
 import pytest
 
 from tests.cli.kit import PATIENCE_S, Cli, Program
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended
+from tests.kit.fake_daemon import FakeDaemon, Talk, ended, status
 from wiiiiided.cli.cancel import QUIET_S
 from wiiiiided.wire import messages as m
 
@@ -62,6 +63,21 @@ def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeD
     first, last = program.on_terminal("cancel", "17").out.splitlines()
     assert first == "waiting for the workers to end by themselves; cancel --now kills them"
     assert last.startswith("job 17 (digits) cancelled")
+
+
+def test_a_coordinator_that_is_away_is_what_is_waited_for(
+    program: Program, daemon: FakeDaemon
+) -> None:
+    def cancel(_: m.Cancel, talk: Talk) -> None:
+        wait_until(lambda: bool(daemon.asked(m.Status)), PATIENCE_S, "it asks what is wrong")
+        talk.say(m.Refused(4, "the coordinator a does not answer"))
+
+    away = msgspec.structs.replace(status(), problem="the coordinator a does not answer")
+    daemon.answers(m.Status, away)
+    daemon.does(m.Cancel, cancel)
+    result = program.on_terminal("cancel", "17")
+    assert result.code == 4
+    assert "still trying; the daemon says: the coordinator a does not answer" in result.out
 
 
 def test_an_interrupt_says_that_the_stop_goes_on(program: Program, daemon: FakeDaemon) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kit import Cli, Program, Result
-from tests.kit.fake_daemon import FakeDaemon, ended, view
+from tests.kit.fake_daemon import FakeDaemon, ended, machine, view
 from wiiiiided.cli.group import COMMANDS
 from wiiiiided.wire import messages as m
 
@@ -45,14 +45,14 @@ def test_another_shell_is_usage(cli: Cli) -> None:
 
 def test_commands_are_completed(cli: Cli) -> None:
     assert complete(cli, "") == list(COMMANDS)
-    assert complete(cli, "re") == ["report", "requeue", "release"]
+    assert complete(cli, "re") == ["report", "requeue", "release", "resume", "renew"]
     assert complete(cli, "--v") == ["--version"]
     assert complete(cli, "__") == []
 
 
 def test_options_are_completed(cli: Cli) -> None:
     assert complete(cli, "logs", "--") == [
-        *("--follow", "--rank", "--all", "--tail", "--attempt", "--json", "--help")
+        *("--follow", "--rank", "--node", "--all", "--tail", "--attempt", "--json", "--help")
     ]
     assert complete(cli, "submit", "job.toml", "--dr") == ["--dry-run"]
 
@@ -78,6 +78,15 @@ def test_jobs_are_completed_by_what_the_command_is_about(cli: Cli, daemon: FakeD
     assert complete(cli, "hold", "") == ["17"]
     assert complete(cli, "release", "") == ["27"]
     assert complete(cli, "submit", "job.toml", "--after", "") == ["16", "17", "27"]
+
+
+def test_machines_are_completed(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Nodes, m.NodeList("lab", (machine("a"), machine("b"))))
+    assert complete(cli, "nodes", "") == ["remove", "lost"]
+    for words in (("drain",), ("resume",), ("nodes", "lost"), ("nodes", "remove", "--force")):
+        assert complete(cli, *words, "") == ["a", "b"]
+    assert complete(cli, "logs", "17", "--node", "b") == ["b"]
+    assert complete(cli, "drain", "a", "") == []
 
 
 def test_files_are_left_to_the_shell(cli: Cli) -> None:

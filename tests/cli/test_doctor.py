@@ -16,12 +16,13 @@ from wiiiiided.cli.doctor_checks import (
     CHECKS,
     GIB,
     Facts,
-    Finding,
     JobUser,
     Socket,
     Unit,
     examine,
 )
+from wiiiiided.cli.doctor_cluster import Reach
+from wiiiiided.cli.doctor_finding import Finding
 from wiiiiided.config import Paths
 from wiiiiided.domain.node import Node
 from wiiiiided.wire import messages as m
@@ -31,13 +32,16 @@ DAEMON = DaemonStatus(
     version="1.0",
     pid=77,
     mode="system",
-    node=Node("m1", 8, 32 * GIB),
+    node=Node("m1", 8, 32 * GIB, address="10.0.0.1", port=9461),
     started_at=0.0,
     state_directory="/var/lib/wiiiiide",
     jobs_directory="/var/lib/wiiiiide-jobs",
     job_user="wiiiiide-job",
     counts={},
+    role="coordinator",
+    cluster="lab",
 )
+MEMBER = msgspec.structs.replace(DAEMON, role="member", coordinator="m0")
 WELL = Facts(
     version="1.0",
     mode="system",
@@ -62,6 +66,7 @@ WELL = Facts(
     boot_id="3f1c",
     loopback_up=True,
     job_user=JobUser(exists=True),
+    port=Reach(0.0004, mtu=1500),
 )
 PERSON = replace(
     WELL, mode="user", unit=Unit("loaded", "active", "enabled", user=True), lingers=True
@@ -104,6 +109,20 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "fail",
         "disk full",
         "log",
+    ),
+    (
+        replace(WELL, daemon=msgspec.structs.replace(MEMBER, linked=False)),
+        "cluster",
+        "fail",
+        "m0 coordinates it, and does not hear this machine",
+        "is m0 on",
+    ),
+    (
+        replace(WELL, port=Reach(problem="refused")),
+        "one port",
+        "fail",
+        "10.0.0.1:9461 does not answer",
+        "sport = 9461",
     ),
     (
         replace(WELL, socket=Socket("/s", True, 0o666, "wiiiiide")),
@@ -215,6 +234,18 @@ def test_what_is_wrong_is_named_with_what_to_do(
     assert finding.level == level
     assert words in finding.sentence
     assert do in finding.do
+
+
+def test_a_member_that_is_heard_is_well() -> None:
+    finding = found(replace(WELL, daemon=MEMBER), "cluster")
+    assert (finding.level, finding.sentence) == ("ok", "lab, a member; m0 coordinates it")
+
+
+def test_a_machine_alone_has_no_port() -> None:
+    alone = msgspec.structs.replace(DAEMON, role="alone", node=Node("m1", 8, 32 * GIB))
+    findings = {f.title: f for f in examine(replace(WELL, daemon=alone, port=None))}
+    assert findings["cluster"].sentence == "none: this machine is alone"
+    assert "one port" not in findings
 
 
 def test_a_machine_without_the_service_is_not_blamed_for_its_users() -> None:

@@ -87,6 +87,60 @@ def test_ascii_terminals_get_ascii_marks(program: Program, daemon: FakeDaemon) -
     assert program.run("logs", "17", env=env).out == "0 | caf\\xe9\n0 - n\n"
 
 
+def on_nodes(daemon: FakeDaemon, *lines: m.LogLine, nodes: tuple[str, ...]) -> m.JobView:
+    job = view(workers=11, nodes=nodes)
+    daemon.answers(m.Show, m.JobDetail(job, {}, (), (), ""))
+    daemon.answers(m.Logs, m.LogLines(lines), m.End())
+    daemon.answers(m.Wait, job, ended(workers=11, nodes=nodes), m.End())
+    return job
+
+
+@pytest.mark.parametrize("words", [("logs", "17"), ("logs", "-f", "17")])
+def test_a_job_on_several_nodes_has_the_node_before_the_rank(
+    cli: Cli, daemon: FakeDaemon, words: tuple[str, ...]
+) -> None:
+    on_nodes(
+        daemon,
+        line("one", 0, node="a"),
+        line("two", 10, node="lab2", stream="err"),
+        line("three", 9, node="\x1b[2J"),
+        line("four", 1),
+        nodes=("a", "lab2"),
+    )
+    assert cli(*words).out.splitlines() == [
+        "   a: 0 │ one",
+        "lab2:10 ! two",
+        "\\x1b[2J: 9 │ three",
+        "      1 │ four",
+    ]
+
+
+def test_a_job_on_one_node_needs_no_name_of_it(cli: Cli, daemon: FakeDaemon) -> None:
+    on_nodes(daemon, line("one", 0, node="a"), nodes=("a",))
+    assert cli("logs", "17").out == " 0 │ one\n"
+
+
+@pytest.mark.parametrize("words", [("logs", "17"), ("logs", "-f", "17")])
+def test_lines_of_one_node_only(cli: Cli, daemon: FakeDaemon, words: tuple[str, ...]) -> None:
+    on_nodes(daemon, line("x", 0, node="a"), line("y", 1, node="b"), nodes=("a", "b"))
+    assert cli(*words, "--node", "b").out == "b: 1 │ y\n"
+
+
+def test_a_machine_alone_answers_to_its_name(cli: Cli, daemon: FakeDaemon) -> None:
+    on_nodes(daemon, line("x"), nodes=("a",))
+    assert cli("logs", "17", "--node", "a").out == " 0 │ x\n"
+
+
+def test_a_node_without_a_share_is_told(cli: Cli, daemon: FakeDaemon) -> None:
+    on_nodes(daemon, line("x", node="a"), nodes=("a", "b"))
+    sentence = "attempt 1 of job 17 has no share on c: it is on a, b"
+    result = cli("logs", "17", "--node", "c")
+    assert (result.code, result.out, result.err) == (6, "", f"wiiiiide: {sentence}\n")
+    followed = cli("logs", "-f", "17", "--node", "c")
+    assert (followed.code, followed.out) == (0, "")
+    assert followed.err.splitlines()[0] == f"note: {sentence}"
+
+
 def test_options_are_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
     writes(daemon, workers=8, attempt=2)
     cli("logs", "17", "--rank", "1", "--rank", "3,4", "-n", "5", "--attempt", "2")
@@ -169,10 +223,10 @@ def test_without_lines_it_says_what_the_job_does(cli: Cli, daemon: FakeDaemon) -
 
 
 def test_json_is_a_line_per_line(cli: Cli, daemon: FakeDaemon) -> None:
-    writes(daemon, line("a\x1b", 0, 1.5), line("b", 1, 2.5, stream="err", attempt=2))
+    writes(daemon, line("a\x1b", 0, 1.5), line("b", 1, 2.5, stream="err", attempt=2, node="b"))
     assert cli("logs", "17", "--json").jsons == [
-        {"at": 1.5, "rank": 0, "stream": "out", "text": "a\x1b", "attempt": 1},
-        {"at": 2.5, "rank": 1, "stream": "err", "text": "b", "attempt": 2},
+        {"at": 1.5, "rank": 0, "stream": "out", "text": "a\x1b", "attempt": 1, "node": ""},
+        {"at": 2.5, "rank": 1, "stream": "err", "text": "b", "attempt": 2, "node": "b"},
     ]
 
 

@@ -42,6 +42,16 @@ def test_every_command_has_help(cli: Cli, name: str) -> None:
     assert "[bold]" not in result.out
 
 
+@pytest.mark.parametrize("name", group.COMMANDS)
+def test_every_command_is_documented(name: str) -> None:
+    """A section of its own, or one that it shares; the table at the top leads to it."""
+    text = (Path(__file__).parents[2] / "docs/cli.md").read_text()
+    titles = [line for line in text.splitlines() if line.startswith("## ")]
+    words = {word for title in titles for word in title[3:].split(", ")}
+    assert name in words or f"`{name}` | this machine; see [service.md]" in text
+    assert f"[{name}](#" in text or f"`{name}`" in text
+
+
 def test_the_version_is_told(cli: Cli) -> None:
     assert cli("--version").out == f"wiiiiide {__version__}\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -57,6 +58,18 @@ def test_globs_and_the_place_are_passed_on(cli: Cli, daemon: FakeDaemon, here: P
     assert (here / "some/where/a").exists()
     assert os.listdir(here / "some") == ["where"]
     assert daemon.requests == [m.Pull(17, ("runs/**", "*.pt"))]
+
+
+def test_a_machine_that_did_not_answer_is_named_and_the_code_says_so(
+    cli: Cli, daemon: FakeDaemon, here: Path
+) -> None:
+    sends(daemon, ("a", b"1"), ("missing-from-c.txt", b"c does not answer"))
+    result = cli("pull", "17")
+    assert result.code == 1
+    assert "what c has of it is missing" in result.err
+    assert (here / "job-17/a").exists()
+    shown = cli("pull", "17", "--force", "--json")
+    assert (shown.code, json.loads(shown.out)["missing"]) == (1, ["c"])
 
 
 def test_nothing_is_overwritten_without_force(cli: Cli, daemon: FakeDaemon, here: Path) -> None:
@@ -189,6 +202,7 @@ def test_json(cli: Cli, daemon: FakeDaemon, here: Path) -> None:
         "id": 17,
         "directory": str(here / "x"),
         "files": [{"name": "runs/a", "bytes": 5}],
+        "missing": [],
     }
 
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from tests.cli.kit import Program
-from tests.kit.fake_daemon import FakeDaemon, view
+from tests.kit.fake_daemon import FakeDaemon, machine, view
 from wiiiiided.cli.group import COMMANDS
 from wiiiiided.wire import messages as m
 
@@ -44,7 +44,11 @@ def imported(program: Program, *words: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "words",
-    [("ps",), ("why", "17"), ("--version",), ("ps", "--json"), ("cancel", "17")],
+    [
+        *(("ps",), ("why", "17"), ("--version",), ("ps", "--json"), ("cancel", "17")),
+        *(("nodes",), ("nodes", "--json"), ("nodes", "lost", "a"), ("drain", "a", "fan")),
+        ("renew",),
+    ],
     ids=" ".join,
 )
 def test_simple_commands_import_nothing_heavy(
@@ -53,6 +57,9 @@ def test_simple_commands_import_nothing_heavy(
     daemon.answers(m.List, m.Jobs((view(),)))
     daemon.answers(m.Why, m.Reason(17, "queued", "waits"))
     daemon.answers(m.Cancel, view())
+    daemon.answers(m.Drain, machine())
+    daemon.answers(m.DeclareLost, machine())
+    daemon.answers(m.Renew, m.ClusterView("lab", "member", "b"))
     assert not imported(program, *words) & set(HEAVY)
 
 

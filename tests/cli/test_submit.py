@@ -7,11 +7,13 @@ import os
 import signal
 import tarfile
 from pathlib import Path
+from typing import Literal
 
+import msgspec
 import pytest
 
 from tests.cli.kit import PATIENCE_S, Cli, Program
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
+from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, machine, status, view
 from wiiiiided.cli import submit
 from wiiiiided.daemon import probe
 from wiiiiided.domain.figures import Forecast
@@ -63,7 +65,7 @@ def test_the_number_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon, fold
     assert (result.code, result.out, result.err) == (
         0,
         "17\n",
-        "job 17 (digits): runs on a\n",
+        "sent 10.0 KiB\njob 17 (digits): runs on a\n",
     )
     with tarfile.open(fileobj=io.BytesIO(got[0])) as archive:
         assert archive.getnames() == ["job.toml", "train.py"]
@@ -72,19 +74,30 @@ def test_the_number_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon, fold
     assert (request.secrets, request.hold) == ({}, False)
 
 
-def test_on_a_terminal_it_is_one_friendly_line(
-    program: Program, daemon: FakeDaemon, folder: Path
-) -> None:
+def test_on_a_terminal_it_is_friendly(program: Program, daemon: FakeDaemon, folder: Path) -> None:
     accepts(daemon, "waits for a \x1b[2J")
     shown = program.on_terminal("submit", str(folder)).out
-    assert shown == "job 17 (digits): waits for a \\x1b[2J\n"
+    assert shown == "sent 10.0 KiB\njob 17 (digits): waits for a \\x1b[2J\n"
 
 
 def test_json_has_the_number(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
     accepts(daemon)
     result = cli("submit", "--json", str(folder))
-    assert result.json == {"id": 17, "name": "digits", "why": "runs on a"}
-    assert result.err == ""
+    made = {"id": 17, "name": "digits", "why": "runs on a", "sent_bytes": 10240}
+    assert (result.json, result.err) == (made, "")
+
+
+@pytest.mark.parametrize(
+    ("role", "who"), [("alone", "the daemon has"), ("member", "the nodes have")]
+)
+def test_what_is_there_already_is_not_sent_again(
+    cli: Cli, daemon: FakeDaemon, folder: Path, role: Literal["alone", "member"], who: str
+) -> None:
+    daemon.answers(m.Status, msgspec.structs.replace(status(), role=role))
+    daemon.answers(m.Submit, m.Submitted(17, "runs on a"))
+    said = cli("submit", str(folder)).err.splitlines()
+    assert said == [f"nothing sent: {who} the folder already", "job 17 (digits): runs on a"]
+    assert cli("submit", "--json", str(folder)).json["sent_bytes"] == 0
 
 
 def test_a_folder_stands_for_its_job_file(
@@ -124,33 +137,6 @@ def test_no_archive_is_left_behind(
     daemon.answers(m.Submit, m.Refused(7, "it needs 3 nodes"))
     assert cli("submit", str(folder)).code == 7
     assert sorted(os.listdir(folder.parent)) == before
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_sending_tells_how_far_it_is_when_it_takes_a_while(
-    monkeypatch: pytest.MonkeyPatch, is_terminal: bool
-) -> None:
-    now = iter([0.0, 0.5, 1.5, 1.55, 2.0])
-    monkeypatch.setattr(submit.time, "monotonic", lambda: next(now))
-    monkeypatch.setattr("sys.stderr", shown := Terminal() if is_terminal else io.StringIO())
-    with submit._progress() as tell:
-        for part in (1, 2, 3, 4):
-            tell(part << 20, 4 << 20)
-    assert shown.getvalue().split("\r\x1b[K") == (
-        [
-            "",
-            "sending the folder: 2.0 MiB of 4.0 MiB, 50 %",
-            "sending the folder: 4.0 MiB of 4.0 MiB, 100 %",
-            "",
-        ]
-        if is_terminal
-        else [""]
-    )
 
 
 # ---- options
@@ -266,6 +252,7 @@ def test_following_shows_the_log_and_ends_with_the_jobs_code(
     result = cli("submit", "-f", str(folder))
     assert (result.code, result.out) == (143, "0 │ hello\n")
     assert result.err.splitlines() == [
+        "sent 10.0 KiB",
         "job 17 (digits): waits for a",
         "job 17 (digits): runs on a",
         "job 17 (digits) failed: rank 0 was killed by SIGTERM; it ran for 3m10s",
@@ -340,7 +327,7 @@ def test_a_dry_run_says_what_earlier_runs_needed(
     result = cli("submit", "--dry-run", str(folder))
     assert (result.code, result.err) == (0, "")
     assert result.out.splitlines()[-1] == "  expects   the last 3 runs took 4m\\x1b to 5m"
-    assert daemon.requests == [m.Predict("digits")]
+    assert daemon.requests == [m.Nodes(), m.Predict("digits")]
     found = cli("submit", "--dry-run", "--json", str(folder), "--name", "other").json
     assert found["forecast"] == {
         "runs": 3,
@@ -371,7 +358,7 @@ def test_a_dry_run_does_not_wait_for_a_daemon_that_is_stuck(
         with pytest.raises(EOFError):
             talk.frame()
 
-    monkeypatch.setattr(submit, "FORECAST_S", 0.05)
+    monkeypatch.setattr(submit, "ASK_S", 0.05)
     daemon.does(m.Predict, stuck)
     result = cli("submit", "--dry-run", str(folder))
     assert result.code == 0
@@ -401,6 +388,47 @@ def test_a_dry_run_of_what_can_never_run_here(cli: Cli, folder: Path) -> None:
     result = cli("submit", "--dry-run", str(folder), "--set", "resources.min_cores=64")
     assert (result.code, result.out) == (7, "")
     assert "it can never run on this machine alone: the job needs 1 node" in result.err
+
+
+def cluster(*nodes: Node) -> m.NodeList:
+    return m.NodeList("lab", tuple(machine(node.name, node=node) for node in nodes))
+
+
+def test_a_dry_run_plans_over_all_machines(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
+    daemon.answers(m.Nodes, cluster(Node("a", 4, 1 << 30), Node("b", 8, 1 << 30)))
+    words = ("submit", "--dry-run", str(folder), "--set", "resources.nodes=all")
+    shares = cli(*words, "--json").json["shares"]
+    assert [(one["node"], one["first_rank"]) for one in shares] == [("a", 0), ("b", 2)]
+    result = cli(*words, "--set", "resources.min_cores=64")
+    assert result.code == 7
+    assert "it can never run on the cluster lab: the job needs 1 node, 0 of 2 fit" in result.err
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_says_when_the_machines_are_not_known(
+    cli: Cli, daemon: FakeDaemon, folder: Path
+) -> None:
+    daemon.answers(m.Nodes, m.Refused(4, "the coordinator b does not answer"))
+    result = cli("submit", "--dry-run", str(folder))
+    assert (result.code, "ranks 0-1 on a" in result.out) == (0, True)
+    assert result.err == "note: planned for this machine alone: the others are not known\n"
+    assert "needed is not known: the coordinator b does not answer" in result.out
+    assert daemon.asked(m.Predict) == []
+
+
+@pytest.mark.usefixtures("node")
+def test_a_dry_run_does_not_wait_long_for_the_machines(
+    cli: Cli, daemon: FakeDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stuck(_: object, talk: Talk) -> None:
+        with pytest.raises(EOFError):
+            talk.frame()
+
+    monkeypatch.setattr(submit, "NODES_S", 0.05)
+    daemon.does(m.Nodes, stuck)
+    result = cli("submit", "--dry-run", str(folder))
+    assert result.code == 0
+    assert result.err.startswith("note: planned for this machine alone")
 
 
 @pytest.mark.usefixtures("node")

@@ -66,6 +66,18 @@ def status() -> m.DaemonStatus:
     return m.DaemonStatus(__version__, 1, "private", node, 1.0, "/s", "/j", "ada", {})
 
 
+def machine(name: str = "a", **changes: Any) -> m.NodeView:
+    """A machine that does nothing, changed as wanted; fields of the node itself with `node=`."""
+    from wiiiiided.domain.node import Node
+
+    fields: dict[str, Any] = {
+        "node": Node(name, 4, 1 << 30, version=__version__),
+        "state": "idle",
+        "why": "nothing runs on it",
+    }
+    return m.NodeView(**{**fields, **changes})
+
+
 class Talk:
     """One connection, from the daemon's side."""
 
@@ -118,6 +130,7 @@ class FakeDaemon:
         self._threads: list[threading.Thread] = []
         self._timers: list[threading.Timer] = []
         self.answers(m.Status, status())
+        self.answers(m.Nodes, m.NodeList("", (machine(),)))
 
     def __enter__(self) -> FakeDaemon:
         self.start()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Annotated
 
 import typer
@@ -15,7 +15,7 @@ from wiiiiided.cli.jobs import ending
 from wiiiiided.cli.options import Ids
 from wiiiiided.cli.screen import say
 from wiiiiided.cli.several import ids_of, refused
-from wiiiiided.client import ClientError
+from wiiiiided.client import Client, ClientError
 
 QUIET_S = 1.5
 
@@ -34,7 +34,7 @@ def command(
     codes = []
     ids, client = ids_of(jobs), connect()
     try:
-        with _patience():
+        with _patience(client):
             for ended in client.cancel_all(ids, now):
                 if isinstance(ended, ClientError):
                     codes.append(refused(ended))
@@ -47,10 +47,9 @@ def command(
 
 
 @contextmanager
-def _patience() -> Iterator[None]:
+def _patience(client: Client) -> Iterator[None]:
     """After a moment of silence, a person is told what is waited for."""
-    text = "waiting for the workers to end by themselves; cancel --now kills them"
-    timer = threading.Timer(QUIET_S, say, (text,))
+    timer = threading.Timer(QUIET_S, lambda: say(_waited_for(client)))
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
@@ -58,3 +57,11 @@ def _patience() -> Iterator[None]:
         yield
     finally:
         timer.cancel()
+
+
+def _waited_for(client: Client) -> str:
+    """The workers, unless the daemon has a trouble of its own: a coordinator that is away."""
+    with suppress(ClientError):
+        if problem := client.status(QUIET_S).problem:
+            return f"still trying; the daemon says: {problem}"
+    return "waiting for the workers to end by themselves; cancel --now kills them"

@@ -34,6 +34,7 @@ JOBS: dict[str, frozenset[State]] = {
     "release": frozenset({"held"}),
 }
 ONE = ("show", "why", "logs", "pull", "stacks")  # these take one job only
+NODES = ("drain", "resume", "nodes")  # these take the name of one machine
 ABOUT_COLUMNS = 50
 LATEST_ENDED = 20
 
@@ -70,17 +71,28 @@ def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, 
         made, before = commands[before[0]], before[1:]
     if before and before[-1] == "--after":
         yield from _jobs(LIVE)
+    elif before and before[-1] == "--node":
+        yield from _nodes()
     elif before and _takes_value(made, before[-1]):
         return
     elif last.startswith("-"):
         yield from _options(made)
     elif name == "completion":
         yield from ((shell, "") for shell in ("bash", "zsh", "fish"))
+    elif name in NODES:
+        if all(word.startswith("-") for word in before):
+            yield from _nodes()
     elif name in JOBS:
         given = [word for word in before if not word.startswith("-")]
         if not (name in ONE and given):
             found = _jobs(JOBS[name])
             yield from ((number, about) for number, about in found if number not in given)
+
+
+def _nodes() -> Iterator[tuple[str, str]]:
+    """Names of the machines, and how they are; none without a daemon."""
+    for one in Client(Paths.for_client()).nodes().nodes:
+        yield one.node.name, one.why or one.state
 
 
 def _options(made: Any) -> Iterator[tuple[str, str]]:

@@ -1,4 +1,4 @@
-"""`wiiiiide completion`: a script that lets a shell complete commands, options and job numbers.
+"""`wiiiiide completion`: a script that lets a shell complete commands, options, jobs and machines.
 
 The scripts ask `wiiiiide __complete WORD...`, which prints a candidate and what it is per line, and
 treat the answer as text: job names are somebody else's words and must never be evaluated.

@@ -1,6 +1,7 @@
 """`wiiiiide doctor`: what this machine has and lacks, and what to do about it.
 
     facts (doctor_facts, all the I/O) ──► findings (doctor_checks, pure) ──► lines, or JSON
+    of other machines: doctor_peers          and doctor_cluster
 
     ok    daemon       0.1.0, system, process 812, node m1
     warn  /dev/shm     64.0 MiB; wiiiiide needs none of it, DataLoader workers do
@@ -14,10 +15,16 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import asdict
+from typing import Annotated
+
+import typer
 
 from wiiiiided.cli import screen
-from wiiiiided.cli.doctor_checks import Finding, examine
+from wiiiiided.cli.doctor_checks import examine
+from wiiiiided.cli.doctor_cluster import examine_peers
 from wiiiiided.cli.doctor_facts import gather
+from wiiiiided.cli.doctor_finding import Finding
+from wiiiiided.cli.doctor_peers import peers
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.service_files import user_unit
 from wiiiiided.cli.text import clean
@@ -28,15 +35,27 @@ from wiiiiided.wire.messages import DaemonStatus
 
 COLOURS = {"ok": screen.GREEN, "warn": screen.YELLOW, "fail": screen.RED}
 TITLE_COLUMNS = 13
+NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none
 DAEMON_S = 5.0  # a daemon that says nothing for so long is a finding; the rest is still told
 INDENT = " " * (6 + TITLE_COLUMNS)
 
 
-def command(as_json: Json = False) -> int:
-    """Check this machine and say what to mend."""
+def command(
+    with_peers: Annotated[
+        bool, typer.Option("--peers", help="Also whether each other machine is reached from here.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Check this machine and say what to mend.
+
+    With --peers a TCP connection to every other machine of the cluster is tried; each direction
+    counts, so run it on all of them when one seems cut off.
+    """
     paths = whose()
     daemon, problem = ask(paths)
     findings = examine(gather(paths, daemon, problem))
+    if with_peers and daemon is not None:
+        findings += look_around(paths, daemon)
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         screen.put_json({"ok": not failed, "findings": [asdict(one) for one in findings]})
@@ -61,8 +80,17 @@ def ask(paths: Paths) -> tuple[DaemonStatus | None, str]:
         return None, str(problem)
 
 
+def look_around(paths: Paths, daemon: DaemonStatus) -> list[Finding]:
+    """What can be told about the other machines from here."""
+    try:
+        views = Client(paths).nodes(NODES_S).nodes
+    except WiiiiideError as problem:
+        return [Finding("fail", "nodes", f"not known: {problem}", getattr(problem, "hint", ""))]
+    return examine_peers(daemon, peers(views, daemon.node.name))
+
+
 def show(finding: Finding) -> None:
     level = screen.paint(f"{finding.level:<4}", COLOURS[finding.level], sys.stdout)
-    screen.put(f"{level}  {finding.title:<{TITLE_COLUMNS}}{clean(finding.sentence)}")
+    screen.put(f"{level}  {clean(finding.title):<{TITLE_COLUMNS - 1}} {clean(finding.sentence)}")
     if finding.do:
         screen.put(f"{INDENT}→ {clean(finding.do)}")

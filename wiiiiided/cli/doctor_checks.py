@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
+from wiiiiided.cli.doctor_cluster import Reach, cluster, one_port
+from wiiiiided.cli.doctor_finding import Finding
 from wiiiiided.wire.messages import DaemonStatus
 
 GIB = 1 << 30
@@ -21,16 +22,6 @@ SHM_WARN_BYTES = 1 * GIB  # docker gives 64 MB, and DataLoader workers die of it
 FILES_WARN = 4096  # 1024, the usual default, is few for DataLoader workers
 CLOCK_WARN_S = 60.0
 PYTHON = (3, 11)
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One line: how it is, and what to do where it is not ok."""
-
-    level: Literal["ok", "warn", "fail"]
-    title: str
-    sentence: str
-    do: str = ""
 
 
 @dataclass(frozen=True)
@@ -99,6 +90,7 @@ class Facts:
     job_user: JobUser | None = None
     container: str = ""
     seccomp: bool = False
+    port: Reach | None = None  # the daemon's own; None: a machine alone has none
 
 
 Check = Callable[[Facts], Finding | None]
@@ -362,7 +354,7 @@ def surroundings(facts: Facts) -> Finding | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemon, socket, group, unit, lingering, state, job_user),
+    *(daemon, cluster, one_port, socket, group, unit, lingering, state, job_user),
     *(python, torch, cores, memory, swap, shm, open_files),
     *(hostname, loopback, boot, clock, surroundings),
 )

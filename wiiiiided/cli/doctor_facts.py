@@ -24,6 +24,7 @@ import psutil
 
 from wiiiiided import __version__
 from wiiiiided.cli import doctor_checks as checks
+from wiiiiided.cli.doctor_peers import reach
 from wiiiiided.cli.service_files import UNIT
 from wiiiiided.cli.service_system import System, is_lingering, run_command
 from wiiiiided.config import Paths
@@ -77,6 +78,7 @@ def gather(paths: Paths, daemon: DaemonStatus | None, problem: str) -> checks.Fa
         job_user=job_user(paths.state) if paths.mode == "system" else None,
         container=container(),
         seccomp=process_status().get("Seccomp", "0") != "0",
+        port=reach(daemon.node) if daemon is not None and daemon.node.door else None,
     )
 
 

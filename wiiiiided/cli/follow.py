@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import fields
 from wiiiiided.cli.jobs import ending, exit_code, is_over, line
-from wiiiiided.cli.lines import Lines, check_ranks
+from wiiiiided.cli.lines import Lines, NoSuchNode, check_node, check_ranks, is_of
 from wiiiiided.client import Client, DaemonLost
 from wiiiiided.wire.messages import JobView, LogLine
 
@@ -19,19 +19,23 @@ def follow(
     *,
     ranks: Sequence[int] = (),
     tail: int | None = None,
+    node: str | None = None,
     as_json: bool = False,
     told: str = "",
 ) -> int:
     """Show everything until the job is over; its exit code. `told` is what was said already."""
     view: JobView | None = None
-    lines = Lines(1)
+    lines = Lines()
     for item in client.follow(job, ranks, tail):
         if isinstance(item, LogLine):
-            _line(lines, item, as_json)
+            if is_of(item, view, node):
+                _line(lines, item, as_json)
             continue
         check_ranks(item, ranks)
-        lines.workers = item.workers
+        lines.job = item
         changed = view is None or item.state != view.state
+        if view is None or item.nodes != view.nodes:
+            _note_node(item, node)
         view = item
         if changed and not is_over(item) and line(item) != told and not as_json:
             screen.say(line(item))
@@ -43,6 +47,14 @@ def follow(
     else:
         screen.say(ending(view))
     return exit_code(view)
+
+
+def _note_node(job: JobView, node: str | None) -> None:
+    """An attempt may be on other nodes than the one before: silence would not say so."""
+    try:
+        check_node(job, node)
+    except NoSuchNode as nothing:
+        screen.say(f"note: {nothing}")
 
 
 def _line(lines: Lines, item: LogLine, as_json: bool) -> None:

@@ -42,6 +42,16 @@ SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
         "hold": ("wiiiiided.cli.hold", "Keep queued jobs from starting."),
         "release": ("wiiiiided.cli.release", "Let held jobs start."),
     },
+    "Machines": {
+        "init": ("wiiiiided.cli.init", "Make this machine the first of a cluster."),
+        "token": ("wiiiiided.cli.token", "Print the command that lets another machine join."),
+        "join": ("wiiiiided.cli.join", "Make this machine a member of a cluster."),
+        "leave": ("wiiiiided.cli.leave", "Take this machine out of its cluster."),
+        "nodes": ("wiiiiided.cli.nodes", "List the machines; remove one, or declare it lost."),
+        "drain": ("wiiiiided.cli.drain", "Give a machine no new jobs; those on it go on."),
+        "resume": ("wiiiiided.cli.resume", "Give a machine jobs again that was drained."),
+        "renew": ("wiiiiided.cli.renew", "Get a new certificate for this machine now."),
+    },
     "This machine": {
         "doctor": ("wiiiiided.cli.doctor", "Check this machine and say what to mend."),
         "metrics": ("wiiiiided.cli.metrics", "Print figures of nodes and jobs for Prometheus."),
@@ -81,6 +91,10 @@ def _as_it_is(param: Any, ctx: Any, value: Any) -> Any:
 
 class Command(Light, TyperCommand):
     """A command whose parameters are plain text and flags."""
+
+
+class Group(Light, TyperGroup):
+    """A command that has commands of its own, and options besides."""
 
 
 class Commands(Light, TyperGroup):

@@ -39,7 +39,7 @@ def command(
     if as_json:
         screen.put_json({"jobs": [fields(job) for job in jobs]})
     elif jobs:
-        put_table(COLUMNS, jobs, [_row(job) for job in jobs])
+        put_table(COLUMNS, [job.state for job in jobs], [_row(job) for job in jobs])
     elif most:
         screen.say("no job has ended yet; wiiiiide ps lists those under way")
 

@@ -65,12 +65,12 @@ def reason(job: JobView) -> str:
     return "" if job.why == job.state else job.why
 
 
-def put_table(columns: Sequence[Column], jobs: Sequence[JobView], rows: list[list[str]]) -> None:
-    """The rows on stdout, as wide as the screen, with the states in their colours."""
+def put_table(columns: Sequence[Column], states: Sequence[str], rows: list[list[str]]) -> None:
+    """The rows on stdout, as wide as the screen, each state in its colour."""
     lines = render(columns, rows, screen.width())
     heading = "".join(text for text, _ in lines[0])
     screen.put(screen.paint(heading, screen.BOLD, sys.stdout))
-    for job, pieces in zip(jobs, lines[1:], strict=True):
-        colour = screen.STATE_COLOURS.get(job.state)
+    for state, pieces in zip(states, lines[1:], strict=True):
+        colour = screen.STATE_COLOURS.get(state)
         painted = (screen.paint(t, colour, sys.stdout) if is_state else t for t, is_state in pieces)
         screen.put("".join(painted).rstrip())

@@ -4,6 +4,7 @@
     1 ! UserWarning: …                stderr: the mark is there without colours too
     1 ! Traceback (most recent …      a traceback: all of it in red, also one on stdout
     0 · rotated …                     a note of the shim
+    b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
 
 What a rank writes is untrusted: it is cleaned here. Of a line that was overwritten with carriage
 returns, as progress bars do, the last version is shown, as on a terminal.
@@ -15,7 +16,7 @@ import sys
 from collections.abc import Sequence
 
 from wiiiiided.cli import screen
-from wiiiiided.cli.text import clean
+from wiiiiided.cli.text import cell, clean, columns
 from wiiiiided.client import ClientError
 from wiiiiided.wire.messages import JobView, LogLine
 
@@ -50,11 +51,30 @@ def check_attempt(job: JobView, attempt: int | None) -> None:
     raise NoSuchAttempt(f"there is no attempt {attempt}: job {job.id} {has}")
 
 
-class Lines:
-    """Prints log lines; `workers` says how wide the ranks' numbers get."""
+class NoSuchNode(ClientError):
+    """The job has no share there."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
+    code = 6
+
+
+def check_node(job: JobView, node: str | None) -> None:
+    """A node that has no share of the job would just be silent."""
+    if node is not None and job.attempt and node not in job.nodes:
+        share = f"attempt {job.attempt} of job {job.id} has no share on {node}"
+        raise NoSuchNode(f"{share}: it is on {', '.join(job.nodes)}" if job.nodes else share)
+
+
+def is_of(line: LogLine, job: JobView | None, node: str | None) -> bool:
+    """Whether a line is of that node, or any is wanted. A machine alone does not say its name."""
+    alone = "" if job is None or len(job.nodes) != 1 else job.nodes[0]
+    return node is None or (line.node or alone) == node
+
+
+class Lines:
+    """Prints log lines; the job's view says how wide ranks and nodes get."""
+
+    def __init__(self, job: JobView | None = None) -> None:
+        self.job = job
         self._in_traceback: set[int] = set()
         self._bar = "│" if screen.can_print("│", sys.stdout) else "|"
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
@@ -65,13 +85,23 @@ class Lines:
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:
             mark = "!"
-        prefix = f"{line.rank:>{len(str(max(0, self.workers - 1)))}} {mark}"
+        prefix = f"{self._whose(line)} {mark}"
         if bad or line.stream == "note":
             colour = screen.RED if bad else screen.DIM
             screen.put(screen.paint(f"{prefix} {text}".rstrip(), colour, sys.stdout))
             return
         colour = screen.RED if line.stream == "err" else screen.DIM
         screen.put(f"{screen.paint(prefix, colour, sys.stdout)} {text}".rstrip())
+
+    def _whose(self, line: LogLine) -> str:
+        """The rank, with its node where the job has several; all as wide as the widest."""
+        workers, nodes = (1, ()) if self.job is None else (self.job.workers, self.job.nodes)
+        rank = f"{line.rank:>{len(str(max(0, workers - 1)))}}"
+        if len(nodes) < 2:
+            return rank
+        node = cell(line.node)
+        widest = max(columns(cell(name)) for name in (*nodes, line.node))
+        return " " * (widest - columns(node)) + (f"{node}:{rank}" if node else f" {rank}")
 
     def _is_traceback(self, line: LogLine, text: str) -> bool:
         """Its first line, what is indented below it, and the error itself, which is not."""

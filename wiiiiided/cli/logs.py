@@ -10,7 +10,7 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobs import line
-from wiiiiided.cli.lines import Lines, check_attempt, check_ranks
+from wiiiiided.cli.lines import Lines, check_attempt, check_node, check_ranks, is_of
 from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.words import job_id, number
 from wiiiiided.client import Client
@@ -25,6 +25,9 @@ def command(
         list[str] | None,
         typer.Option("--rank", metavar="N", help="Only this rank; may be given several times."),
     ] = None,
+    node: Annotated[
+        str | None, typer.Option("--node", metavar="NAME", help="Only ranks on this machine.")
+    ] = None,
     all_ranks: Annotated[
         bool, typer.Option("--all", help="All ranks: what it does anyway.")
     ] = False,
@@ -38,7 +41,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Print what the workers of a job wrote, each line with its rank.
+    """Print what the workers of a job wrote, each line with its rank; "b:4" is rank 4, on node b.
 
     "0 │" is rank 0's stdout. "0 !" is its stderr, or a traceback. "0 ·" is a note about its log.
     Control characters are shown as \\x1b and the like.
@@ -51,15 +54,17 @@ def command(
     last = None if tail is None else number(tail, "--tail")
     client, of = connect(), job_id(job)
     if following:
-        return _follow(client, of, chosen, last, as_json)
+        return _follow(client, of, chosen, last, node, as_json)
     one = None if attempt is None else number(attempt, "--attempt")
-    _print(client, of, chosen, last, one, as_json)
+    _print(client, of, chosen, last, one, node, as_json)
     return 0
 
 
-def _follow(client: Client, job: int, ranks: list[int], tail: int | None, as_json: bool) -> int:
+def _follow(
+    client: Client, job: int, ranks: list[int], tail: int | None, node: str | None, as_json: bool
+) -> int:
     try:
-        return follow(client, job, ranks=ranks, tail=tail, as_json=as_json)
+        return follow(client, job, ranks=ranks, tail=tail, node=node, as_json=as_json)
     except KeyboardInterrupt:
         screen.say(f"wiiiiide: detached; job {job} goes on")
         raise
@@ -71,16 +76,21 @@ def _print(
     ranks: list[int],
     tail: int | None,
     attempt: int | None,
+    node: str | None,
     as_json: bool,
 ) -> None:
     view = client.show(job).job
     check_ranks(view, ranks)
     check_attempt(view, attempt)
+    if attempt in (None, view.attempt):  # of an earlier one, where it ran is not told
+        check_node(view, node)
     if tail == 0:
         return
-    lines = Lines(view.workers)
+    lines = Lines(view)
     nothing = True
     for item in client.logs(job, ranks, tail, attempt):
+        if not is_of(item, view, node):
+            continue
         nothing = False
         if as_json:
             screen.put_json(fields(item))

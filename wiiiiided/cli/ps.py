@@ -44,7 +44,7 @@ def command(
         screen.put_json({"jobs": [fields(job) for job in jobs]})
     elif jobs:
         now = time.time()
-        put_table(COLUMNS, jobs, [_row(job, now) for job in jobs])
+        put_table(COLUMNS, [job.state for job in jobs], [_row(job, now) for job in jobs])
     elif everything:
         screen.say("no jobs yet; wiiiiide submit job.toml queues one")
     else:

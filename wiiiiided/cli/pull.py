@@ -7,26 +7,31 @@ Nothing is in the target before everything has arrived, and nothing there is ove
 link in the target is followed when files are moved. Links that lead out of the job's folder are
 named and left out. A folder job-ID that is made here gets the mark `ship.ignore` looks for, so that
 the results of one job do not travel with the next.
+
+A machine that did not answer is a file in the archive, missing-from-NODE.txt: what came is kept,
+and the exit code says that it is not all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Protocol
 
 import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.options import Id, Json
+from wiiiiided.cli.progress import counted
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import count, job_id
-from wiiiiided.client import Blob
+from wiiiiided.client import Progress
 from wiiiiided.errors import HostError
 from wiiiiided.ship.ignore import PULLED
 from wiiiiided.ship.survey import size_words
@@ -34,7 +39,8 @@ from wiiiiided.ship.unpack import UnpackError, unpack
 
 LIMIT_BYTES = 1 << 40  # results may be large; the disk is the true limit
 LIMIT_FILES = 1_000_000
-NOTHING = 1  # exit code, for scripts that would go on with files that are not there
+NOT_ALL = 1  # exit code, for scripts that would go on with files that are not there
+MISSING = re.compile(r"missing-from-([^/]+)\.txt")  # the daemon's word about a machine
 NAMED = 10  # links that were left out; more are counted
 
 
@@ -61,13 +67,15 @@ def command(
         check_glob(glob)
     target = output or f"job-{number}"
     left_out: list[str] = []
-    with connect().pull(number, globs or ()) as blob:
-        files = fetch(blob, target, force, left_out, mark=output is None)
+    with connect().pull(number, globs or ()) as blob, counted(f"pulling job {number}") as tell:
+        files = fetch(Counted(blob, tell), target, force, left_out, mark=output is None)
     _say_left_out(left_out)
+    away = [found[1] for name, _ in files if (found := MISSING.fullmatch(name))]
+    code = 0 if files and not away else NOT_ALL
     if as_json:
         listed = [{"name": name, "bytes": size} for name, size in files]
-        screen.put_json({"id": number, "directory": target, "files": listed})
-        return 0 if files else NOTHING
+        screen.put_json({"id": number, "directory": target, "files": listed, "missing": away})
+        return code
     for name, _ in files:
         screen.put(clean(os.path.join(target, name)))
     total = size_words(sum(size for _, size in files))
@@ -76,7 +84,29 @@ def command(
     else:
         wanted = " ".join(globs or ()) or "its output.collect"
         screen.say(f"no file of job {number} matches {wanted}")
-    return 0 if files else NOTHING
+    _say_missing(away)
+    return code
+
+
+class Source(Protocol):
+    """Where the archive comes from."""
+
+    def read(self, size: int) -> bytes: ...
+
+
+class Counted:
+    """An archive whose bytes are told as they come."""
+
+    def __init__(self, source: Source, tell: Progress) -> None:
+        self._source = source
+        self._tell = tell
+        self._bytes = 0
+
+    def read(self, size: int) -> bytes:
+        data = self._source.read(size)
+        self._bytes += len(data)
+        self._tell(self._bytes, 0)
+        return data
 
 
 def check_glob(glob: str) -> None:
@@ -97,8 +127,16 @@ def _say_left_out(links: list[str]) -> None:
         screen.say(f"note: and {count(len(links) - NAMED, 'more link')}")
 
 
+def _say_missing(nodes: list[str]) -> None:
+    for node in map(clean, nodes):
+        screen.say(
+            f"wiiiiide: what {node} has of it is missing: missing-from-{node}.txt says why. "
+            "Pull again with --force when it answers"
+        )
+
+
 def fetch(
-    blob: Blob, target: str, force: bool, left_out: list[str], mark: bool = False
+    blob: Source, target: str, force: bool, left_out: list[str], mark: bool = False
 ) -> list[tuple[str, int]]:
     """Bring what is in the archive to `target`; the names and sizes of the files.
 
@@ -126,7 +164,7 @@ def fetch(
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _unpack(blob: Blob, staging: str, left_out: list[str]) -> None:
+def _unpack(blob: Source, staging: str, left_out: list[str]) -> None:
     try:
         limits = {"limit_bytes": LIMIT_BYTES, "limit_files": LIMIT_FILES}
         unpack(blob, staging, **limits, left_out=left_out)

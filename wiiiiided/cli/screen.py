@@ -29,6 +29,10 @@ STATE_COLOURS = {
     "stopping": YELLOW,
     "backoff": YELLOW,
     "held": CYAN,
+    # and of machines
+    "ok": GREEN,
+    "drained": CYAN,
+    "lost": RED,
 }
 
 

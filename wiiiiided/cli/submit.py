@@ -8,9 +8,6 @@ environment ──► secrets ─┘
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -20,18 +17,22 @@ from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.cli.options import Json
+from wiiiiided.cli.progress import counted, waiting
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import job_id
-from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon, Progress
+from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon
 from wiiiiided.domain.figures import Forecast
+from wiiiiided.domain.node import Node
 from wiiiiided.jobfile.problem import Invalid
 from wiiiiided.ship.pack import PackError, pack
 from wiiiiided.ship.survey import size_words, survey
 from wiiiiided.wire.messages import Submitted
 
 NEVER = 7
-SLOW_S = 1.0  # what takes less needs no progress
-FORECAST_S = 2.0  # a dry run does not wait longer for what is only good to know
+ALONE = "this machine alone"
+UNKNOWN = "what earlier runs needed is not known"
+NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none
+ASK_S = 2.0  # a dry run does not wait longer for what is only good to know
 
 
 class NeverHere(NotReady):
@@ -44,7 +45,7 @@ def command(
     file: JobFile,
     dry_run: Annotated[
         bool,
-        typer.Option("--dry-run", help="Only say what would run where. Needs no daemon."),
+        typer.Option("--dry-run", help="Only say what would run where; without a daemon, here."),
     ] = False,
     following: Annotated[
         bool,
@@ -80,15 +81,16 @@ def command(
 
 def _dry_run(job: Job, as_json: bool) -> int:
     from wiiiiided.control import place
-    from wiiiiided.daemon import probe
 
-    ships = survey(job.directory)
+    with waiting("looking at the folder"):
+        ships = survey(job.directory)
     job.secrets()
+    nodes, where, problem = _nodes()
     try:
-        layout = place.plan(job.spec, [probe.this_node()])
+        layout = place.plan(job.spec, nodes)
     except place.NeverRuns as never:
-        raise NeverHere(f"{job.file}: it can never run on this machine alone: {never}") from never
-    forecast, expects = _forecast(job.spec.name)
+        raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
+    forecast, expects = (None, f"{UNKNOWN}: {problem}") if problem else _forecast(job.spec.name)
     dry = plan.Dry(layout, forecast, expects)
     if as_json:
         screen.put_json(plan.as_json(job, ships, dry))
@@ -101,14 +103,30 @@ def _dry_run(job: Job, as_json: bool) -> int:
     return 0
 
 
+def _nodes() -> tuple[list[Node], str, str]:
+    """The machines it would be placed on, what to call them, and what is wrong with the daemon: the
+    cluster's as the daemon knows them, else this one."""
+    from wiiiiided.daemon import probe
+
+    try:
+        found = connect().nodes(within_s=NODES_S)
+    except NoDaemon:
+        return [probe.this_node()], ALONE, ""
+    except ClientError as problem:
+        screen.say("note: planned for this machine alone: the others are not known")
+        return [probe.this_node()], ALONE, str(problem)
+    where = f"the cluster {found.cluster}" if found.cluster else ALONE
+    return [one.node for one in found.nodes], where, ""
+
+
 def _forecast(name: str) -> tuple[Forecast | None, str]:
     """What earlier runs of that name needed, as the daemon knows it; a dry run needs none."""
     try:
-        found = connect().predict(name, within_s=FORECAST_S)
+        found = connect().predict(name, within_s=ASK_S)
     except (NoDaemon, DaemonLost):
-        return None, "no daemon answers: what earlier runs needed is not known"
+        return None, f"no daemon answers: {UNKNOWN}"
     except ClientError as problem:
-        return None, f"what earlier runs needed is not known: {problem}"
+        return None, f"{UNKNOWN}: {problem}"
     return found, found.text
 
 
@@ -116,11 +134,14 @@ def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:
     secrets = job.secrets()
     client = connect()
     # So that nothing is packed for a daemon that is not there.
-    if problem := client.status().problem:
-        screen.say(f"note: the daemon {problem}")
-    submitted = _send(client, job, secrets, hold)
+    status = client.status()
+    if status.problem:
+        screen.say(f"note: the daemon says: {status.problem}")
+    submitted, sent = _send(client, job, secrets, hold)
+    if not as_json:
+        screen.say(_shipped(sent, status.role))
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
-    _tell(submitted, job, sentence, following, as_json)
+    _tell(submitted, job, sentence, sent, following, as_json)
     if not following:
         return 0
     sys.stdout.flush()
@@ -134,9 +155,12 @@ def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:
         raise
 
 
-def _tell(submitted: Submitted, job: Job, sentence: str, following: bool, as_json: bool) -> None:
+def _tell(
+    submitted: Submitted, job: Job, sentence: str, sent: int, following: bool, as_json: bool
+) -> None:
     if as_json:
-        screen.put_json({"id": submitted.id, "name": job.spec.name, "why": submitted.why})
+        made = {"id": submitted.id, "name": job.spec.name, "why": submitted.why}
+        screen.put_json({**made, "sent_bytes": sent})
     elif sys.stdout.isatty() and not following:
         screen.put(clean(sentence))
     else:
@@ -145,34 +169,28 @@ def _tell(submitted: Submitted, job: Job, sentence: str, following: bool, as_jso
         screen.say(sentence)
 
 
-def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> Submitted:
-    packed = pack(job.directory)
+def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> tuple[Submitted, int]:
+    """The daemon's answer, and how many bytes of the folder it wanted."""
+    sent = 0
+    with waiting("packing the folder"):
+        packed = pack(job.directory)
     try:
         for note in (*packed.notes, *notes(job.spec)):
             screen.say(f"note: {note}")
-        with _progress() as progress:
-            return client.submit(job.spec, packed, secrets, hold=hold, progress=progress)
+        with counted("sending the folder") as tell:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal sent
+                sent = done
+                tell(done, total)
+
+            return client.submit(job.spec, packed, secrets, hold=hold, progress=progress), sent
     finally:
         packed.remove()
 
 
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A line that tells how much is sent, on a terminal, when it takes a while."""
-    begun = shown = time.monotonic()
-    visible = False
-
-    def tell(sent: int, total: int) -> None:
-        nonlocal shown, visible
-        now = time.monotonic()
-        if not sys.stderr.isatty() or now - begun < SLOW_S or now - shown < 0.1:
-            return
-        shown, visible = now, True
-        share = f"{size_words(sent)} of {size_words(total)}, {100 * sent // max(1, total)} %"
-        print(f"\r\x1b[Ksending the folder: {share}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield tell
-    finally:
-        if visible:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+def _shipped(sent: int, role: str) -> str:
+    if sent:
+        return f"sent {size_words(sent)}"
+    have = "the daemon has" if role == "alone" else "the nodes have"
+    return f"nothing sent: {have} the folder already"

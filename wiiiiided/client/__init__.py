@@ -2,7 +2,9 @@
 
     Client(Paths.for_client()).submit(spec, packed, secrets)
 
-client      what can be asked
+client      what can be asked about jobs
+machines    what can be asked about nodes, and the wait for a new role
+asking      one question, one connection
 connection  one request on its socket, and a blob that comes over it
 resume      log lines after a restart of the daemon: none twice, none missed
 errors      everything that can go wrong, each with the command's exit code
@@ -18,6 +20,7 @@ from wiiiiided.client.errors import (
     DaemonRefused,
     NoDaemon,
     NotAllowed,
+    NotSettled,
     TimedOut,
     VersionMismatch,
 )
@@ -30,6 +33,7 @@ __all__ = [
     "DaemonRefused",
     "NoDaemon",
     "NotAllowed",
+    "NotSettled",
     "Progress",
     "TimedOut",
     "VersionMismatch",

@@ -3,6 +3,8 @@
 Nothing is kept between calls: each opens the socket, says Hello, asks, reads the answer and closes.
 `wait`, `follow` and `cancel` outlive a restart of the daemon: jobs do not notice one, so neither
 does whoever watches them. They come back within 30 s, and no line is shown twice.
+
+Asking ◄── Machines (what is about nodes) ◄── Client (what is about jobs)
 """
 
 from __future__ import annotations
@@ -18,10 +20,10 @@ from wiiiiided.client.connection import (
     Blob,
     Connection,
     Progress,
-    connect,
     expect,
 )
 from wiiiiided.client.errors import ClientError, DaemonLost, DaemonRefused, NoDaemon, TimedOut
+from wiiiiided.client.machines import Machines
 from wiiiiided.client.resume import Seen, both
 from wiiiiided.config import Paths
 from wiiiiided.domain.figures import Forecast
@@ -39,11 +41,11 @@ RETURN_S = 30.0  # how long a daemon may be away in a restart
 AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
 
 
-class Client:
+class Client(Machines):
     """Talks to one daemon. `notice` hears sentences worth a person's eye."""
 
     def __init__(self, paths: Paths, notice: Callable[[str], None] = lambda _: None) -> None:
-        self._paths = paths
+        super().__init__(paths)
         self._notice = notice
 
     # ---- one question, one answer
@@ -71,9 +73,6 @@ class Client:
 
     def stacks(self, job: int) -> tuple[m.StackDump, ...]:
         return self._ask(m.Stacks(job), m.StackDumps, 2 * PATIENT_S).dumps
-
-    def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
-        return self._ask(m.Status(), m.DaemonStatus, within_s)
 
     def snapshot(self) -> m.Snapshot:
         return self._ask(m.Watch(once=True), m.Snapshot)
@@ -206,21 +205,6 @@ class Client:
         return Blob(self._open(m.Pull(job, tuple(globs)), PATIENT_S))
 
     # ---- how
-
-    def _ask(
-        self, request: m.Request, kind: type[Result], timeout_s: float | None = ANSWER_S
-    ) -> Result:
-        with self._open(request, timeout_s) as connection:
-            return expect(connection.answer(), kind)
-
-    def _open(self, request: m.Request, timeout_s: float | None = ANSWER_S) -> Connection:
-        connection = Connection(connect(self._paths), timeout_s)
-        try:
-            connection.begin(request)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     def _through_restarts(
         self,

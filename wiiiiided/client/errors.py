@@ -6,6 +6,7 @@ ClientError           .code is the command's exit code, .hint says what to do
 ├── DaemonRefused     the daemon said no; code, message and hint are the daemon's
 ├── VersionMismatch 4 it speaks another protocol
 ├── DaemonLost   4    it went away, or stopped answering, in the middle
+├── NotSettled   1    it was given a new role and does not get into it
 └── TimedOut     124  the caller's own deadline
 """
 
@@ -51,6 +52,19 @@ class DaemonLost(ClientError):
     code = 4
 
 
+class NotSettled(ClientError):
+    """What was asked is done and on the disk, but the daemon cannot do its part."""
+
+    def __init__(self, role: str, missing: str) -> None:
+        super().__init__(
+            f"it is done, but this machine does not work as {AS[role]} yet: {missing}",
+            "the daemon goes on trying; wiiiiide doctor says what is wrong, its log says more",
+        )
+
+
+AS = {"alone": "a machine alone", "coordinator": "the coordinator", "member": "a member"}
+
+
 class TimedOut(ClientError):
     """The caller's deadline passed."""
 
@@ -79,7 +93,8 @@ def no_daemon(paths: Paths, problem: OSError) -> NoDaemon:
     own = paths.mode == "user" and isinstance(problem, ConnectionRefusedError)
     return NoDaemon(
         message,
-        "start the machine's with `systemctl start wiiiiided`, or one of your own with `wiiiiided`"
+        "start the machine's with `systemctl start wiiiiided` (`wiiiiide service install` sets it "
+        "up), or one of your own with `wiiiiided`"
         + (f"; to use the machine's, remove {paths.socket}" if own else ""),
     )
 

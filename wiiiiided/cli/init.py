@@ -1,0 +1,44 @@
+"""`wiiiiide init`: this machine becomes the first of a cluster, and its coordinator.
+
+    Init ──► ClusterView ──► the daemon's new role ──► CreateToken ──► the line for the others
+
+The line that lets other machines join is all there is on stdout, so that it can be piped to them.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect
+from wiiiiided.cli.machines import become, port, put_joining, standing
+
+TTL_S, USES = 3600.0, 10  # of the first token: an hour, enough for the machines of a small lab
+
+
+def command(
+    address: Annotated[
+        str,
+        typer.Option(metavar="IP", help="Where others reach this machine; else by its route."),
+    ] = "",
+    own_port: Annotated[
+        str | None, typer.Option("--port", metavar="N", help="The one TCP port; 9461 without it.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option(metavar="CLUSTER", help="What the cluster is called; else this node.")
+    ] = "",
+) -> None:
+    """Make this machine the first of a cluster: it keeps the queue for all that join.
+
+    Prints the command that lets other machines join: good for an hour and ten machines. wiiiiide
+    token create makes another. Jobs that run go on. For root, and the daemon's own user.
+    """
+    number = 0 if own_port is None else port(own_port, "--port")
+    client = connect()
+    view = client.init(name, address, number)
+    screen.say(standing(view))
+    become(client, "coordinator")
+    put_joining(client.create_token(TTL_S, USES), time.time())

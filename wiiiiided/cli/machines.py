@@ -1,0 +1,81 @@
+"""Machines in words: where one is, what this one has become, the line that lets another join."""
+
+from __future__ import annotations
+
+import shlex
+
+import typer
+
+from wiiiiided.cli import screen
+from wiiiiided.cli.progress import waiting
+from wiiiiided.cli.text import cell
+from wiiiiided.cli.words import clock, number, span
+from wiiiiided.client import Client
+from wiiiiided.client.machines import Role
+from wiiiiided.domain.node import PORT
+from wiiiiided.wire.messages import ClusterView, NodeView, TokenCreated
+
+MOST_PORT = 65535
+TOKEN = "wiiiiide1."  # how the text of every token begins
+
+
+def door_of(text: str) -> tuple[str, int]:
+    """Host and port of HOST[:PORT]: a name, an IPv4 or an IPv6 address, the latter in brackets
+    when a port follows."""
+    if text.startswith(TOKEN):
+        raise typer.BadParameter("that is the token; the coordinator's HOST[:PORT] comes first")
+    host, colon, rest = text.partition(":")
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        colon, rest = rest[:1], rest[1:]
+        if not bracket or colon not in ("", ":"):
+            raise typer.BadParameter(f"{text!r} is not [ADDRESS] or [ADDRESS]:PORT")
+    elif ":" in rest:  # more than one colon: a bare IPv6 address
+        host, colon, rest = text, "", ""
+    if not host or any(char.isspace() or not char.isprintable() for char in host):
+        raise typer.BadParameter(f"{text!r} is not a HOST or HOST:PORT, as in 10.0.0.1:{PORT}")
+    return host, port(rest, "the port of HOST") if colon else PORT
+
+
+def port(text: str, option: str) -> int:
+    """The number of a TCP port, given to an option."""
+    found = number(text, option) if text.isdigit() else 0
+    if not 0 < found <= MOST_PORT:
+        raise typer.BadParameter(f"{option} {text!r} is no port: 1 to {MOST_PORT}")
+    return found
+
+
+def become(client: Client, role: Role) -> None:
+    """Wait until this machine's daemon has taken up its new role."""
+    with waiting("the daemon takes up its new role"):
+        client.settle(role)
+
+
+def standing(view: ClusterView) -> str:
+    """What this machine is now: `b (10.0.0.2:9461) is a member of the cluster lab, …`."""
+    if view.role == "alone":
+        return f"{view.node} is a machine alone"
+    where = f"{view.node} ({view.address})" if view.address else view.node
+    if view.role == "coordinator":
+        return f"{where} is the coordinator of the cluster {view.cluster}"
+    at = f" ({view.coordinator_address})" if view.coordinator_address else ""
+    its = f"whose coordinator is {view.coordinator}{at}"
+    return f"{where} is a member of the cluster {view.cluster}, {its}"
+
+
+def joining(token: TokenCreated) -> str:
+    """The command for the other machine, complete."""
+    return f"wiiiiide join {shlex.quote(cell(token.address))} {shlex.quote(cell(token.token))}"
+
+
+def put_joining(token: TokenCreated, now: float) -> None:
+    """The line on stdout; what to do with it, and for how long, on stderr."""
+    on = "another machine" if token.uses == 1 else f"up to {token.uses} other machines"
+    lasts = f"{span(token.expires_at - now)}, until {clock(token.expires_at)}"
+    screen.say(f"run this as root on {on} within {lasts}; the token in it is a secret:")
+    screen.put(joining(token))
+
+
+def said(view: NodeView) -> str:
+    """A machine in one line: `b: drained by root: fan broken`."""
+    return f"{view.node.name}: {view.why or view.state}"
