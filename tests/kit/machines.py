@@ -8,7 +8,8 @@
                       ├─ /run/machine/root    overlay: the host's root below, the tmpfs above
                       ├─ /run/machine/disk    ext4 on a loop device, for power losses
                       └─ systemd-nspawn
-                           └─ machine         own boot id, hostname, processes; network: lo only
+                           └─ machine         own boot id, hostname, processes; network: lo only,
+                                              or that of a host of tests.kit.networks
 
 Three ways to go down:
 
@@ -34,6 +35,7 @@ from pathlib import Path
 import psutil
 
 from tests.kit.conditions import wait_until
+from tests.kit.networks import Space
 
 CHECKOUT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent  # where `wiiiiide` and `wiiiiided` of this venv are
@@ -48,7 +50,7 @@ UNSHARE = shlex.split(
 )
 NSPAWN = shlex.split(
     f"systemd-nspawn --quiet --boot --directory={HOME}/root --register=no --keep-unit "
-    "--private-network --link-journal=no --resolv-conf=off --timezone=off --console=pipe"
+    "--link-journal=no --resolv-conf=off --timezone=off --console=pipe"
 )
 # Directories that a machine has of its own: what lies there on the host must be bound in.
 OWN = ("/tmp", "/run", "/dev", "/proc", "/sys")
@@ -94,9 +96,13 @@ echo "$loop"
 class Machine:
     """A machine with this checkout installed as it is on the host. Use it as a context."""
 
-    def __init__(self, name: str = "m1", disk: Sequence[str] = ()) -> None:
-        """`disk` names the directories that lie on a disk of the machine's own."""
+    def __init__(
+        self, name: str = "m1", disk: Sequence[str] = (), network: Space | None = None
+    ) -> None:
+        """`disk` names the directories that lie on a disk of the machine's own; `network` is what
+        its cables are plugged into, None: it has none."""
         self.name = name
+        self._network = network
         self._id = f"wiiiiide-test-{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._den: subprocess.Popen[bytes] | None = None
         self._keeper = 0  # process 1 of the den
@@ -123,11 +129,15 @@ class Machine:
     def boot(self) -> None:
         """Switch on; returns when systemd has started everything."""
         binds = [f"--bind={bind}" for bind in self._binds]
-        command = shlex.join([*NSPAWN, f"--machine={self.name}", *binds])
+        network, enter = ["--private-network"], []
+        if self._network is not None:  # nspawn is started in it, and names it by itself
+            network = ["--network-namespace-path=/proc/self/ns/net"]
+            enter = ["nsenter", f"--net=/proc/{self._network.pid}/ns/net", "--"]
+        command = shlex.join([*NSPAWN, *network, f"--machine={self.name}", *binds])
         enter_cgroup = f"echo $$ >/sys/fs/cgroup/{self._id}/cgroup.procs"
         script = f"{enter_cgroup} && exec {command} >{HOME}/console 2>&1"
         self._nspawn = subprocess.Popen(
-            self._enter_den("sh", "-c", script), stdin=subprocess.DEVNULL
+            [*enter, *self._enter_den("sh", "-c", script)], stdin=subprocess.DEVNULL
         )
         try:
             wait_until(self._is_up, BOOT_S, "the machine is up")
@@ -152,6 +162,19 @@ class Machine:
         assert self._disk is not None
         self.crash()
         self._disk.lose_power()
+
+    def freeze(self) -> None:
+        """Not one of its processes gets a turn any more; its kernel still answers."""
+        self._set_frozen(True)
+
+    def thaw(self) -> None:
+        self._set_frozen(False)
+
+    def _set_frozen(self, frozen: bool) -> None:
+        group = f"/sys/fs/cgroup/{self._id}"
+        self.in_den("sh", "-c", f"echo {int(frozen)} >{group}/cgroup.freeze")
+        events = Path(f"/proc/{self._keeper}/root{group}/cgroup.events")
+        wait_until(lambda: f"frozen {int(frozen)}" in events.read_text(), 30, "it obeys")
 
     def close(self) -> None:
         """Everything goes, also what a failed test left."""

@@ -1,4 +1,5 @@
-"""The machine that most of these tests share: wiiiiided is its service, ada may use it, bob not."""
+"""What most of these tests share: a machine, and three that are a cluster. wiiiiided is their
+service, ada may use it, bob not."""
 
 from __future__ import annotations
 
@@ -6,7 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.kit.fleet import Fleet
 from tests.kit.machines import Machine
+from tests.machines.cluster import Cluster
 from tests.machines.site import Site
 
 STATE = ("/var/lib/wiiiiide", "/var/lib/wiiiiide-jobs")
@@ -29,3 +32,18 @@ def site(installed: Site) -> Iterator[Site]:
     if not installed.machine.is_on():
         installed.machine.boot()
     installed.reset()
+
+
+@pytest.fixture(scope="session")
+def founded() -> Iterator[Cluster]:
+    with Fleet("abc", disk=STATE) as fleet:
+        cluster = Cluster(fleet)
+        cluster.found()
+        yield cluster
+
+
+@pytest.fixture
+def cluster(founded: Cluster) -> Iterator[Cluster]:
+    """The shared cluster, and after the test in order again."""
+    yield founded
+    founded.reset()
