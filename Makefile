@@ -48,6 +48,7 @@ bench: install $(VENV)/.bench
 	@$(BIN)/python bench/sockets.py --save
 	@$(BIN)/python bench/codec.py --save
 	@$(BIN)/python bench/two_hosts.py --save
+	@$(BIN)/python bench/cluster.py
 
 # Open MPI is one of the contenders where it is there: apt-get install openmpi-bin libopenmpi-dev
 $(VENV)/.bench: $(VENV)/.installed

@@ -1,0 +1,251 @@
+"""What does a cluster of three machines cost: to start a job, to ship a folder, to exchange, idle?
+
+Everything is what a person does: wiiiiide submit on one of three machines that were installed and
+joined as the README says, on cables of 1 Gbit.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+
+import _cluster_site as site
+import _machine
+import _proc
+import _program
+import _report
+from _cluster_site import Cluster
+from _measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
+from _report import Result, console
+
+RATE = "1gbit"
+FOLDER_BYTES = 20_000_000
+NOTHING_LARGE = 200_000  # bytes: links and figures send less meanwhile
+OVER_START_S, OVER_WIRE, EXCHANGE, IDLE = 1.5, 1.3, 1.03, 0.003  # what is asked
+METHOD = (
+    "Three machines: systemd booted by systemd-nspawn on one, a network namespace each, both"
+    " directions of every cable shaped to 1 Gbit by tbf. They share the processors of the one. The"
+    " median over rounds is held against what is asked. A start: from the beginning of `wiiiiide"
+    " submit -f` on the first machine until it has shown a line of every rank, less the time in"
+    " which the same interpreter prints one on all three at once without a daemon. Shipping: from"
+    " the acknowledged submit, or the first bytes if they went before it, until as many bytes have"
+    " left the first machine as two copies of the folder have; the wire's time is that many bytes"
+    " at the rate that iperf3 found in the same run. The exchange: all_reduce of 25 MB over three"
+    " ranks, the median call of each job, rounds alternating between the daemon and torchrun on"
+    " the same machines. Idle: utime + stime of the daemons' stat over {idle:.0f} s with no job."
+)
+HELLO = "print('here', flush=True)\n"
+EXCHANGE_SCRIPT = """
+import json, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("wiiiiide")
+noise = torch.randn(25_000_000 // 4)  # as gradients are: no codec makes it smaller
+x = noise.clone()
+times = []
+for turn in range(CALLS + 3):
+    dist.barrier()
+    begin = time.perf_counter()
+    dist.all_reduce(x)
+    times.append(time.perf_counter() - begin)
+    x.copy_(noise)
+if dist.get_rank() == 0:
+    print("TIMES", json.dumps(times[3:]), flush=True)
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Plan:
+    starts: int = 9
+    ships: int = 5
+    exchanges: int = 5
+    calls: int = 15
+    idle_s: float = 60.0
+
+
+QUICK = Plan(3, 2, 3, 7, 5.0)
+
+
+def _starts(cluster: Cluster, plan: Plan) -> Chapter:
+    folder = site.job_folder(cluster, "hello", HELLO)
+    whole, bare, over = [], [], []
+    site.followed(cluster, folder)  # the first one ships, and compiles what is imported
+    for _ in range(plan.starts):
+        begin = time.monotonic()
+        lines = site.followed(cluster, folder)
+        last = max(at for at, line in lines if line.endswith("here"))
+        whole.append(last - begin)
+        begin = time.monotonic()
+        site.together(cluster, [[str(site.BIN / "python"), "-c", HELLO]] * 3)
+        bare.append(time.monotonic() - begin)
+        over.append(whole[-1] - bare[-1])
+    return Chapter(
+        "From submit to the first line of every rank",
+        [
+            Measure("submit -f on one, a line of each of three", SECONDS, whole),
+            Measure("the interpreter alone, on all three at once", SECONDS, bare),
+            Measure("what is on top of it", SECONDS, over, OVER_START_S),
+        ],
+    )
+
+
+class _Counter:
+    """Notes when a machine's cable began to carry something large, and when it had carried all."""
+
+    def __init__(self, cluster: Cluster, letter: str, amount: int) -> None:
+        self._cluster, self._letter = cluster, letter
+        self._from = site.sent_bytes(cluster, letter)
+        self._amount = amount
+        self.began: float | None = None
+        self.reached: float | None = None
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    @property
+    def count(self) -> int:
+        return site.sent_bytes(self._cluster, self._letter) - self._from
+
+    def _watch(self) -> None:
+        end = time.monotonic() + site.PATIENCE_S
+        while self.reached is None and time.monotonic() < end:
+            count = self.count
+            if self.began is None and count > NOTHING_LARGE:
+                self.began = time.monotonic()
+            if count >= self._amount:
+                self.reached = time.monotonic()
+            time.sleep(0.002)
+
+    def took(self, since: float) -> float:
+        """From `since`, or from the first bytes if they went before it."""
+        self._thread.join()
+        if self.reached is None or self.began is None:
+            raise site.FleetError("the folder has not arrived")
+        return self.reached - min(since, self.began)
+
+
+def _shipping(cluster: Cluster, plan: Plan) -> Chapter:
+    folder = site.job_folder(cluster, "large", HELLO)
+    data = f"{folder}/data.bin"
+    rate = site.wire_rate(cluster)
+    took, ratios, again = [], [], []
+    for _ in range(plan.ships):
+        cluster.fleet["a"].run(
+            *("dd", "if=/dev/urandom", f"of={data}", f"bs={FOLDER_BYTES}", "count=1"), user="ada"
+        )
+        counter = _Counter(cluster, "a", 2 * FOLDER_BYTES)
+        job = _submitted(cluster, folder)
+        took.append(counter.took(time.monotonic()))
+        ratios.append(took[-1] / (2 * FOLDER_BYTES / rate))
+        cluster.ended(job)
+        before = site.sent_bytes(cluster, "a")
+        cluster.ended(_submitted(cluster, folder))
+        again.append(float(site.sent_bytes(cluster, "a") - before))
+    return Chapter(
+        "A folder of 20 MB to two other machines",
+        [
+            Measure("from the acknowledged submit to the last byte", SECONDS, took),
+            Measure("the same, next to the wire's time", RATIO, ratios, OVER_WIRE),
+            Measure("sent by the second submit, until its job is over", BYTES, again),
+        ],
+    )
+
+
+def _submitted(cluster: Cluster, folder: str) -> int:
+    argv = cluster.fleet["a"].command(
+        site.BIN / "wiiiiide", "submit", f"{folder}/job.toml", user="ada"
+    )
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def _exchange(cluster: Cluster, plan: Plan) -> Chapter:
+    script = EXCHANGE_SCRIPT.replace("CALLS", str(plan.calls))
+    folder = site.job_folder(cluster, "exchange", script)
+    for letter in "bc":
+        cluster.fleet[letter].run("mkdir", "-p", folder, user="ada")
+        cluster.fleet[letter].write(f"{folder}/script.py", script, owner="ada")
+    ours, theirs = [], []
+    for turn in range(plan.exchanges):
+        ours.append(_median("\n".join(line for _, line in site.followed(cluster, folder))))
+        theirs.append(_median(site.together(cluster, _torchrun(cluster, folder, 29500 + turn))[0]))
+    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+    return Chapter(
+        "all_reduce of 25 MB over three machines",
+        [
+            Measure("under the daemon", SECONDS, ours),
+            Measure("under torchrun", SECONDS, theirs),
+            Measure("the daemon's time, next to torchrun's", RATIO, ratios, EXCHANGE),
+        ],
+    )
+
+
+def _torchrun(cluster: Cluster, folder: str, port: int) -> list[list[str]]:
+    head = cluster.fleet.address("a")
+    return [
+        [
+            *(str(site.BIN / "torchrun"), "--nnodes=3", f"--node-rank={number}"),
+            *(f"--master-addr={head}", f"--master-port={port}", f"{folder}/script.py"),
+        ]
+        for number in range(3)
+    ]
+
+
+def _median(said: str) -> float:
+    line = next(line for line in said.splitlines() if "TIMES" in line)
+    times = sorted(json.loads(line.partition("TIMES")[2]))
+    return float(times[len(times) // 2])
+
+
+def _idle(cluster: Cluster, plan: Plan) -> Chapter:
+    pids = {m.name: m.host_pid(int(m.show("MainPID"))) for m in cluster.fleet}
+    before = {name: _proc.cpu_seconds(pid) for name, pid in pids.items()}
+    time.sleep(plan.idle_s)
+    shares = {
+        name: (_proc.cpu_seconds(pid) - before[name]) / plan.idle_s for name, pid in pids.items()
+    }
+    measures = [
+        Measure(f"{'coordinator' if name == 'a' else 'member'} {name}", SHARE, [share], IDLE)
+        for name, share in shares.items()
+    ]
+    return Chapter("Processor time of idle daemons", measures)
+
+
+def _run(plan: Plan) -> list[Chapter]:
+    with site.founded(RATE) as cluster:
+        chapters = []
+        for what in (_starts, _shipping, _exchange, _idle):
+            print(f"… {what.__name__.strip('_')}", file=sys.stderr)
+            chapters.append(what(cluster, plan))
+    return chapters
+
+
+def main() -> int:
+    given = _program.parser(__doc__ or "", torch=False).parse_args()
+    plan = QUICK if given.quick else Plan()
+    about = _machine.about()
+    begin = time.monotonic()
+    chapters = _run(plan)
+    judged = not given.quick
+    notes = [*_machine.busy_notes(about), f"load at the end: {os.getloadavg()[0]:.2f}"]
+    data = {c.title: [measure.data(judged) for measure in c.measures] for c in chapters}
+    name = _program.file_name("cluster", given.quick)
+    sheets = [chapter.sheet(judged) for chapter in chapters]
+    method = METHOD.format(idle=plan.idle_s)
+    result = Result(name, about, method, sheets, notes, {"chapters": data})
+    screen = console()
+    _report.show(result, screen)
+    written = _report.write(result, given.out)
+    names = ", ".join(path.name for path in written)
+    screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_program.guarded(main))
