@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,11 +29,13 @@ ALLOWED = {
     "figures": {"domain", "wire"},
     "report": {"figures", "domain", "wire", "text"},
     "top": {"client", "domain", "wire", "text", "config", "errors"},
+    "trust": {"errors"},
+    "peering": {"control", "domain", "wire", "errors"},
     "ship": {"errors"},
     "shim": {"ship"},
     "client": {"domain", "ship", "wire", "config", "errors"},
     "daemon": {
-        *("control", "figures", "domain", "jobfile", "shim", "wire", "shm"),
+        *("control", "figures", "domain", "jobfile", "shim", "wire", "shm", "trust", "peering"),
         *("config", "errors", "log"),
     },
     "cli": {
@@ -53,7 +56,7 @@ LATE = {("autoload", "torch")}
 # What never loads torch or numpy: the daemon is small, a command is instant.
 LIGHT = {
     *("domain", "jobfile", "control", "figures", "ship", "shim", "client", "daemon"),
-    *("top", "report", "cli"),
+    *("top", "report", "cli", "trust", "peering"),
 }
 # What an attempt's supervisor loads: a job must not break when a package is replaced under it.
 SHIM_USES = {"shim", "ship/unpack.py", "ship/entries.py", "ship/inside.py"}
@@ -108,6 +111,17 @@ def test_a_module_imports_only_from_below(module: str) -> None:
     late = {to for source, to in LATE if source == layer}
     assert found - late <= ALLOWED[layer], f"{module} imports {found - ALLOWED[layer]}"
     assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
+
+
+def test_the_architecture_names_every_module_of_the_daemon_and_no_other() -> None:
+    _, _, rest = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("### Inside the daemon")
+    rows = [line.split("|") for line in rest.partition("## ")[0].splitlines() if "/` |" in line]
+    named = {row[1].strip(" `/"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
+    for folder in (PACKAGE / "daemon", *(PACKAGE / "daemon").glob("*/")):
+        there = {path.stem for path in folder.glob("*.py")} - {"__init__"}
+        if there:
+            assert named.pop(folder.name) == there, folder.name
+    assert not named
 
 
 def test_the_layers_have_no_circle() -> None:

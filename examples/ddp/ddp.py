@@ -1,7 +1,8 @@
 """Plain DistributedDataParallel: a small net learns a curve, and survives a crash.
 
 All that WIIIIIDE adds to an ordinary script is the backend's name and `progress`. The working
-directory outlives a restart, so a checkpoint in it is enough to resume.
+directory outlives a restart, so a checkpoint in it is enough to resume. On several machines each
+has its own, and a restart may be on others: all save, and whoever has the latest gives it to all.
 """
 
 import argparse
@@ -32,11 +33,12 @@ def save(state: dict[str, Any]) -> None:
 
 
 def load() -> Any:
-    """The checkpoint or None. Rank 0 reads it for all: others may be on other machines."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0 and os.path.exists(CHECKPOINT):
-        found = [torch.load(CHECKPOINT)]
-    dist.broadcast_object_list(found)
+    """The latest checkpoint that any machine has, or None."""
+    own = torch.load(CHECKPOINT) if os.path.exists(CHECKPOINT) else None
+    steps: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(steps, 0 if own is None else own["step"])
+    found = [own]
+    dist.broadcast_object_list(found, src=steps.index(max(steps)))
     return found[0]
 
 
@@ -47,7 +49,7 @@ def main() -> None:
     options = parser.parse_args()
 
     dist.init_process_group("wiiiiide")
-    rank = dist.get_rank()
+    rank, saves = dist.get_rank(), os.environ["LOCAL_RANK"] == "0"
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(2, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh())
     net.append(nn.Linear(128, 1))
@@ -67,8 +69,11 @@ def main() -> None:
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         progress(step, total=options.steps, loss=loss.item(), samples=len(x))  # for wiiiiide top
-        if rank == 0 and (step % options.save_every == 0 or step == options.steps):
+        if step % options.save_every and step != options.steps:
+            continue
+        if saves:
             save({"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step})
+        if rank == 0:
             print(f"step {step:>5}/{options.steps}  loss {loss.item():.5f}  saved")
     dist.destroy_process_group()
 

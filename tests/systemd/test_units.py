@@ -93,6 +93,13 @@ def test_jobs_outlive_the_daemon_in_both_units() -> None:
         assert "RestartPreventExitStatus=78" in lines
 
 
+def test_a_machine_without_a_network_is_not_kept_waiting() -> None:
+    unit = (CHECKOUT / "systemd/wiiiiided.service").read_text()
+    settings = [line for line in unit.splitlines() if not line.startswith("#")]
+    assert "After=network.target" in settings
+    assert not any("network-online" in line for line in settings)
+
+
 def test_nothing_that_hurts_training_is_on() -> None:
     lines = (CHECKOUT / "systemd/wiiiiided.service").read_text().splitlines()
     settings = {line.partition("=")[0] for line in lines if "=" in line and line[0] != "#"}
