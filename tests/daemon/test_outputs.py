@@ -338,6 +338,7 @@ def test_a_disk_that_would_be_full_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(outputs, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(outputs, "ROOM_SHARE", 2.0)
 
     async def scene() -> None:
         async with site(tmp_path) as here:

@@ -34,7 +34,8 @@ from wiiiiided.shim.files import write_durably
 
 FAILED, NO_SUCH = 1, 6
 PIECE_BYTES = 1 << 18
-ROOM_BYTES = 512 << 20  # stays free: the queue's own state is on the same disk
+# Stays free: the queue's own state is on the same disk. A tenth of a small one.
+ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1
 RECORD = "collection"
 MOST_RECORD_BYTES = 1 << 22
 
@@ -202,8 +203,9 @@ class Incoming:
             text = f"they are more than {as_bytes(self._limit)} (limits.outputs)"
             raise TooLarge(text)
         disk = os.fstatvfs(self._fd)
-        if disk.f_bavail * disk.f_frsize < ROOM_BYTES + len(data):
-            text = f"less than {as_bytes(ROOM_BYTES)} would be left on the disk"
+        room = min(ROOM_BYTES, int(disk.f_blocks * disk.f_frsize * ROOM_SHARE))
+        if disk.f_bavail * disk.f_frsize < room + len(data):
+            text = f"less than {as_bytes(room)} would be left on the disk"
             raise OSError(errno.ENOSPC, text)
         for found in self._reader.feed(data):
             self.files += isinstance(found, Entry)
