@@ -36,7 +36,7 @@ ALLOWED = {
     "client": {"domain", "ship", "wire", "config", "errors"},
     "daemon": {
         *("control", "figures", "domain", "jobfile", "shim", "wire", "shm", "trust", "peering"),
-        *("config", "errors", "log"),
+        *("config", "errors", "log", "text"),
     },
     "cli": {
         *("client", "control", "daemon", "domain", "figures", "jobfile", "report", "ship", "top"),

@@ -18,6 +18,7 @@ import re
 import unicodedata
 
 ELLIPSIS = "…"
+SENTENCE_CHARS = 1000  # of a reason that a job or another machine gave
 
 # Control characters (C0 without tab, DEL, C1), what turns the direction of text, separators of
 # lines, invisible marks of order, and halves of characters, which cannot be printed at all.
@@ -37,6 +38,12 @@ def _escaped(match: re.Match[str]) -> str:
 def clean(text: str) -> str:
     """One line of text with nothing in it that a terminal would obey."""
     return _UNSAFE.sub(_escaped, text)
+
+
+def plain(text: str, most: int = SENTENCE_CHARS) -> str:
+    """Untrusted text before it is kept or logged: one line, printable, of a length one reads."""
+    shown = "".join(char if char.isprintable() else "?" for char in text[:most])
+    return shown.encode("utf-8", "replace").decode()
 
 
 def cell(text: str) -> str:

@@ -20,8 +20,7 @@ from tests.kit.conditions import wait_until
 from tests.kit.gates import Port
 from tests.kit.leaks import open_descriptors
 from wiiiiided.daemon.port import gate as module
-from wiiiiided.daemon.port.far_end import uid_at
-from wiiiiided.daemon.port.gate import Gate
+from wiiiiided.daemon.port.gate import Gate, uid_at
 from wiiiiided.errors import HostError
 from wiiiiided.net import tls
 from wiiiiided.wire.knock import ANSWER_BYTES, Knock, Knocker, Reason, Unwelcome

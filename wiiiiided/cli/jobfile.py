@@ -14,12 +14,11 @@ import typer
 from wiiiiided.cli.screen import put_json, say
 from wiiiiided.client import ClientError
 from wiiiiided.config import passed
+from wiiiiided.domain.codes import INVALID
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.jobfile.problem import Invalid, Problem
 from wiiiiided.jobfile.read import read_file
 from wiiiiided.ship.survey import PackError
-
-INVALID = 3
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")

@@ -19,9 +19,9 @@ from wiiiiided import __version__
 from wiiiiided.cli import screen
 from wiiiiided.cli.group import Commands, plain_app
 from wiiiiided.config import Config
+from wiiiiided.domain.codes import FAILED, INTERRUPTED, PIPE_CLOSED, USAGE
 from wiiiiided.errors import UsageError, WiiiiideError
 
-FAILED, USAGE, INTERRUPTED, PIPE_CLOSED = 1, 2, 130, 141
 # Nothing else here leaves these as they are: they come from writing to stdout.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 

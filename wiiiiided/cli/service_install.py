@@ -14,9 +14,6 @@ from pathlib import Path
 from wiiiiided.cli import service_access as access
 from wiiiiided.cli import service_files as files
 from wiiiiided.cli.service_system import (
-    FAILED,
-    NOT_ALLOWED,
-    USAGE,
     Stop,
     System,
     check_root,
@@ -25,6 +22,7 @@ from wiiiiided.cli.service_system import (
     lingering,
 )
 from wiiiiided.config import Paths
+from wiiiiided.domain.codes import FAILED, NOT_ALLOWED, USAGE
 
 USERS = ("wiiiiide", "wiiiiide-job")
 

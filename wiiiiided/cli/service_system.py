@@ -13,10 +13,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from wiiiiided.domain.codes import FAILED, NOT_ALLOWED
 from wiiiiided.errors import HostError
 
 COMMAND_S = 120.0  # a start waits for READY, which waits for the adoption of all jobs
-FAILED, USAGE, NOT_ALLOWED, CANNOT = 1, 2, 5, 7  # exit codes
+CANNOT = 7
 
 
 class Stop(HostError):

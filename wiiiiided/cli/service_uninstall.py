@@ -12,15 +12,9 @@ from pathlib import Path
 
 from wiiiiided.cli import service_files as files
 from wiiiiided.cli.service_install import USERS
-from wiiiiided.cli.service_system import (
-    FAILED,
-    Stop,
-    System,
-    check_root,
-    check_session,
-    check_systemd,
-)
+from wiiiiided.cli.service_system import Stop, System, check_root, check_session, check_systemd
 from wiiiiided.config import Paths
+from wiiiiided.domain.codes import FAILED
 
 
 def uninstall_service(system: System, *, purge: bool, force: bool) -> None:

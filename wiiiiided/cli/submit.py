@@ -21,6 +21,7 @@ from wiiiiided.cli.progress import counted, waiting
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import job_id
 from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon
+from wiiiiided.domain.codes import NEVER
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.node import Node
 from wiiiiided.jobfile.problem import Invalid
@@ -28,7 +29,6 @@ from wiiiiided.ship.pack import PackError, pack
 from wiiiiided.ship.survey import size_words, survey
 from wiiiiided.wire.messages import Submitted
 
-NEVER = 7
 ALONE = "this machine alone"
 UNKNOWN = "what earlier runs needed is not known"
 NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none

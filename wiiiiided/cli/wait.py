@@ -15,9 +15,8 @@ from wiiiiided.cli.options import Ids, Json
 from wiiiiided.cli.several import ids_of
 from wiiiiided.cli.words import seconds
 from wiiiiided.client import Client, TimedOut
+from wiiiiided.domain.codes import TIMED_OUT
 from wiiiiided.wire.messages import JobView
-
-TIMED_OUT = 124
 
 
 def command(

@@ -31,11 +31,10 @@ from wiiiiided.control.job import (
 )
 from wiiiiided.control.state import MAX_BACKOFF_S, State
 from wiiiiided.control.versions import listed
+from wiiiiided.domain.codes import TIMED_OUT
 from wiiiiided.domain.spec import RestartCause
 from wiiiiided.domain.states import MOVES
 from wiiiiided.errors import WiiiiideError
-
-TIMED_OUT = 124  # as timeout(1) has it
 
 
 class IllegalMove(WiiiiideError):

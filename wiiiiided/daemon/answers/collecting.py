@@ -23,15 +23,16 @@ from wiiiiided.control.actions import Tell
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Asks, NoAnswer
-from wiiiiided.daemon.answers.outputs import NO_SUCH, Collection, Outputs, Part, TooLarge
+from wiiiiided.daemon.answers.outputs import Collection, Outputs, Part, TooLarge
 from wiiiiided.daemon.answers.tars import BadTar
 from wiiiiided.daemon.keeper import Keeper
-from wiiiiided.daemon.shares.workers import plain
 from wiiiiided.daemon.store import StoreError
+from wiiiiided.domain.codes import NO_SUCH
 from wiiiiided.domain.states import ENDED
 from wiiiiided.figures.predict import as_bytes
 from wiiiiided.log import about, logger
 from wiiiiided.peering import messages as p
+from wiiiiided.text import plain
 
 AT_ONCE = 2
 AGAIN_S = 300.0  # until a node is asked again that is heard and did not answer this

@@ -10,13 +10,13 @@ from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.watching.picture import Picture
 from wiiiiided.daemon.watching.sampler import LEAST_S
+from wiiiiided.domain.codes import USAGE
 from wiiiiided.domain.figures import Forecast, RunRecord
 from wiiiiided.domain.limits import MAX_NAME
 from wiiiiided.figures.predict import forecast
 from wiiiiided.wire import messages as m
 
 MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks again
-USAGE: Final = 2
 
 
 class Figures:

@@ -14,10 +14,10 @@ from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import StoreError
+from wiiiiided.domain.codes import FAILED, NEVER, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.states import ENDED, MOVES
 from wiiiiided.wire import messages as m
 
-FAILED, USAGE, INVALID, NOT_ALLOWED, NO_SUCH, NEVER = 1, 2, 3, 5, 6, 7
 STORY_LINES = 1000  # that are shown of a job's story
 MOST_LISTED = 100_000
 

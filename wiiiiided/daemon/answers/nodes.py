@@ -24,12 +24,13 @@ from wiiiiided.control.nodes import (
 )
 from wiiiiided.daemon.answers import views
 from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.jobs import FAILED, NO_SUCH, NOT_ALLOWED, Jobs
+from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.talk import Caller
 from wiiiiided.daemon.cluster.members import Members
-from wiiiiided.daemon.shares.workers import plain
+from wiiiiided.domain.codes import FAILED, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.node import Node
 from wiiiiided.log import logger
+from wiiiiided.text import plain
 from wiiiiided.wire import messages as m
 
 REASON_CHARS = 200
@@ -92,7 +93,7 @@ class NodeRequests:
         _only_admin(caller, "drain a node")
         name, keeper = request.name, self.jobs.keeper
         self._check(name, refusal_to_drain(keeper.state, name))
-        reason = plain(request.reason[:REASON_CHARS])
+        reason = plain(request.reason, REASON_CHARS)
         self.jobs.ask(e.NodeDrained(keeper.clock(), name, caller.user, reason))
         return self.view(name)
 

@@ -27,12 +27,12 @@ from msgspec.structs import replace
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.tars import BadTar, Entry, Reader
+from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.figures.predict import as_bytes
 from wiiiiided.log import about, logger
 from wiiiiided.shim.files import write_durably
 
-FAILED, NO_SUCH = 1, 6
 PIECE_BYTES = 1 << 18
 # Stays free: the queue's own state is on the same disk. A tenth of a small one.
 ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1

@@ -28,6 +28,7 @@ from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives, Upload
+from wiiiiided.domain.codes import FAILED, NO_DAEMON
 from wiiiiided.errors import UsageError
 from wiiiiided.log import logger
 from wiiiiided.peering import messages as p
@@ -35,8 +36,6 @@ from wiiiiided.trust.identity import Place
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
-AWAY = 4  # the exit code of a command whose daemon does not answer
-FAILED = 1
 # How long the coordinator may be away before the answer is no: less than a command waits.
 AT_ONCE_S = 4.0
 PATIENT_S = 20.0
@@ -100,7 +99,7 @@ class Relay:
         except TimeoutError:
             text = f"the coordinator {place.name} ({place.door}) does not answer: {why}"
             hint = f"is {place.name} on, and wiiiiided running there?"
-            raise Refuse(AWAY, f"{text}; jobs go on", hint) from None
+            raise Refuse(NO_DAEMON, f"{text}; jobs go on", hint) from None
         except Turned as no:
             hint = "wiiiiide leave takes it out of that cluster" if no.removed else no.hint
             raise Refuse(no.code, str(no), hint) from no

@@ -19,7 +19,7 @@ from wiiiiided.daemon.answers import views
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Asks
 from wiiiiided.daemon.answers.figures import Figures
-from wiiiiided.daemon.answers.jobs import USAGE, Jobs
+from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.nodes import Cluster, NodeRequest, NodeRequests
 from wiiiiided.daemon.answers.ranks import RankRequests
 from wiiiiided.daemon.answers.share import Share
@@ -32,6 +32,7 @@ from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.domain.codes import USAGE
 from wiiiiided.wire import messages as m
 
 

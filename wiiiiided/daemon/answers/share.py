@@ -19,12 +19,12 @@ from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.spawn import ended
 from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.errors import HostError
 from wiiiiided.peering import messages as p
 from wiiiiided.shim import files
 from wiiiiided.wire import messages as m
 
-FAILED, NO_SUCH = 1, 6
 LOOK_EVERY_S = 0.1  # files have no bell that works everywhere; while somebody looks, look often
 QUIET_S = 3.0  # without a line: an empty message says that we are still here
 PIECE_BYTES = 1 << 17

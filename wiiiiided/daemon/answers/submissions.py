@@ -9,10 +9,11 @@ from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.jobs import FAILED, INVALID, NEVER, Jobs
+from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.domain.codes import FAILED, INVALID, NEVER
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.errors import UsageError
 from wiiiiided.wire import messages as m

@@ -21,11 +21,12 @@ import msgspec
 
 from wiiiiided import __version__
 from wiiiiided.daemon.answers.talk import Talk
-from wiiiiided.daemon.shares.workers import plain
+from wiiiiided.domain.codes import NOT_ALLOWED, USAGE
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, logger
 from wiiiiided.peering import messages as p
 from wiiiiided.peering.agree import common_protocol, disagreement
+from wiiiiided.text import plain
 from wiiiiided.trust.tls import Peer, peer_of
 from wiiiiided.wire import stream
 
@@ -35,7 +36,7 @@ STRANGERS: Final = 32  # who greet or join; of more, the oldest goes
 STRANGERS_BYTES: Final = 64 << 10  # of their messages: a signing request is the largest
 GOODBYE_S: Final = 1.0  # for the last words to who was removed
 FIRST_WORDS_S: Final = 10.0
-USAGE, NOT_ALLOWED, BUSY = 2, 5, 1
+BUSY = 1
 FOR_STRANGERS: Final = ("greet", "join")
 
 Handler = Callable[[Talk, p.Opening], Awaitable[None]]

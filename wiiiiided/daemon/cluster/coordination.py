@@ -27,16 +27,17 @@ from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.port.doors import Doors
 from wiiiiided.daemon.port.gate import Gate
 from wiiiiided.daemon.shares.archives import Archives
-from wiiiiided.daemon.shares.workers import Workers, plain
+from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.domain.codes import FAILED
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, logger
 from wiiiiided.peering import messages as p
+from wiiiiided.text import plain
 from wiiiiided.trust.certificate import is_due
 from wiiiiided.trust.identity import Identity
 from wiiiiided.trust.tls import Peer
 from wiiiiided.wire import messages as m
 
-FAILED = 1
 HEARD_S = 5.0
 NAME_CHARS = 64
 
@@ -117,7 +118,7 @@ class Coordination:
         if person is None or talk.peer is None or self.api is None:
             await talk.say(m.Refused(2, "a request is a person's, and none was named"))
             return
-        user = plain(person.user)[:NAME_CHARS]
+        user = plain(person.user, NAME_CHARS)
         await self.api.serve(talk, Caller(person.uid, user, person.admin, talk.peer.name))
 
     async def _fetch(self, talk: Talk, opening: p.Opening) -> None:

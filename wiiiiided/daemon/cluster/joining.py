@@ -38,6 +38,7 @@ from msgspec.structs import replace
 from wiiiiided import __version__
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.cluster import own_address
+from wiiiiided.domain.codes import FAILED, NO_DAEMON, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import PORT, Node
 from wiiiiided.errors import UsageError
 from wiiiiided.peering import messages as p
@@ -60,9 +61,8 @@ from wiiiiided.wire import stream
 CONNECT_S = 5.0
 ANSWER_S = 10.0
 ANSWER_BYTES = 256 << 10  # of a stranger
-SENTENCE_CHARS = 1000  # of what a stranger says, as far as it is passed on
+SENTENCE_CHARS = 1000
 
-FAILED, USAGE, NO_DAEMON, NOT_ALLOWED = 1, 2, 4, 5
 
 Answer = TypeVar("Answer")
 

@@ -27,13 +27,13 @@ from wiiiiided.daemon.cluster.line import Line
 from wiiiiided.daemon.cluster.members import Members
 from wiiiiided.daemon.cluster.perform import Assigner
 from wiiiiided.daemon.keeper import Keeper
-from wiiiiided.daemon.shares.workers import plain
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.states import ON_NODES
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, about, logger
 from wiiiiided.peering import messages as p
 from wiiiiided.peering.figures import NodeFigures
+from wiiiiided.text import plain
 from wiiiiided.trust.certificate import is_due
 from wiiiiided.wire.messages import Message
 
@@ -210,7 +210,7 @@ def restamped(event: Any, at: float) -> Any:
 
 
 def _version(text: str) -> str:
-    return plain(text)[:VERSION_CHARS]
+    return plain(text, VERSION_CHARS)
 
 
 def _sound(node: Node, name: str) -> Node:
@@ -218,9 +218,7 @@ def _sound(node: Node, name: str) -> Node:
     counts = (node.cores - 1, node.memory, node.gpus)
     if not all(0 <= count < LARGEST for count in counts):
         raise WiiiiideError(f"{name} describes itself as what cannot be")
-    return replace(
-        node, name=name, boot_id=plain(node.boot_id)[:64], version=_version(node.version)
-    )
+    return replace(node, name=name, boot_id=plain(node.boot_id, 64), version=_version(node.version))
 
 
 def _may_say(job: Job, node: str, event: p.NodeEvent) -> bool:

@@ -50,6 +50,7 @@ from wiiiiided.daemon.watching.machine import Machine
 from wiiiiided.daemon.watching.pages import Pages
 from wiiiiided.daemon.watching.pusher import Pusher
 from wiiiiided.daemon.watching.reader import Reader
+from wiiiiided.domain.codes import FAILED, NO_DAEMON
 from wiiiiided.domain.node import Node
 from wiiiiided.log import about, logger
 from wiiiiided.peering import messages as p
@@ -57,7 +58,6 @@ from wiiiiided.trust.identity import Identity
 from wiiiiided.trust.tls import Peer, why_not_coordinator
 from wiiiiided.wire import messages as m
 
-FAILED, NO_DAEMON = 1, 4
 ANSWER_S = 15.0
 YOUNG_S = 600.0  # an archive that came by here with a submit, and whose job is still to start
 FORGET_S = 600.0  # for shares to end whose files are to go

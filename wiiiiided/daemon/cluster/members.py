@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.domain.codes import FAILED, NO_SUCH, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import UsageError
 from wiiiiided.peering.messages import Joined, JoinRequest
@@ -36,8 +37,6 @@ from wiiiiided.trust.request import new_request
 from wiiiiided.trust.tls import Peer
 from wiiiiided.trust.token import SECRET_BYTES, Token, hash_of
 from wiiiiided.wire.messages import TokenCreated
-
-FAILED, USAGE, NOT_ALLOWED, NO_SUCH = 1, 2, 5, 6
 
 MEMBERS: Final = 1024
 TOKENS: Final = 1024  # that could still be used

@@ -19,13 +19,13 @@ from typing import Protocol
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.cluster.joining import init_cluster, join_cluster, view_of
+from wiiiiided.domain.codes import FAILED, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 from wiiiiided.trust.identity import Identity, forget
 from wiiiiided.wire import messages as m
 
-FAILED, USAGE, NOT_ALLOWED = 1, 2, 5
 AGAIN_S = 0.05  # after the answer: it has left by then
 
 RoleRequest = m.Init | m.Join | m.Leave | m.Renew

@@ -36,10 +36,10 @@ from typing import Final
 
 from wiiiiided import log
 from wiiiiided.daemon.port.doors import DoorBusy, Doors, NoDoor
-from wiiiiided.daemon.port.far_end import uid_at
 from wiiiiided.daemon.shares.spawn import readable
 from wiiiiided.errors import HostError, Refused, WiiiiideError
 from wiiiiided.log import logger
+from wiiiiided.shim.sockets import other_end
 from wiiiiided.wire.knock import MAGIC, Porter, Reason, State
 
 MAX_SILENT: Final = 64
@@ -363,3 +363,12 @@ def _sentence(problem: OSError | WiiiiideError) -> str:
     if isinstance(problem, OSError):
         return problem.strerror or str(problem) or type(problem).__name__
     return str(problem)
+
+
+def uid_at(connection: socket.socket) -> int | None:
+    """The user of the process at the other end; None when it is not on this machine, or gone."""
+    try:
+        end = other_end(connection.getsockname(), connection.getpeername())
+    except OSError:
+        return None
+    return None if end is None else end.uid

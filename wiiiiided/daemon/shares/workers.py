@@ -44,9 +44,9 @@ from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
 from wiiiiided.peering.messages import Assignment
 from wiiiiided.shim import files
+from wiiiiided.text import plain
 
 TERMINATED = 128 + 15
-REASON_CHARS = 1000
 LOOK_EVERY_S = 0.05
 KEY = "key"  # of an attempt: who has it may knock
 UNKNOWN = "the coordinator does not know this attempt any more"
@@ -469,9 +469,3 @@ def is_another(kept: Job, job: Job) -> bool:
     if old is None or new is None:
         return False
     return old.number > new.number or (old.number == new.number and old.placed_at != new.placed_at)
-
-
-def plain(text: str) -> str:
-    """A sentence that a job may have written: one line, printable, of a length one reads."""
-    shown = "".join(char if char.isprintable() else "?" for char in text[:REASON_CHARS])
-    return shown.encode("utf-8", "replace").decode()

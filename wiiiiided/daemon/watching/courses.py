@@ -24,7 +24,7 @@ from msgspec.structs import replace
 from wiiiiided.control.job import Ended, Job, Stopping
 from wiiiiided.control.state import State
 from wiiiiided.daemon.shares.shims import Shim
-from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages, plain
+from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages
 from wiiiiided.daemon.watching.reader import Key, Reader, ranks_on
 from wiiiiided.daemon.watching.records import Records
 from wiiiiided.domain.figures import RankSample, RunRecord
@@ -32,6 +32,7 @@ from wiiiiided.figures.course import Course
 from wiiiiided.figures.rates import blank, fell
 from wiiiiided.log import about, logger
 from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, unpack
+from wiiiiided.text import plain
 
 FIRST_SAVED_S: Final = 5.0  # a daemon that is killed soon after leaves at least a trace
 SAVED_EVERY_S: Final = 60.0

@@ -22,6 +22,7 @@ from wiiiiided.domain.figures import RankSample
 from wiiiiided.errors import HostError
 from wiiiiided.figures.rates import fell
 from wiiiiided.shm import stats
+from wiiiiided.text import plain
 
 WORDS: Final = stats.SAID_NS + 1
 LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
@@ -238,11 +239,6 @@ def _take_codec(page: bytes, last: _Known, before: int, after: int) -> bool:
         last.codec = Codec(plain(name, CODEC_CHARS), plain(why, WHY_CHARS))
         last.codec_guard = before
     return True
-
-
-def plain(text: str, most: int) -> str:
-    """One line of printable characters, so many at most."""
-    return "".join(char if char.isprintable() else "?" for char in text[:most])
 
 
 def _waited(words: Words) -> dict[int, float]:
