@@ -164,10 +164,9 @@ NodeEvent = (
 
 
 class Report(Message, frozen=True):
-    """It has happened, `ago_s` seconds before this was sent: clocks of machines differ."""
+    """It has happened. Its times are the node's: clocks of machines differ, spans do not."""
 
     event: NodeEvent
-    ago_s: float = 0.0
 
 
 class Figures(Message, frozen=True):

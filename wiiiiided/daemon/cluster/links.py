@@ -162,7 +162,7 @@ class Links:
 
     def _reported(self, name: str, said: p.Report) -> None:
         now = self.keeper.clock()
-        event = restamped(said.event, now - min(max(0.0, said.ago_s), AGO_S))
+        event = restamped(said.event, now)
         node = getattr(event, "node", name)
         job = self.keeper.state.jobs.get(event.id)
         if node != name or (job is not None and not _may_say(job, name, event)):
