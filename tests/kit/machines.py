@@ -282,6 +282,19 @@ class Machine:
                 return child.pid
         raise ProcessLookupError(f"{self.name} has no process {pid}")
 
+    def processes_of(self, user: str) -> list[psutil.Process]:
+        """All that run as a user of the machine, but for those that have ended and are not yet
+        reaped. Asked from here: the machine may have no procps."""
+        uid = int(self.run("id", "-u", user).stdout)
+        found = []
+        for child in psutil.Process(self.leader()).children(recursive=True):
+            try:
+                if child.uids().real == uid and child.status() != psutil.STATUS_ZOMBIE:
+                    found.append(child)
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
     def den_path(self, name: str) -> Path:
         """A file of the den's, seen from here."""
         return Path(f"/proc/{self._keeper}/root{HOME}/{name}")

@@ -279,5 +279,5 @@ class Cluster:
 
     def leftovers(self, machine: Machine) -> str:
         """Processes of jobs, and shared memory, that outlived them."""
-        ranks = machine.run("pgrep", "-a", "-u", "wiiiiide-job", check=False).stdout
-        return (ranks + self.segments(machine)).strip()
+        ranks = [f"{process}" for process in machine.processes_of("wiiiiide-job")]
+        return "\n".join([*ranks, self.segments(machine)]).strip()

@@ -78,10 +78,8 @@ def test_a_job_that_ends_without_its_coordinator_is_reported_once(cluster: Clust
     assert all(cluster.starts(job, letter) == [f"1 {n}"] for n, letter in enumerate("abc"))
 
 
-def _ranks(cluster: Cluster) -> str:
-    return "".join(
-        machine.run("pgrep", "-u", "wiiiiide-job", check=False).stdout for machine in cluster.fleet
-    )
+def _ranks(cluster: Cluster) -> bool:
+    return any(machine.processes_of("wiiiiide-job") for machine in cluster.fleet)
 
 
 def test_a_machine_that_loses_power_is_named_and_comes_back_by_itself(cluster: Cluster) -> None:
@@ -210,7 +208,8 @@ def test_nothing_but_the_cluster_gets_in(cluster: Cluster) -> None:
         assert "used" in _words(c, f"{join} {token}")
         assert set(cluster.nodes()) == {"a", "b", "c"}
     finally:
-        c.run("pkill", "-f", "-U", "ada", "wiiiiided", check=False)
+        for process in c.processes_of("ada"):
+            process.kill()
         c.run("rm", "-rf", "/home/ada/own")
 
 

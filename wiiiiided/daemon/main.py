@@ -175,7 +175,7 @@ class Daemon(Host):
             self.cluster.api = self.api
 
     def _requests(self) -> Requests:
-        identity = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
+        facts = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
         asks, cluster = None, None
         if self.cluster is not None:
             share = Share(self.node.name, self.workers, self.runs)
@@ -183,7 +183,7 @@ class Daemon(Host):
             members, links = self.cluster.members, self.cluster.links
             cluster = Cluster(self.standing.cluster, members, links.remove)
         return Requests(
-            *(self.keeper, self.workers, self.runs, self.archives, identity),
+            *(self.keeper, self.workers, self.runs, self.archives, facts),
             *(lambda: self.settings, Figures(self.picture), self.standing, asks, cluster),
         )
 

@@ -276,7 +276,7 @@ class Member(Host):
         grace_s = max(
             (job.spec.policy.grace_s for job in self.workers.following.values()), default=0.0
         )
-        self.workers.reconcile((), reason=reason)
+        self.workers.reconcile((), reason=reason, grace=True)
         deadline = self.loop.time() + grace_s + END_S
         while self.workers.shims:
             if self.loop.time() > deadline:

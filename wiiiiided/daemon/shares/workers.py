@@ -194,10 +194,15 @@ class Workers:
                 self._follow(Assignment(job, ""), job.attempt.number, None)
 
     def reconcile(
-        self, given: Iterable[Assignment], others: Iterable[Key] = (), reason: str = UNKNOWN
+        self,
+        given: Iterable[Assignment],
+        others: Iterable[Key] = (),
+        reason: str = UNKNOWN,
+        grace: bool = False,
     ) -> None:
         """What the coordinator believes to be here: make it so. What it does not know ends, for
-        that `reason`; `others` are attempts that it knows and of which nothing more can be read."""
+        that `reason`; `others` are attempts that it knows and of which nothing more can be read.
+        Without a grace: it counts as ended already, and may have begun again elsewhere."""
         known = set(others)
         for one in given:
             if one.job.attempt is not None:
@@ -205,7 +210,7 @@ class Workers:
                 self.adopt(one)
         self._find((files.ORDER,), known)  # also a shim that has not claimed yet
         for key in {*self.shims, *self._preparing, *self._prepared} - known:
-            self.end(key, reason)
+            self.end(key, reason, grace)
 
     def decline(self, number: int, attempt: int, why: str) -> None:
         """An attempt that this version cannot read: a share that never began never will."""
@@ -215,14 +220,14 @@ class Workers:
             node, reason = self.here.node, plain(text)
             self.report(e.WorkersEnded(self.clock(), number, attempt, node, 1, reason))
 
-    def end(self, key: Key, reason: str) -> None:
+    def end(self, key: Key, reason: str, grace: bool) -> None:
         """End a share of which only this node knows."""
         if task := self._preparing.get(key):
             task.cancel()
         self._prepared.pop(key, None)
         if (shim := self.shims.get(key)) and not shim.was_stopped:
             self._forsaken.add(key)
-            shim.stop(self.following[key].spec.policy.grace_s, reason)
+            shim.stop(self.following[key].spec.policy.grace_s if grace else 0.0, reason)
 
     def kept(self, number: int) -> Job | None:
         """A job whose share was given to this node, as it was then."""
@@ -293,7 +298,7 @@ class Workers:
             for other in before:
                 if other == key:
                     self._superseded.add(other)
-                self.end(other, UNKNOWN)
+                self.end(other, UNKNOWN, grace=False)
             await asyncio.sleep(LOOK_EVERY_S)
         kept = self.kept(job.id)
         if kept is not None and is_another(kept, job):
