@@ -27,6 +27,9 @@ from wiiiiided.net import tls
 STEP_S = 20.0
 
 
+TURNS = 20
+
+
 class Port:
     """A machine's gate and its jobs' directories."""
 
@@ -69,7 +72,8 @@ class Port:
     def stop(self) -> None:
         """It goes, as an orderly daemon does."""
         self.run(self.gate.close())
-        self.call(lambda: None)  # transports close in a turn of their own
+        for _ in range(TURNS):
+            self.call(lambda: None)  # transports close in turns of their own, TLS in several
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())

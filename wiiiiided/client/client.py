@@ -192,6 +192,7 @@ class Client(Machines):
                 seen.rewind()
             follow = m.Logs(job, tuple(ranks), follow=True, tail=None if seen.attempt else tail)
             with self._open(m.Wait(job), None) as states, self._open(follow, None) as lines:
+                yield expect(states.answer(), m.JobView)  # first: how lines are shown depends on it
                 for answer in both(states, lines):
                     if isinstance(answer, m.JobView):
                         yield answer
