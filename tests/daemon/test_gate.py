@@ -39,10 +39,11 @@ def port(tmp_path: Path) -> Iterator[Port]:
     tls.server_context()
     with socket.socket() as warm:  # whatever a first socket or loop makes for good
         warm.fileno()
-    before = open_descriptors()
+    before = set(open_descriptors())
     with Port(tmp_path) as port:
         yield port
-    assert open_descriptors() == before
+    # Fewer is no fault: what earlier tests left may have been collected meanwhile.
+    assert not set(open_descriptors()) - before
 
 
 @pytest.fixture
