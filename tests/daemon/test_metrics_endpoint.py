@@ -326,6 +326,27 @@ def test_settings_open_change_and_close_it(token: Path, caplog: pytest.LogCaptur
     asyncio.run(body())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_whoever_comes_while_it_closes_is_not_left_waiting(token: Path, turns: int) -> None:
+    """The loop is that many turns on with the connection when the endpoint closes."""
+
+    async def body() -> bytes:
+        async with served(token) as endpoint:
+            assert endpoint.port is not None
+            came = socket.create_connection(("127.0.0.1", endpoint.port))
+            came.sendall(head())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await endpoint.close()
+        came.setblocking(False)
+        with came, contextlib.suppress(ConnectionResetError):
+            async with asyncio.timeout(30):
+                return await asyncio.get_running_loop().sock_recv(came, 1 << 16)
+        return b""
+
+    assert asyncio.run(body())[:9] in (b"", b"HTTP/1.1 ")
+
+
 def test_a_port_in_use_is_a_line_in_the_log(token: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:

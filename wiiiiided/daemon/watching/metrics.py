@@ -97,6 +97,13 @@ class Metrics:
         server, self._server, self._at = self._server, None, None
         if server is None:
             return
+        # A connection that asyncio has accepted and not yet given to the server, when that closes,
+        # is neither answered nor closed (up to Python 3.12). So: no new ones, then a turn of the
+        # loop for those that are on their way, then the end.
+        loop = asyncio.get_running_loop()
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        await asyncio.sleep(0)
         server.close()
         for task in list(self._open):
             task.cancel()
