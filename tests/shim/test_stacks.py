@@ -141,17 +141,16 @@ def test_a_rank_that_has_ended_gets_a_sentence(tmp_path: Path) -> None:
 
 
 def test_long_stacks_of_many_ranks_fit_into_a_line(tmp_path: Path) -> None:
-    deep = (
-        "import time\ndef f(n):\n    f(n - 1) if n else (print('deep', flush=True), time.sleep(99))"
-    )
-    program = f"import threading\n{deep}\n"
-    program += "for _ in range(80): threading.Thread(target=f, args=(90,), daemon=True).start()\n"
-    program += "f(90)"
+    deep = "import os, threading, time\ndef f(n):\n    "
+    # os.write: print would write text and newline one by one.
+    deep += "f(n - 1) if n else (os.write(1, b'deep\\n'), time.sleep(99))\n"
+    program = f"{deep}for _ in range(80):\n"
+    program += "    threading.Thread(target=f, args=(90,), daemon=True).start()\nf(90)"
     with Attempt(tmp_path, [sys.executable, "-c", program], workers=4) as attempt:
         attempt.start()
         listener = attempt.listen()
         for rank in range(4):
-            attempt.wait_for("deep", rank)
+            wait_until(lambda r=rank: len(attempt.texts(r)) == 81, PATIENCE_S, "all are deep")
         texts = listener.stacks()
         assert all(len(text) > 10_000 for text in texts.values())
         assert all(len(text) <= stacks.TEXT_BYTES for text in texts.values())

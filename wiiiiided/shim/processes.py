@@ -79,14 +79,24 @@ def send(process: Process, number: int) -> bool:
 
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal: without one, most signals would end it."""
-    return bool(_caught(pid) >> (number - 1) & 1)
+    return _has("SigCgt", number, _content(pid, "status"))
 
 
-def _caught(pid: int) -> int:
-    for line in _content(pid, "status").splitlines():
-        if line.startswith(b"SigCgt:"):
-            return int(line.split()[1], 16)
-    return 0
+def blocking(pid: int, number: int) -> set[int]:
+    """Its threads that take no such signal now: among them the one that is in its handler."""
+    try:
+        threads = [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return set()
+    return {one for one in threads if _has("SigBlk", number, _content(pid, f"task/{one}/status"))}
+
+
+def _has(mask: str, number: int, status: bytes) -> bool:
+    """Whether a signal is in one of the sets that /proc/PID/status shows."""
+    for line in status.splitlines():
+        if line.startswith(mask.encode()):
+            return bool(int(line.split()[1], 16) >> (number - 1) & 1)
+    return False
 
 
 def environment(pid: int) -> list[bytes]:

@@ -6,8 +6,12 @@ number for itself) would be ended or misled by it.
 
     for each rank, at once:     for each of its processes, one after the other:
                                   header ──► stacks-0, signal ──► handler ──► stacks-0
-                                  wait until the file has stopped growing, a second at most
+                                  wait until the handler is through, a second at most
     all done ──► one answer
+
+A handler is through when it has written and no thread is in it any more: the kernel blocks a signal
+for the thread that handles it. (That the file has stopped growing says less: on a busy machine a
+process may not run for a while in the middle of its stacks.)
 """
 
 from __future__ import annotations
@@ -26,7 +30,6 @@ if TYPE_CHECKING:
 
 SIGNAL = 59  # SIGRTMAX - 5; bootstrap/sitecustomize.py has it too
 LOOK_S = 0.02
-QUIET_LOOKS = 3  # a file that did not grow for so long is complete
 MOST_LOOKS = 50  # a second: a stopped process does not answer
 PROCESSES = 64  # of one rank
 TEXT_BYTES = 128 << 10  # of one rank
@@ -144,17 +147,17 @@ class Dump:
         with contextlib.suppress(OSError):
             os.write(self._fd, header)
         self._text += header
-        self._began = self._size = os.fstat(self._fd).st_size
-        self._looks = self._quiet = 0
+        self._began = os.fstat(self._fd).st_size
+        self._pid, self._looks = process.pid, 0
+        self._deaf = processes.blocking(process.pid, SIGNAL)  # threads that never take signals
         processes.send(process, SIGNAL)
         self._loop.after(LOOK_S, self._look)
 
     def _look(self) -> None:
-        size = os.fstat(self._fd).st_size
         self._looks += 1
-        self._quiet = self._quiet + 1 if size == self._size else 0
-        self._size = size
-        complete = self._quiet >= QUIET_LOOKS and size > self._began
+        # In this order: once it has written, its thread is in the handler until it is through.
+        has_begun = os.fstat(self._fd).st_size > self._began
+        complete = has_begun and processes.blocking(self._pid, SIGNAL) <= self._deaf
         if not complete and self._looks < MOST_LOOKS:
             self._loop.after(LOOK_S, self._look)
             return
