@@ -65,6 +65,7 @@ class Program:
         kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "COLUMNS")}
         self.env = {**kept, "WIIIIIDE_HOME": home, "TERM": "xterm"}
         self._started: list[subprocess.Popen[str]] = []
+        self.shown = ""  # on the terminal, so far
 
     def start(self, *words: str, **options: Any) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "wiiiiided.cli.main", *words]
@@ -86,6 +87,7 @@ class Program:
         process = self.start(*words, env={**self.env, **env}, **streams)
         os.close(theirs)
         shown = b""
+        self.shown = ""
         deadline = time.monotonic() + PATIENCE_S
         with contextlib.closing(open(ours, "rb", buffering=0)) as terminal:
             while time.monotonic() < deadline:
@@ -98,7 +100,8 @@ class Program:
                 if not piece:
                     break
                 shown += piece
-        return Result(process.wait(PATIENCE_S), shown.decode().replace("\r\n", "\n"), "")
+                self.shown = shown.decode(errors="replace").replace("\r\n", "\n")
+        return Result(process.wait(PATIENCE_S), self.shown, "")
 
     def close(self) -> None:
         for process in self._started:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import threading
 
 import msgspec
 import pytest
@@ -11,7 +10,6 @@ import pytest
 from tests.cli.kit import PATIENCE_S, Cli, Program
 from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeDaemon, Talk, ended, status
-from wiiiiided.cli.cancel import QUIET_S
 from wiiiiided.wire import messages as m
 
 
@@ -53,10 +51,8 @@ def test_several_are_cancelled_even_if_one_is_refused(cli: Cli, daemon: FakeDaem
 
 
 def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeDaemon) -> None:
-    never = threading.Event()
-
     def cancel(request: m.Cancel, talk: Talk) -> None:
-        never.wait(2 * QUIET_S)
+        wait_until(lambda: "--now" in program.shown, PATIENCE_S, "it says what it waits for")
         talk.say(ended(17, "cancelled", None))
 
     daemon.does(m.Cancel, cancel)
@@ -69,7 +65,7 @@ def test_a_coordinator_that_is_away_is_what_is_waited_for(
     program: Program, daemon: FakeDaemon
 ) -> None:
     def cancel(_: m.Cancel, talk: Talk) -> None:
-        wait_until(lambda: bool(daemon.asked(m.Status)), PATIENCE_S, "it asks what is wrong")
+        wait_until(lambda: "trying" in program.shown, PATIENCE_S, "it says what is wrong")
         talk.say(m.Refused(4, "the coordinator a does not answer"))
 
     away = msgspec.structs.replace(status(), problem="the coordinator a does not answer")

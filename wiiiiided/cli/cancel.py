@@ -48,14 +48,22 @@ def command(
 
 @contextmanager
 def _patience(client: Client) -> Iterator[None]:
-    """After a moment of silence, a person is told what is waited for."""
-    timer = threading.Timer(QUIET_S, lambda: say(_waited_for(client)))
+    """After a moment of silence, a person is told what is waited for; not after the end of it."""
+    over = threading.Event()
+
+    def explain() -> None:
+        text = _waited_for(client)
+        if not over.is_set():
+            say(text)
+
+    timer = threading.Timer(QUIET_S, explain)
     timer.daemon = True
     if sys.stderr.isatty():
         timer.start()
     try:
         yield
     finally:
+        over.set()
         timer.cancel()
 
 
