@@ -45,7 +45,7 @@ UNUSED: Final = 8  # certificates made for a member that it has not shown yet
 TTL_S: Final = (1.0, 30 * 86400.0)
 USES: Final = (1, MEMBERS)
 
-_NEW_TOKEN = "wiiiiide token create on the coordinator makes a new one"
+_NEW_TOKEN = "wiiiiide token create on any machine of the cluster makes a new one"
 
 
 class Members:
