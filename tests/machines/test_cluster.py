@@ -90,8 +90,7 @@ def test_a_job_is_cancelled_from_another_machine_and_nothing_is_left(cluster: Cl
     job = cluster.training()
     cluster.fleet["c"].wiiiiide("cancel", str(job))
     assert cluster.view(job)["state"] == "cancelled"
-    for machine in cluster.fleet:
-        assert not cluster.leftovers(machine)
+    cluster.nothing_left()
 
 
 def test_a_job_belongs_to_its_user_on_its_machine(cluster: Cluster) -> None:
