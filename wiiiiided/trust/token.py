@@ -45,8 +45,8 @@ class Token:
         text = text.strip()
         if not text.startswith(PREFIX):
             raise UsageError(
-                f"this is no token: one begins with {PREFIX!r}. wiiiiide token create on the "
-                "coordinator prints one"
+                f"this is no token: one begins with {PREFIX!r}. wiiiiide token create on any "
+                "machine of the cluster prints one"
             )
         try:
             raw = base64.b64decode(text[len(PREFIX) :], altchars=b"-_", validate=True)
