@@ -43,7 +43,7 @@ def test_an_owner_changes_a_job_from_where_it_was_submitted(tmp_path: Path) -> N
             blocker = [cluster.submit() for _ in range(3)]
             job = cluster.submit(owner=Owner("b", 1000, "ada"))
             held = await cluster.one(m.Hold(job), ADA_OF_B)
-            assert (held.state, len(blocker)) == ("held", 3)
+            assert (held.state, held.owner, len(blocker)) == ("held", "ada@b", 3)
 
     run(scene())
 

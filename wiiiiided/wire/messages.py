@@ -278,7 +278,7 @@ class JobView(Message, frozen=True):
     id: int
     name: str
     state: str  # of domain.states.STATES
-    owner: str
+    owner: str  # a user, and where there are several machines, which one's: ada, ada@b
     priority: int
     submitted_at: float  # seconds since 1970
     started_at: float | None  # of the latest attempt

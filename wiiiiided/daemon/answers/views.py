@@ -26,7 +26,7 @@ def view(state: State, job: Job, now: float) -> JobView:
         id=job.id,
         name=job.spec.name,
         state=job.state,
-        owner=job.owner.user,
+        owner=_owner(state, job),
         priority=job.spec.policy.priority,
         submitted_at=job.submitted_at,
         started_at=attempt.placed_at if attempt is not None else None,
@@ -38,6 +38,11 @@ def view(state: State, job: Job, now: float) -> JobView:
         code=ended.code if ended is not None else None,
         why=why(state, job, now),
     )
+
+
+def _owner(state: State, job: Job) -> str:
+    """Where there are several machines, which one's user: only there may it change the job."""
+    return f"{job.owner.user}@{job.owner.node}" if len(state.nodes) > 1 else job.owner.user
 
 
 def _workers(state: State, job: Job) -> int:
