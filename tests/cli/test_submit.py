@@ -59,6 +59,18 @@ def accepts(daemon: FakeDaemon, why: str = "runs on a") -> list[bytes]:
 # ---- what is said
 
 
+@pytest.mark.parametrize("problem", ["the coordinator a does not answer", "the disk is full"])
+def test_a_trouble_of_the_daemons_is_said_once(
+    cli: Cli, daemon: FakeDaemon, folder: Path, problem: str
+) -> None:
+    daemon.answers(m.Status, msgspec.structs.replace(status(), problem=problem))
+    daemon.answers(m.Submit, m.Refused(4, "the coordinator a does not answer"))
+    result = cli("submit", str(folder / "job.toml"))
+    assert result.code == 4
+    assert result.err.count(problem) == 1
+    assert result.err.count("the coordinator a does not answer") == 1
+
+
 def test_the_number_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
     got = accepts(daemon)
     result = cli("submit", str(folder / "job.toml"))

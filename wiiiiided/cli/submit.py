@@ -135,9 +135,14 @@ def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:
     client = connect()
     # So that nothing is packed for a daemon that is not there.
     status = client.status()
+    try:
+        submitted, sent = _send(client, job, secrets, hold)
+    except ClientError as refusal:
+        if status.problem not in str(refusal):
+            screen.say(f"note: the daemon says: {status.problem}")
+        raise
     if status.problem:
         screen.say(f"note: the daemon says: {status.problem}")
-    submitted, sent = _send(client, job, secrets, hold)
     if not as_json:
         screen.say(_shipped(sent, status.role))
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
