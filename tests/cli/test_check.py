@@ -149,3 +149,11 @@ def test_who_counts_progress_is_told(cli: Cli, folder: Path, backend: str) -> No
     assert result.code == 0
     told = "counts only when the script calls wiiiiided.torch.progress(step)" in result.err
     assert told == (backend != "wiiiiide")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl", "wiiiiide"])
+def test_an_interface_that_nothing_uses_is_a_note(cli: Cli, folder: Path, backend: str) -> None:
+    words = ("--set", "network.interface=eth0", "--set", f"network.backend={backend}")
+    result = cli("check", str(folder), *words)
+    assert result.code == 0
+    assert ("network.interface is for gloo and nccl" in result.err) == (backend == "wiiiiide")

@@ -26,7 +26,6 @@ avoid = ["pi"]
 [network]
 backend = "gloo"
 codec = "lz4"
-gradients = "bf16"
 interface = "192.168.1.0/24"
 encrypt = true
 [policy]
@@ -470,7 +469,7 @@ BAD = {
     ),
     # ---- network
     "choices": Bad(
-        RUN + '[network]\nbackend = "glo"\ncodec = "GZIP"\ngradients = 8\n',
+        RUN + '[network]\nbackend = "glo"\ncodec = "GZIP"\nencrypt = 8\n',
         (
             (
                 'job.toml:4: network.backend: "glo" is not one of "wiiiiide", "gloo", "nccl"; '
@@ -481,8 +480,8 @@ BAD = {
                 'for example codec = "none"'
             ),
             (
-                'job.toml:6: network.gradients: expected one of "exact", "bf16", "int8", '
-                'found the number 8; for example gradients = "bf16"'
+                "job.toml:6: network.encrypt: expected true or false, found the number 8; "
+                "for example encrypt = true"
             ),
         ),
     ),

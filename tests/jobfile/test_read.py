@@ -41,7 +41,6 @@ def test_every_value_reaches_its_field() -> None:
         network=spec.Network(
             backend="gloo",
             codec="lz4",
-            gradients="bf16",
             interface="192.168.1.0/24",
             encrypt=True,
         ),

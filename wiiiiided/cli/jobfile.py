@@ -94,6 +94,11 @@ def notes(spec: JobSpec) -> Iterator[str]:
             f'policy.hang_timeout with network.backend = "{spec.network.backend}" counts only '
             "when the script calls wiiiiided.torch.progress(step)"
         )
+    if spec.network.interface != "auto" and spec.network.backend == "wiiiiide":
+        yield (
+            "network.interface is for gloo and nccl; with wiiiiide ranks are reached through their "
+            "machine's one port, at the address that the machine has in the cluster"
+        )
 
 
 def report(invalid: Invalid, as_json: bool) -> int:

@@ -46,8 +46,7 @@ class Network(Struct, frozen=True):
 
     backend: Literal["wiiiiide", "gloo", "nccl"] = "wiiiiide"
     codec: Literal["auto", "none", "lz4"] = "auto"
-    gradients: Literal["exact", "bf16", "int8"] = "exact"
-    interface: str = "auto"  # a name, or a network in CIDR form
+    interface: str = "auto"  # of gloo or nccl: a name, or a network in CIDR form
     encrypt: bool = False
 
 

@@ -225,20 +225,13 @@ KEYS = (
         also=("compression",),
     ),
     Key(
-        "network.gradients",
-        Choice(("exact", "bf16", "int8")),
-        "How gradients travel between machines. Anything but `exact` loses precision.",
-        '"bf16"',
-        default='"exact"',
-    ),
-    Key(
         "network.interface",
         Text(
             'an interface: "auto", "enp3s0" or "192.168.1.0/24"',
             rules.interface,
             rules.INTERFACE_PATTERN,
         ),
-        "Where data between machines goes: by route, by an interface's name, or by a network.",
+        "The interface for gloo or nccl: by route, by its name, or by a network that it is in.",
         '"192.168.1.0/24"',
         default='"auto"',
         also=("ifname", "nic"),
