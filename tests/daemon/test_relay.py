@@ -43,8 +43,14 @@ class Member:
         self.archives = Archives(directory / "archives")
         self.standing = Standing("member", "lab", "a", lambda: False)
         about = DaemonFacts("private", cluster.b.node, 1.0, str(directory))
+        self.settings = Settings()
         self.relay = Relay(
-            *(self.dialer, lambda: Place("a", COORDINATOR, 9461), self.archives, Settings),
+            *(
+                self.dialer,
+                lambda: Place("a", COORDINATOR, 9461),
+                self.archives,
+                lambda: self.settings,
+            ),
             lambda: status_of(about, cluster.b.runs, self.standing, {}),
         )
         self.paths = Paths.private(str(directory))
@@ -130,7 +136,11 @@ def test_a_command_is_told_before_it_stops_waiting() -> None:
     assert patience(m.Logs(1)) < PATIENT_S - 5
 
 
-def test_a_coordinator_that_restarts_is_waited_for(tmp_path: Path) -> None:
+def test_a_coordinator_that_restarts_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.relay.AT_ONCE_S", 50.0)
+
     async def scene() -> None:
         async with member(tmp_path) as b:
             b.dialer.away.add(COORDINATOR)
@@ -208,14 +218,10 @@ def test_a_machine_without_room_for_a_copy_submits_all_the_same(
     run(scene())
 
 
-def test_a_copy_that_fails_in_the_middle_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_copy_that_fails_in_the_middle_leaves_nothing(tmp_path: Path) -> None:
     async def scene() -> None:
         async with member(tmp_path) as b:
-            monkeypatch.setattr(
-                "wiiiiided.daemon.answers.relay.archive_limit", lambda settings: 1 << 19
-            )
+            b.settings = Settings(archive_bytes=1 << 19, archive_files=0)
             *_, made = await submit(b)
             assert isinstance(made, m.Submitted)
             await until(lambda: not list(b.archives.directory.iterdir()), "nothing is left")

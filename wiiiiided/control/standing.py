@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from wiiiiided.control.job import Job, Result, Stopping
 from wiiiiided.control.machine import Machine
+from wiiiiided.domain.codes import TERMINATED
 from wiiiiided.domain.node import Drain, Node
 from wiiiiided.domain.states import ON_NODES
 
-TERMINATED = 128 + 15  # the code of a share whose end nobody saw
 TOLD_AFTER_S = 10.0  # a silence that is worth a line in a job's story; a restart is not
 
 

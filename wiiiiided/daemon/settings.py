@@ -58,6 +58,11 @@ class Settings:
     metrics_listen: Address | None = None
     metrics_token_file: str = ""
 
+    @property
+    def archive_limit(self) -> int:
+        """Bytes of the largest archive: the files', and what a tar needs besides."""
+        return self.archive_bytes + self.archive_files * 1024
+
 
 def read_settings(path: Path) -> Settings:
     """The settings in a file; the defaults where there is none."""

@@ -16,4 +16,5 @@ NO_SUCH: Final = 6  # job or node
 NEVER: Final = 7  # it can never run here
 TIMED_OUT: Final = 124  # as timeout(1) has it
 INTERRUPTED: Final = 130
+TERMINATED: Final = 143  # also of a share whose end nobody saw
 PIPE_CLOSED: Final = 141

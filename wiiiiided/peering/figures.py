@@ -29,7 +29,7 @@ import msgspec
 
 from wiiiiided.domain.figures import RankSample
 
-LARGEST: Final = 1 << 60  # of a counter: an exabyte
+LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
 LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
 LARGEST_MS: Final = 1 << 50
 PEERS: Final = 2  # of those a rank waited for, the ones it waited for longest

@@ -23,11 +23,10 @@ import msgspec
 
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Opens
-from wiiiiided.daemon.answers.submissions import PIECE_WITHIN_S, archive_limit
 from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares.archives import Archives, Upload
+from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives, Upload
 from wiiiiided.domain.codes import FAILED, NO_DAEMON
 from wiiiiided.errors import UsageError
 from wiiiiided.log import logger
@@ -112,7 +111,7 @@ class Relay:
         await talk.send(stream.MESSAGE, answer)
         if not _asks_for_archive(answer):
             return
-        limit = archive_limit(self._settings())
+        limit = self._settings().archive_limit
         with self._archives.pinned(request.archive), Copy(self._archives, limit) as copy:
             copy.begin(request.archive)
             whole = await _upload(talk, there, copy)

@@ -12,7 +12,7 @@ from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives
 from wiiiiided.domain.codes import FAILED, INVALID, NEVER
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.errors import UsageError
@@ -20,7 +20,6 @@ from wiiiiided.wire import messages as m
 
 SECRET_BYTES = 1 << 18
 UPLOADS = 4  # at once: each may be half a gigabyte
-PIECE_WITHIN_S = 30.0  # a client that was stopped must not keep the others from uploading
 
 
 class Submissions:
@@ -73,7 +72,7 @@ class Submissions:
         self.jobs.dependencies(request.spec.policy.after)
 
     async def receive(self, talk: Talk, request: m.Submit) -> None:
-        limit = archive_limit(self.settings())
+        limit = self.settings().archive_limit
         if request.archive_bytes > limit:
             raise Refuse(INVALID, f"the working directory is larger than {limit} bytes")
         async with self._uploads:
@@ -94,8 +93,3 @@ class Submissions:
                     raise
                 text = f"the working directory cannot be stored: {problem.strerror}"
                 raise Refuse(FAILED, f"{text}; nothing was queued") from problem
-
-
-def archive_limit(settings: Settings) -> int:
-    """Bytes of the largest archive: the files', and what a tar needs besides."""
-    return settings.archive_bytes + settings.archive_files * 1024

@@ -27,7 +27,7 @@ from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.port.doors import Doors
 from wiiiiided.daemon.port.gate import Gate
 from wiiiiided.daemon.shares.archives import Archives
-from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.daemon.shares.workers import HEARD_S, Workers
 from wiiiiided.domain.codes import FAILED
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, logger
@@ -38,7 +38,6 @@ from wiiiiided.trust.identity import Identity
 from wiiiiided.trust.tls import Peer
 from wiiiiided.wire import messages as m
 
-HEARD_S = 5.0
 NAME_CHARS = 64
 
 

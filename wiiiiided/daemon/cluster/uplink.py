@@ -22,7 +22,7 @@ from wiiiiided.control import events as e
 from wiiiiided.daemon.cluster.credentials import Credentials
 from wiiiiided.daemon.cluster.dial import Dialer, Turned, Unreachable
 from wiiiiided.daemon.cluster.line import Line
-from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.daemon.shares.workers import HEARD_S, Workers
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
@@ -34,7 +34,6 @@ FIRST_S, MOST_S = 0.2, 2.0  # between two tries
 TURNED_S = 10.0  # when it answered, and said no
 RECONCILE_S = 30.0
 RENEW_S = 15.0
-HEARD_S = 5.0  # between two words to the shims that the coordinator is there
 ASLEEP_S = 10.0  # beyond that: this machine slept, and what it finds in its socket is old
 
 

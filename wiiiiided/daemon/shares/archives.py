@@ -22,6 +22,7 @@ from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.errors import HostError, UsageError
 
 SEND_BYTES = 1 << 18
+PIECE_WITHIN_S = 30.0  # a sender that was stopped must not keep the others from sending
 
 
 class Archives:

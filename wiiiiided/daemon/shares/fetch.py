@@ -14,15 +14,12 @@ import msgspec
 
 from wiiiiided.daemon.cluster.dial import Dialer
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives
 from wiiiiided.errors import HostError
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.identity import Place
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
-
-PIECE_WITHIN_S = 30.0
-FILE_BYTES = 1024  # of an archive beyond a file's content
 
 
 class Fetcher:
@@ -42,11 +39,11 @@ class Fetcher:
 
     async def fetch(self, digest: str) -> None:
         """It is here when this returns. WiiiiideError, OSError, EOFError, TimeoutError: not."""
-        limits, place = self._settings(), self._coordinator()
+        place = self._coordinator()
         talk = await self._dialer.open(place.address, place.port, "fetch")
         try:
             await talk.say(p.FetchArchive(digest))
-            limit = limits.archive_bytes + limits.archive_files * FILE_BYTES
+            limit = self._settings().archive_limit
             with self._archives.receive(digest, limit) as upload:
                 while True:
                     async with asyncio.timeout(PIECE_WITHIN_S):

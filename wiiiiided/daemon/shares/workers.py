@@ -40,15 +40,15 @@ from wiiiiided.daemon.shares.prepare import AGAIN_S, NotYet, Preparer, Unprepare
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import FORFEITED, Shim, shim_command
 from wiiiiided.daemon.shares.spawn import HELPER_ENV, ended, spawn
+from wiiiiided.domain.codes import TERMINATED
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
 from wiiiiided.peering.messages import Assignment
 from wiiiiided.shim import files
 from wiiiiided.text import plain
 
-TERMINATED = 128 + 15
 LOOK_EVERY_S = 0.05
-KEY = "key"  # of an attempt: who has it may knock
+HEARD_S = 5.0  # between two words to the shims of when the coordinator was heard
 UNKNOWN = "the coordinator does not know this attempt any more"
 
 Key = tuple[int, int]  # job, attempt
@@ -400,7 +400,7 @@ class Workers:
         job = given.job
         fds: dict[str, int] = {}
         if given.key:
-            self.runs.write(job.id, attempt, KEY, bytes.fromhex(given.key))
+            self.runs.write(job.id, attempt, files.KEY, bytes.fromhex(given.key))
             self.runs.keep(job.id, _encode(job))
         try:
             fds["archive"] = self.archives.open(job.archive)

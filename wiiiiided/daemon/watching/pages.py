@@ -21,12 +21,11 @@ from wiiiiided.daemon.shares.runs import Runs, open_untrusted
 from wiiiiided.domain.figures import RankSample
 from wiiiiided.errors import HostError
 from wiiiiided.figures.rates import fell
+from wiiiiided.peering.figures import LARGEST, LARGEST_STEP
 from wiiiiided.shm import stats
 from wiiiiided.text import plain
 
 WORDS: Final = stats.SAID_NS + 1
-LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
-LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
 TRIES: Final = 3  # to find a guarded part at rest; it is written within microseconds
 CODEC_CHARS, WHY_CHARS = 16, 300
 
