@@ -105,7 +105,11 @@ class Daemon(Host):
         whose.settle(self.paths.jobs, "")
         self.archives = Archives(self.paths.state / "archives")
         here = Surroundings(
-            *(self.node.name, user, sys.executable, {} if system else inherited(), os.getuid()),
+            node=self.node.name,
+            user=user,
+            python=sys.executable,
+            inherited={} if system else inherited(),
+            daemon_uid=os.getuid(),
             door=self.node.door,
         )
         preparer = Preparer(self.archives, here)
@@ -133,7 +137,9 @@ class Daemon(Host):
             cluster = Coordination(members, self.keeper, assigner, self.workers, self.archives)
             self.performer.send = cluster.links.send
             self.standing = Standing(
-                *("coordinator", members.identity.cluster, self.node.name),
+                role="coordinator",
+                cluster=members.identity.cluster,
+                coordinator=self.node.name,
                 troubles=lambda: self.trouble or cluster.trouble,
             )
             self.cluster = cluster
@@ -151,8 +157,13 @@ class Daemon(Host):
     def _look_at_jobs(self) -> None:
         pages = Pages(self.runs, time.monotonic, time.time)
         courses = Courses(
-            *(self.node.name, pages, self.store.records, self.workers.shims, self.keeper.job),
-            *(time.monotonic, time.time),
+            self.node.name,
+            pages,
+            records=self.store.records,
+            shims=self.workers.shims,
+            find=self.keeper.job,
+            monotonic=time.monotonic,
+            clock=time.time,
         )
         self.sampler = Sampler(self.keeper, courses, Machine(time.monotonic), self.loop)
         self.picture = Picture(self.keeper, self.sampler, self.node, self.standing.cluster)
@@ -164,7 +175,9 @@ class Daemon(Host):
         self.roles.again = lambda: self.end("again")
         requests = self._requests()
         self.collector = Collector(
-            *(requests.ranks.outputs, requests.ranks.asks, self.keeper),
+            requests.ranks.outputs,
+            requests.ranks.asks,
+            self.keeper,
             limit=lambda: self.settings.outputs_bytes,
         )
         handle = self.roles.before(requests.handle)
@@ -183,8 +196,16 @@ class Daemon(Host):
             members, links = self.cluster.members, self.cluster.links
             cluster = Cluster(self.standing.cluster, members, links.remove)
         return Requests(
-            *(self.keeper, self.workers, self.runs, self.archives, facts),
-            *(lambda: self.settings, Figures(self.picture), self.standing, asks, cluster),
+            keeper=self.keeper,
+            workers=self.workers,
+            runs=self.runs,
+            archives=self.archives,
+            facts=facts,
+            settings=lambda: self.settings,
+            figures=Figures(self.picture),
+            standing=self.standing,
+            asks=asks,
+            cluster=cluster,
         )
 
     # ---- from start to end

@@ -72,8 +72,12 @@ class Coordination:
         self.links.hang_up = port.hang_up
         self._complaints = Complaints("port")
         self.gate = Gate(
-            *(self.identity.address, self.identity.port, self.credentials.server, port.serve),
-            *(Doors(workers.runs, lambda: workers.shims), workers.here.user.uid),
+            self.identity.address,
+            self.identity.port,
+            tls=self.credentials.server,
+            on_control=port.serve,
+            doors=Doors(workers.runs, lambda: workers.shims),
+            jobs_uid=workers.here.user.uid,
         )
         self._beat: asyncio.TimerHandle | None = None
 

@@ -79,7 +79,6 @@ class Member(Host):
         super().__init__(paths, settings, notifier, tier)
         system = paths.mode == "system"
         user = JobUser.service() if system else JobUser.this()
-        env = {} if system else inherited()
         self.store = store
         own = this_node()
         own = replace(own, name=store.fact("node", own.name), version=__version__)
@@ -96,16 +95,28 @@ class Member(Host):
             self.dialer, lambda: identity.coordinator, self.archives, lambda: self.settings
         )
         here = Surroundings(
-            *(self.node.name, user, sys.executable, env, os.getuid()), door=self.node.door
+            node=self.node.name,
+            user=user,
+            python=sys.executable,
+            inherited={} if system else inherited(),
+            daemon_uid=os.getuid(),
+            door=self.node.door,
         )
         preparer = Preparer(self.archives, here, fetcher.fetch)
         self.workers = Workers(self.runs, self.archives, here, lambda: self.settings, preparer)
         self.uplink = Uplink(
-            *(self.credentials, self.dialer, lambda: self.node, self.workers, self._forget)
+            self.credentials,
+            self.dialer,
+            node=lambda: self.node,
+            workers=self.workers,
+            forget=self._forget,
         )
         self.standing = Standing(
-            *("member", identity.cluster, identity.coordinator.name),
-            *(lambda: self.uplink.linked, self._trouble),
+            role="member",
+            cluster=identity.cluster,
+            coordinator=identity.coordinator.name,
+            is_linked=lambda: self.uplink.linked,
+            troubles=self._trouble,
         )
         self._look_at_ranks()
         self._listen_to(own, identity)
@@ -115,7 +126,11 @@ class Member(Host):
         workers = self.workers
         pages = Pages(self.runs, time.monotonic, time.time)
         reader = Reader(
-            *(self.node.name, pages, lambda: workers.following, workers.shims, time.monotonic)
+            self.node.name,
+            pages,
+            following=lambda: workers.following,
+            shims=workers.shims,
+            monotonic=time.monotonic,
         )
         reader.report, reader.clock = self.uplink.report, time.time
         self.pusher = Pusher(reader, Machine(time.monotonic), self.loop, self.uplink.push)
@@ -133,14 +148,21 @@ class Member(Host):
         port = ControlPort({"ask": self._ask}, self._judge, elsewhere)
         doors = Doors(self.runs, lambda: self.workers.shims)
         self.gate = Gate(
-            *(identity.address, identity.port, self.credentials.server, port.serve),
-            *(doors, self.runs.user.uid),
+            identity.address,
+            identity.port,
+            tls=self.credentials.server,
+            on_control=port.serve,
+            doors=doors,
+            jobs_uid=self.runs.user.uid,
         )
         self.roles = Roles(self.paths.state, own, identity, self)
         self.roles.again = lambda: self.end("again")
         relay = Relay(
-            *(self.dialer, lambda: identity.coordinator, self.archives, lambda: self.settings),
-            self._say_status,
+            self.dialer,
+            coordinator=lambda: identity.coordinator,
+            archives=self.archives,
+            settings=lambda: self.settings,
+            status=self._say_status,
         )
         self._about = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
         system = self.paths.mode == "system"

@@ -16,10 +16,10 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.api import Refuse, only_admin
 from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.cluster.joining import init_cluster, join_cluster, view_of
-from wiiiiided.domain.codes import FAILED, NOT_ALLOWED, USAGE
+from wiiiiided.domain.codes import FAILED, USAGE
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
@@ -87,9 +87,7 @@ class Roles:
         assert caller is not None
         if talk.peer is not None:
             raise Refuse(USAGE, f"{verb} is asked of the machine that it is about")
-        if not caller.admin:
-            text = f"only root, or the daemon's own user, may {verb}: {caller.user} is neither"
-            raise Refuse(NOT_ALLOWED, text)
+        only_admin(caller, verb)
         if self._changing:
             raise Refuse(FAILED, f"{self._changing} is under way on this machine already")
         self._changing = verb

@@ -130,7 +130,13 @@ class Workers:
         layout = given.job.attempt.layout
         work = str(self.runs.work(given.job.id))
         order = order_for(
-            *(given.job, attempt, layout, work, self.here, self.settings()), given.doors
+            given.job,
+            attempt,
+            layout,
+            work,
+            here=self.here,
+            settings=self.settings(),
+            doors=given.doors,
         )
         self._follow(given, attempt, order)
 
@@ -277,8 +283,12 @@ class Workers:
             self.report(e.WorkersEnded(self.clock(), *key, node, 1, text))
             return
         event = e.WorkersPrepared(
-            *(self.clock(), *key, node, plain(found.python)),
-            *(plain(found.torch), plain(found.wiiiiided)),
+            self.clock(),
+            *key,
+            node,
+            python=plain(found.python),
+            torch=plain(found.torch),
+            wiiiiided=plain(found.wiiiiided),
         )
         self._prepared[key] = event
         self.report(event)
