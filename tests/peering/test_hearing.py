@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from msgspec.structs import replace
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
 from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.cluster import line
 from wiiiiided.daemon.cluster.links import Links, restamped
 from wiiiiided.daemon.cluster.perform import Assigner, Performer
 from wiiiiided.daemon.keeper import Keeper
-from wiiiiided.daemon.store import Store
+from wiiiiided.daemon.store import MOST_SKIPPED, Store
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.spec import JobSpec, Resources, Run
+from wiiiiided.domain.spec import JobSpec, Policy, Resources, Run
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.certificate import Certificate
 from wiiiiided.trust.tls import Peer
@@ -87,9 +89,15 @@ class Head:
         await talk.say(p.LinkHello(node, has))
         return talk
 
-    def submit(self, number: int, nodes: int, secrets: dict[str, str] | None = None) -> None:
+    def submit(
+        self,
+        number: int,
+        nodes: int,
+        secrets: dict[str, str] | None = None,
+        policy: Policy | None = None,
+    ) -> None:
         run = Run(("python",), pass_env=tuple(secrets or ()))
-        spec = JobSpec("test", run, Resources((nodes, nodes)))
+        spec = JobSpec("test", run, Resources((nodes, nodes)), policy=policy or Policy())
         owner = Owner("a", 0, "root")
         event = e.JobSubmitted(self.keeper.clock(), number, spec, owner, "ab" * 32)
         self.keeper.ask(event, secrets)
@@ -127,16 +135,17 @@ async def until(condition: Any) -> None:
 
 
 @pytest.fixture
-def state(tmp_path: Path) -> Iterator[Path]:
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(line, "BEAT_S", 3600.0)  # no ping between the words that a test expects
     return tmp_path / "state"
 
 
 def test_a_member_is_told_all_that_is_believed_to_be_on_it(state: Path) -> None:
     async def work() -> None:
         async with head(state) as a:
-            b = await a.link(B, has=(1, 99))
+            b = await a.link(B)
             first = await reconciled(b)
-            assert (first.assignments, first.forget) == ((), (1, 99))
+            assert (first.assignments, first.forget) == ((), ())
             a.submit(1, nodes=2, secrets={"WORD": "x"})
             order = p.decode_from_coordinator(await b.message())
             assert isinstance(order, p.Do)
@@ -147,6 +156,25 @@ def test_a_member_is_told_all_that_is_believed_to_be_on_it(state: Path) -> None:
             assert given.secrets == {"WORD": "x"}
             assert bytes.fromhex(given.key) == bytes([1, 1]) * 16
             assert again.forget == ()
+
+    asyncio.run(work())
+
+
+def test_a_member_forgets_what_the_queue_forgot_and_keeps_what_it_never_knew(state: Path) -> None:
+    """The latter is of a later state of the queue: this one was restored from an older copy."""
+
+    async def work() -> None:
+        async with head(state) as a:
+            for number in (1, 2):
+                a.submit(number, nodes=2)
+                a.keeper.ask(e.CancelRequested(a.keeper.clock(), number, "root", now=True))
+            a.store.forget([1])
+            far = a.store.next_id() + MOST_SKIPPED
+            told = await reconciled(await a.link(B, has=(1, 2, 7, 9, far)))
+            assert told.forget == (1,)
+            assert a.store.next_id() == 10
+            again = await reconciled(await a.link(B, has=(1, 2, 7, 9)))
+            assert again.forget == (1,)
 
     asyncio.run(work())
 
@@ -291,3 +319,51 @@ def test_times_of_another_machine_become_ours(
     ours = restamped(event, 100.0)
     assert (ours.at, ours.ended_at) == (100.0, found)
     assert ours.reason == "all?ranks ?[31mended"
+
+
+def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that ends alone after a time would be started elsewhere beside itself."""
+
+    async def begin() -> None:
+        async with head(state) as a:
+            b = await a.link(B)
+            await reconciled(b)
+            a.submit(1, nodes=2, policy=Policy(stop_alone_s=600.0))
+            for node in "ab":
+                a.keeper.report(prepared(node))
+            for node in "ab":
+                a.keeper.report(e.WorkersStarted(a.keeper.clock(), 1, 1, node))
+            assert a.state(1) == "running"
+
+    async def again() -> None:
+        async with head(state) as a:
+            now, latest = a.keeper.clock(), a.keeper.latest(a.keeper.state.jobs.values())
+            assert latest > now + 40_000.0
+            a.keeper.report(e.ClockJumped(now, now - latest))
+            a.keeper.tick()
+            assert a.keeper.state.absent["b"] == pytest.approx(now, abs=60.0)
+            assert a.state(1) == "running"
+
+    asyncio.run(begin())
+    real = time.time
+    monkeypatch.setattr("wiiiiided.daemon.keeper.time.time", lambda: real() - 50_000.0)
+    asyncio.run(again())
+
+
+def prepared(node: str) -> e.WorkersPrepared:
+    return e.WorkersPrepared(time.time(), 1, 1, node, "3.11", "2.13", "0.1.0")
+
+
+def test_what_was_reported_comes_before_what_is_asked(state: Path) -> None:
+    """As when there was no room on the disk for a report: the order is that of what happened."""
+
+    async def work() -> None:
+        async with head(state) as a:
+            a.keeper._reports.append(e.NodeSeen(a.keeper.clock(), B))
+            a.keeper.ask(e.NodeRemoved(a.keeper.clock(), "b", "root"))
+            a.keeper.tick()
+            assert "b" not in a.keeper.state.nodes
+
+    asyncio.run(work())

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from wiiiiided.control import events as e
 from wiiiiided.control import nodes
@@ -37,8 +37,11 @@ class Keeper:
         self.perform = perform
         self.problem = ""  # a sentence while the state cannot be written
         self.clock: Callable[[], float] = time.time
-        # Of the other members nothing was heard yet, whatever they were before.
-        self.state = State(heard, store.live(), store.nodes(), self.clock())
+        jobs = store.live()
+        # Of the other members nothing was heard yet, whatever they were before. A clock that went
+        # back while no daemon ran is reported as a jump, and moves this time like all others.
+        since = max(self.clock(), self.latest(jobs))
+        self.state = State(heard, jobs, store.nodes(), since)
         self.steady: Callable[[], float] = _since_boot
         self._ahead = self.clock() - self.steady()
         self.on_change: Callable[[], None] = lambda: None
@@ -50,7 +53,9 @@ class Keeper:
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
         """What a person wants. StoreError: it did not happen."""
-        self._mind_the_clock()
+        self._drain()  # what was reported came first; and so did a change of the clock
+        if self._reports:
+            raise StoreError(self.problem)
         self._apply(event, secrets)
         self._set_alarm()
 
@@ -146,6 +151,11 @@ class Keeper:
         return "" if number is None else f"job {number}: {self.store.story(number)}"
 
     # ---- time
+
+    @staticmethod
+    def latest(jobs: Iterable[Job]) -> float:
+        """When the state last changed, by the clock of then."""
+        return max((job.phase.since for job in jobs), default=0.0)
 
     def _mind_the_clock(self) -> None:
         """Somebody may have set it: what is due in a minute stays due in a minute."""
