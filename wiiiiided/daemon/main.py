@@ -20,10 +20,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -55,7 +57,7 @@ from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Preparer
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.spawn import JobUser
-from wiiiiided.daemon.shares.workers import Workers
+from wiiiiided.daemon.shares.workers import Key, Workers
 from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
 from wiiiiided.daemon.watching.courses import Courses
 from wiiiiided.daemon.watching.machine import Machine
@@ -222,17 +224,27 @@ class Daemon(Host):
 
     def adopt(self) -> str:
         """Find every job that was on this node; then let the queue move."""
-        found = [job for job in self.keeper.state.jobs.values() if job.state in ON_NODES]
-        for job in found:
-            self.workers.adopt(self.performer.assigner.given(job))
+        jobs = self.keeper.state.jobs.values()
+        found = [job for job in jobs if job.state in ON_NODES]
+        numbers = self.runs.numbers()
+        with contextlib.suppress(StoreError):  # then no number can be given out either
+            self.store.strangers(numbers)
+        given = [self.performer.assigner.given(job) for job in found]
+        self.workers.reconcile(given, self._attempts(numbers))
         self.sampler.adopt()
         now = self.keeper.clock()
-        latest = max((job.phase.since for job in self.keeper.state.jobs.values()), default=now)
+        latest = self.keeper.latest(jobs)
         if latest > now + JUMP_S:  # the clock was set back while no daemon ran
             self.keeper.report(ClockJumped(now, now - latest))
         self.keeper.report(NodeSeen(now, self.node))
         self.keeper.tick()
         return f"; looking after {len(found)} that it had started" if found else ""
+
+    def _attempts(self, numbers: list[int]) -> Iterator[Key]:
+        """The latest of each job that the queue knows."""
+        for number in numbers:
+            if (job := self.keeper.job(number)) is not None and job.attempt is not None:
+                yield number, job.attempt.number
 
     def summary(self) -> str:
         jobs = views.summary(self.keeper.state)
@@ -302,14 +314,22 @@ class Daemon(Host):
             if self.cluster is not None:
                 self.cluster.links.forget(old)
             if not self._pruned:
-                old += [n for n in self.runs.numbers() if self.store.job(n) is None]
-            for number in old:
+                old += self._left_over()
+            busy = {number for number, _ in self.workers.shims}
+            for number in set(old) - busy:
                 await self._remove(number)
             if old or not self._pruned:
                 self.archives.prune(self.store.archives())
-                self._pruned = True
+                self._pruned = busy.isdisjoint(old)
         except (OSError, StoreError) as problem:
             logger.warning("old jobs cannot be removed: %s", problem)
+
+    def _left_over(self) -> list[int]:
+        """Jobs that have files and no row: their removal was interrupted. Those that this queue
+        never gave out are somebody's work."""
+        numbers = self.runs.numbers()
+        kept = self.store.strangers(numbers)
+        return [n for n in numbers if n not in kept and self.store.job(n) is None]
 
     async def _remove(self, number: int) -> None:
         try:

@@ -34,7 +34,10 @@ from wiiiiided.control.job import Ended, Job
 from wiiiiided.control.roster import NodeRow
 from wiiiiided.daemon.watching.records import Records
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.log import logger
 
+STRANGER: Final = "stranger-"  # facts about jobs that only their files know of
+MOST_SKIPPED: Final = 1_000_000  # numbers at once: more is no queue's later state
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
 # Each entry brings the file one version further; entries are never changed, only added.
@@ -199,6 +202,29 @@ class Store:
                 self.records.forget(numbers)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    def strangers(self, numbers: Sequence[int]) -> set[int]:
+        """Of these jobs the ones that this queue never gave out: there was a later state of it, and
+        an older one was restored. Their numbers are skipped from now on, and their files kept."""
+        first = self.next_id()
+        new = [number for number in numbers if first <= number < first + MOST_SKIPPED]
+        if new:
+            try:
+                with self._db:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    rows = [(f"{STRANGER}{number}", "") for number in new]
+                    self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", rows)
+                    sql = "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'"
+                    self._db.execute(sql, (max(new) + 1,))
+            except sqlite3.Error as problem:
+                raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            text = "jobs %s have files, and this queue never knew them: it was restored from an "
+            text += "older copy. Their files stay; the next job is number %d"
+            logger.warning(text, ", ".join(map(str, sorted(new)[:9])), self.next_id())
+        sql = "SELECT substr(name, ?) FROM facts WHERE name GLOB ?"
+        found = self._db.execute(sql, (len(STRANGER) + 1, f"{STRANGER}*"))
+        known = {int(row[0]) for row in found}
+        return {number for number in numbers if number >= first or number in known}
 
     def forget_nodes(self) -> None:
         """The cluster is no more: this machine is alone."""

@@ -27,6 +27,7 @@ from wiiiiided.daemon.cluster.line import Line
 from wiiiiided.daemon.cluster.members import Members
 from wiiiiided.daemon.cluster.perform import Assigner
 from wiiiiided.daemon.keeper import Keeper
+from wiiiiided.daemon.store import StoreError
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.states import ON_NODES
 from wiiiiided.errors import WiiiiideError
@@ -135,7 +136,11 @@ class Links:
     def _reconciliation(self, name: str, has: tuple[int, ...]) -> p.Reconcile:
         jobs = [job for job in self.keeper.state.jobs.values() if _is_on(job, name)]
         numbers = [number for number in has[:HAS] if 0 < number < LARGEST]
-        gone = tuple(number for number in numbers if self.keeper.job(number) is None)
+        try:
+            kept = self.keeper.store.strangers(numbers)
+            gone = tuple(n for n in numbers if n not in kept and self.keeper.job(n) is None)
+        except StoreError:  # no room: at the next link
+            gone = ()
         return p.Reconcile(tuple(p.pack(self.assigner.given(job)) for job in jobs), gone)
 
     def _heard(self, name: str, line: Line, data: bytes) -> None:

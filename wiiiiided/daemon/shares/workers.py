@@ -36,10 +36,18 @@ from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.notices import Notices
 from wiiiiided.daemon.shares.order import Surroundings, order_for, secret_lines
-from wiiiiided.daemon.shares.prepare import AGAIN_S, NotYet, Preparer, Unprepared, Versions
+from wiiiiided.daemon.shares.prepare import (
+    AGAIN_S,
+    LATER_S,
+    Hindered,
+    NotYet,
+    Preparer,
+    Unprepared,
+    Versions,
+)
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import FORFEITED, Shim, shim_command
-from wiiiiided.daemon.shares.spawn import HELPER_ENV, ended, spawn
+from wiiiiided.daemon.shares.spawn import HELPER_ENV, ended, may_pass, spawn
 from wiiiiided.domain.codes import TERMINATED
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
@@ -48,8 +56,9 @@ from wiiiiided.shim import files
 from wiiiiided.text import plain
 
 LOOK_EVERY_S = 0.05
+ROOM_AGAIN_S = 5.0
 HEARD_S = 5.0  # between two words to the shims of when the coordinator was heard
-UNKNOWN = "the coordinator does not know this attempt any more"
+UNKNOWN = "the queue does not know this attempt any more"
 
 Key = tuple[int, int]  # job, attempt
 _job = msgspec.json.Decoder(Job).decode
@@ -206,8 +215,8 @@ class Workers:
         reason: str = UNKNOWN,
         grace: bool = False,
     ) -> None:
-        """What the coordinator believes to be here: make it so. What it does not know ends, for
-        that `reason`; `others` are attempts that it knows and of which nothing more can be read.
+        """What the queue believes to be here: make it so. What it does not know ends, for that
+        `reason`; `others` are attempts that it knows and of which nothing more can be read.
         Without a grace: it counts as ended already, and may have begun again elsewhere."""
         known = set(others)
         for one in given:
@@ -266,9 +275,7 @@ class Workers:
         key, node = (job.id, attempt), self.here.node
         try:
             with self.archives.pinned(job.archive):
-                await self._make_room(key, job)
-                found = await self._looked_at(job)
-                self.runs.keep(job.id, _encode(job))
+                found = await self._at_last(key, job)
         except Unprepared as problem:
             at = self.clock()
             self.report(e.WorkersEnded(at, *key, node, problem.code, plain(str(problem))))
@@ -293,6 +300,25 @@ class Workers:
         self._prepared[key] = event
         self.report(event)
 
+    async def _at_last(self, key: Key, job: Job) -> Versions:
+        """All that the share needs, however long this machine cannot (a full disk): that is not
+        charged to the job. A stop cancels it."""
+        said = ""
+        while True:
+            try:
+                await self._make_room(key, job)
+                found = await self._looked_at(job)
+                self.runs.keep(job.id, _encode(job))
+                return found
+            except Hindered as problem:
+                said = _waits(job, str(problem), said)
+            except OSError as problem:
+                if not may_pass(problem):
+                    raise
+                text = f"it cannot be prepared on {self.here.node} now: {problem.strerror}"
+                said = _waits(job, text, said)
+            await asyncio.sleep(LATER_S)
+
     async def _looked_at(self, job: Job) -> Versions:
         while True:
             try:
@@ -315,6 +341,16 @@ class Workers:
             text = "job %d: files of another job, or attempt, of that number are removed"
             logger.warning(text, job.id, extra=about(job.id))
             await self.remove(job.id, 0 if kept.submitted_at != job.submitted_at else key[1])
+
+    async def _have_room(self, key: Key, job: Job, shim: Shim) -> None:
+        while not shim.was_stopped:
+            try:
+                await self._make_room(key, job)
+                return
+            except OSError as problem:
+                text = "job %d: what an earlier job of that number left cannot be removed: %s"
+                logger.warning(text, job.id, problem, extra=about(job.id))
+                await asyncio.sleep(ROOM_AGAIN_S)
 
     def _is_before(self, other: Key, key: Key, job: Job) -> bool:
         return other[0] == key[0] and (other < key or is_another(self.following[other], job))
@@ -379,7 +415,7 @@ class Workers:
             nonlocal missing
             with self.archives.pinned(job.archive):
                 if order is not None:
-                    await self._make_room(key, job)
+                    await self._have_room(key, job, shim)
                     missing = await self._fetched(job, shim)
                 await shim.follow(
                     None if missing else order,
@@ -389,14 +425,17 @@ class Workers:
         self._spawn_task(run())
 
     async def _fetched(self, job: Job, shim: Shim) -> str:
-        """Have the archive here; else why not."""
+        """Have the archive here; else why not. A stop ends it at once, however large it is."""
         missing = ""
         while not self.archives.has(job.archive) and not shim.was_stopped:
             try:
-                await self.preparer.get(job)
+                await shim.while_wanted(self.preparer.get(job))
             except NotYet as problem:
                 missing = str(problem)
-                await asyncio.sleep(AGAIN_S)
+                await shim.while_wanted(asyncio.sleep(AGAIN_S))
+            except Hindered as problem:
+                missing = _waits(job, str(problem), missing)
+                await shim.while_wanted(asyncio.sleep(LATER_S))
             except Unprepared as problem:
                 return str(problem)
         return missing if shim.was_stopped else ""
@@ -411,7 +450,7 @@ class Workers:
         fds: dict[str, int] = {}
         if given.key:
             self.runs.write(job.id, attempt, files.KEY, bytes.fromhex(given.key))
-            self.runs.keep(job.id, _encode(job))
+        self.runs.keep(job.id, _encode(job))
         try:
             fds["archive"] = self.archives.open(job.archive)
             if secrets:
@@ -468,6 +507,14 @@ class Workers:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def _waits(job: Job, why: str, said: str) -> str:
+    """Say in the log what a job waits for here, unless that was `said`; what it is."""
+    if why != said:
+        text = "job %d waits: %s; trying again every %g s"
+        logger.warning(text, job.id, why, LATER_S, extra=about(job.id))
+    return why
 
 
 def _grace_s(job: Job) -> float:
