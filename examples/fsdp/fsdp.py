@@ -2,7 +2,8 @@
 
 It learns to say a row of digits backwards. Each rank keeps a share of every weight, gradient and
 optimizer state; `fully_shard` gathers a layer just before it is needed. The checkpoint is one file
-with everything whole, so a later run may have more ranks or fewer.
+with everything whole, so a later run may have more ranks or fewer. Every machine keeps one, as a
+restart may be on others: whoever has the latest gives it to all.
 """
 
 import argparse
@@ -56,20 +57,22 @@ def draw_batch(step: int, rank: int, size: int = 32) -> tuple[Tensor, Tensor]:
 
 
 def save(net: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
-    """All ranks gather the shares; rank 0 writes them, beside and renamed: whole or not there."""
-    whole = StateDictOptions(full_state_dict=True, cpu_offload=True)
+    """All ranks gather the shares; one a machine writes them, beside and renamed: whole or not."""
+    # Without cpu_offload: with it only rank 0 would be given the whole.
+    whole = StateDictOptions(full_state_dict=True)
     weights, moments = get_state_dict(net, optimizer, options=whole)
-    if dist.get_rank() == 0:
+    if os.environ["LOCAL_RANK"] == "0":
         torch.save({"net": weights, "optimizer": moments, "step": step}, f"{CHECKPOINT}.new")
         os.replace(f"{CHECKPOINT}.new", CHECKPOINT)
 
 
 def load(net: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Rank 0 reads, the others get it from there and keep their shares. The saved step, or 0."""
-    found: list[Any] = [None]
-    if dist.get_rank() == 0 and os.path.exists(CHECKPOINT):
-        found = [torch.load(CHECKPOINT)]
-    dist.broadcast_object_list(found)
+    """All get the latest that any machine has, and keep their shares. The saved step, or 0."""
+    own = torch.load(CHECKPOINT) if os.path.exists(CHECKPOINT) else None
+    steps: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(steps, 0 if own is None else own["step"])
+    found = [own]
+    dist.broadcast_object_list(found, src=steps.index(max(steps)))
     state = found[0]
     if state is None:
         return 0

@@ -4,11 +4,13 @@
     wiiiiide submit job.toml
 
 It takes its place from RANK, LOCAL_RANK and WORLD_SIZE, lets torch choose the backend, hands its
-exception to whoever started it (@record), and resumes from a snapshot after a restart.
+exception to whoever started it (@record), and resumes from a snapshot after a restart. Machines
+have disks of their own, and a restart may be on others: each saves, and the latest is given to all.
 """
 
 import argparse
 import os
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,16 +32,26 @@ def prepare_data(count: int = 4096) -> None:
     torch.save((points, ring), DATA)
 
 
+def load_snapshot() -> Any:
+    """The latest snapshot that any machine has, or None."""
+    own = torch.load(SNAPSHOT) if os.path.exists(SNAPSHOT) else None
+    epochs: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(epochs, 0 if own is None else own["epochs_run"])
+    found = [own]
+    dist.broadcast_object_list(found, src=epochs.index(max(epochs)))
+    return found[0]
+
+
 class Trainer:
     """Learns which ring a point belongs to."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, local_rank: int) -> None:
         self.rank = rank
+        self.saves = local_rank == 0  # one per machine
         self.net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU())
         self.net.append(nn.Linear(64, 2))
         self.epochs_run = 0
-        if os.path.exists(SNAPSHOT):
-            snapshot = torch.load(SNAPSHOT)
+        if (snapshot := load_snapshot()) is not None:
             self.net.load_state_dict(snapshot["net"])
             self.epochs_run = snapshot["epochs_run"]
             print(f"[rank {rank}] resumes after epoch {self.epochs_run}")
@@ -55,6 +67,7 @@ class Trainer:
             correct = self.run_epoch()
             if self.rank == 0:
                 print(f"[rank 0] epoch {epoch:>2}/{epochs}: {correct:.1%} correct")
+            if self.saves:
                 torch.save({"net": self.net.state_dict(), "epochs_run": epoch}, f"{SNAPSHOT}.tmp")
                 os.replace(f"{SNAPSHOT}.tmp", SNAPSHOT)
 
@@ -85,7 +98,7 @@ def main() -> None:
     if local_rank == 0 and not os.path.exists(DATA):  # one per machine
         prepare_data()
     dist.barrier()
-    Trainer(rank).train(options.epochs)
+    Trainer(rank, local_rank).train(options.epochs)
     dist.destroy_process_group()
 
 

@@ -16,6 +16,7 @@ import termios
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,9 +33,12 @@ LONG = ("--steps", "5000")
 class Demo:
     """The running program; `screen` is everything it has written so far."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: int) -> None:
+    def __init__(
+        self, process: subprocess.Popen[bytes], output: int, mode: list[Any] | None
+    ) -> None:
         self.process = process
         self.output = output
+        self.mode = mode  # of the terminal, before anything was started on it
         self.screen = ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -91,7 +95,9 @@ def demo_directories() -> set[str]:
 def demo(*options: str, terminal: int | None = None) -> Iterator[Demo]:
     """The demo with its output in a pipe, or on a terminal that has a size."""
     reading, writing = os.pipe() if terminal is None else pty.openpty()
+    mode = None
     if terminal is not None:
+        mode = termios.tcgetattr(writing)
         fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, terminal, 0, 0))
     process = subprocess.Popen(
         [*DEMO, *options],
@@ -104,7 +110,7 @@ def demo(*options: str, terminal: int | None = None) -> Iterator[Demo]:
         preexec_fn=None if terminal is None else take_terminal,
     )
     os.close(writing)
-    running = Demo(process, reading)
+    running = Demo(process, reading, mode)
     try:
         yield running
     finally:
@@ -163,7 +169,7 @@ def test_ctrl_c_while_the_demo_is_loading_leaves_nothing() -> None:
     before = demo_directories()
     with demo(*LONG) as running:
         maps = Path(f"/proc/{running.process.pid}/maps")
-        wait_until(lambda: "msgspec" in maps.read_text(), 10, "the demo loads its modules")
+        wait_until(lambda: "msgspec" in maps.read_text(), ENDS_WITHIN_S, "its modules")
         os.killpg(running.process.pid, signal.SIGINT)
         assert running.end() == 130
     assert "Traceback" not in running.screen
@@ -172,11 +178,15 @@ def test_ctrl_c_while_the_demo_is_loading_leaves_nothing() -> None:
 
 def test_a_typed_ctrl_c_gives_the_terminal_back_as_it_was() -> None:
     with demo(*LONG, terminal=80) as running:
-        before = termios.tcgetattr(running.output)
         running.shows("job 1: training")
-        wait_until(lambda: termios.tcgetattr(running.output) != before, 10, "keys are not echoed")
+        wait_until(
+            lambda: termios.tcgetattr(running.output) != running.mode,
+            ENDS_WITHIN_S,
+            "keys are not echoed",
+        )
         os.write(running.output, b"\x03")
-        assert running.process.wait(ENDS_WITHIN_S) == 130
+        assert running.end() == 130
+        assert termios.tcgetattr(running.output) == running.mode
         running.has_left_nothing()
         assert "job 1: stopped" in running.screen
         assert running.screen.rstrip().endswith("nothing is left.")

@@ -57,15 +57,16 @@ def test_the_language_model_speaks_to_people_and_takes_its_backend_from_the_job(
         assert any("step    4/4  loss" in line for line in lines), lines
 
 
-# Folder, command, what rank 0 says first, when there is a checkpoint, and when it resumes.
+# Folder, command, what rank 0 says first, when there is a checkpoint, and when it resumes. They go
+# on long enough after that to be killed in the middle.
 RESUMING = [
     ("ddp", '"ddp.py"', r"step +100/", r"step +100/", r"goes on after step (\d+)"),
     (
-        *("fsdp", '"fsdp.py", "--steps", "60", "--save-every", "10"'),
+        *("fsdp", '"fsdp.py", "--steps", "120", "--save-every", "10"'),
         *(r"step +10/", r"step +10/", r"goes on after step (\d+)"),
     ),
     (
-        *("torchrun-script", '"elastic.py", "--epochs", "25"'),
+        *("torchrun-script", '"elastic.py", "--epochs", "50"'),
         *(r"epoch +1/", r"epoch +2/", r"resumes after epoch (\d+)"),
     ),
 ]
