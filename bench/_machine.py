@@ -18,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 _BUSY_LOAD = 0.5
+NO_COMMIT, _DIRTY = "none (not a committed tree)", " (dirty)"
 _ABSOLUTE_PATH = re.compile(r"(?<![\w.:/])/(?:[\w.+@~-]+/)+([\w.+@~-]+)")
 
 
@@ -73,13 +74,25 @@ def _git(*words: str) -> str | None:
 def commit() -> str:
     """The commit measured, marked dirty where the tree differs from it.
 
-    The results' own folder does not count: writing them must not make the next run dirty.
+    The results' own folder does not count: writing them must not make the next run dirty. Nor do
+    files that git does not know, unless they are code that a run may have imported.
     """
     name = _git("rev-parse", "--short=12", "HEAD")
     if name is None:
-        return "none (not a committed tree)"
-    changed = _git("status", "--porcelain", "--", ".", ":!bench/results")
-    return f"{name} (dirty)" if changed else name
+        return NO_COMMIT
+    changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
+    code = ("wiiiiided/*.py", "bench/*.py")
+    new = _git("ls-files", "--others", "--exclude-standard", "--", *code)
+    return f"{name}{_DIRTY}" if changed or new else name
+
+
+def unrepeatable(commit: str) -> str | None:
+    """Why a result of this `commit` could not be repeated and so is not kept, or None."""
+    if commit == NO_COMMIT:
+        return "results name their commit, and git knows none here: run it in a clone, or --no-save"
+    if commit.endswith(_DIRTY):
+        return "the tree differs from its commit, which results name: commit first, or --no-save"
+    return None
 
 
 def file_system(path: str) -> str:

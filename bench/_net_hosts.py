@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -94,11 +94,15 @@ class Traffic:
         return max(outward, self.in_bytes - HEADER_BYTES * self.in_packets)
 
 
-def forbidden() -> str | None:
-    """Why hosts cannot be made here, in a sentence, or None where they can."""
+def forbidden(also: Mapping[str, str] | None = None) -> str | None:
+    """Why hosts cannot be made here, in a sentence, or None where they can.
+
+    `also`: further programs, each with its Debian package.
+    """
     if os.geteuid() != 0:
         return "making hosts out of network namespaces needs root: run it with sudo"
-    missing = {tool: package for tool, package in _NEEDED.items() if shutil.which(tool) is None}
+    needed = {**_NEEDED, **(also or {})}
+    missing = {tool: package for tool, package in needed.items() if shutil.which(tool) is None}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
         return f"there is no {', '.join(missing)} here (Debian: apt-get install {packages})"

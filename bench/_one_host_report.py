@@ -134,10 +134,10 @@ def publish(
     rounds: int,
     taken: Taken,
     notes: list[str],
-    folder: Path,
+    folder: Path | None,
     screen: Console,
 ) -> None:
-    """Shows the result and keeps it."""
+    """Shows the result and keeps it in `folder`, if there is one."""
     values = {
         cell: {contender: summary(times) for contender, times in by_contender.items()}
         for cell, by_contender in taken.items()
@@ -146,6 +146,8 @@ def publish(
     notes = notes + _unsteady_notes(values)
     result = Result(name, about, method, sheets(values), notes, _data(taken, values))
     _report.show(result, screen)
+    if folder is None:
+        return
     written = _report.write(result, folder)
     picture = folder / f"{name}.png"
     if _plot.draw_curves(_panels(values), about, picture):

@@ -13,13 +13,15 @@ from types import FrameType
 
 from _cells import LABELS, OURS
 from _fleet import FleetError
-from _machine import RESULTS
+from _machine import RESULTS, commit, unrepeatable
 
 
 def parser(
-    description: str, rounds: int | None = None, *, torch: bool = True
+    description: str, rounds: int | None = None, *, torch: bool = True, saves: bool = True
 ) -> argparse.ArgumentParser:
-    """`rounds` is the default for a benchmark that has rounds at all; `torch`: it has backends."""
+    """`rounds` is the default for a benchmark that has rounds at all; `torch`: it has backends;
+    `saves`: it keeps its results unless told otherwise.
+    """
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--quick", action="store_true", help="a short look; kept as NAME-quick.*")
     if rounds is not None:
@@ -29,9 +31,20 @@ def parser(
             "--backend", default="wiiiiide", help="measure another backend in wiiiiide's place"
         )
     made.add_argument(
+        "--save", action=argparse.BooleanOptionalAction, default=saves, help="keep the results"
+    )
+    made.add_argument(
         "--out", type=Path, default=RESULTS, help="folder for the results (bench/results)"
     )
     return made
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was given. What could not be kept is refused here, not after the whole run."""
+    given = parser.parse_args()
+    if given.save and (reason := unrepeatable(commit())):
+        parser.error(reason)
+    return given
 
 
 def positive(text: str) -> int:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from _cells import Value
-from _machine import scrub
+from _fleet import FleetError
+from _machine import scrub, unrepeatable
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -98,7 +99,9 @@ def show(result: Result, screen: Console) -> None:
 
 def _coloured(cell: str) -> str:
     cell = cell.replace("[", r"\[")
-    return cell.replace(": met", ": [green]met[/]").replace(": missed", ": [red]missed[/]")
+    for word, colour in (("met", "green"), ("missed", "red"), ("not decided", "yellow")):
+        cell = cell.replace(f": {word}", f": [{colour}]{word}[/]")
+    return cell
 
 
 def markdown(result: Result) -> str:
@@ -120,7 +123,12 @@ def _markdown_row(cells: Sequence[str]) -> str:
 
 
 def write(result: Result, folder: Path) -> list[Path]:
-    """Writes Markdown and JSON. Whatever an error message brought in is scrubbed here, once."""
+    """Writes Markdown and JSON. Whatever an error message brought in is scrubbed here, once.
+
+    Raises FleetError for a result that names no commit it can be repeated from.
+    """
+    if reason := unrepeatable(result.about["commit"]):
+        raise FleetError(reason)
     folder.mkdir(parents=True, exist_ok=True)
     kept = {
         "about": result.about,

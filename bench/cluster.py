@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import _cluster_site as site
 import _machine
+import _net_hosts
 import _proc
 import _program
 import _report
@@ -24,6 +25,7 @@ from _measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
 from _report import Result, console
 
 RATE = "1gbit"
+NEEDED = {"systemd-nspawn": "systemd-container", "dbus-daemon": "dbus", "iperf3": "iperf3"}
 FOLDER_BYTES = 20_000_000
 NOTHING_LARGE = 200_000  # bytes: links and figures send less meanwhile
 OVER_START_S, OVER_WIRE, EXCHANGE, IDLE = 1.5, 1.3, 1.03, 0.003  # what is asked
@@ -227,7 +229,9 @@ def _run(plan: Plan) -> list[Chapter]:
 
 
 def main() -> int:
-    given = _program.parser(__doc__ or "", torch=False).parse_args()
+    given = _program.arguments(_program.parser(__doc__ or "", torch=False))
+    if reason := _net_hosts.forbidden(NEEDED):
+        raise site.FleetError(reason)
     plan = QUICK if given.quick else Plan()
     about = _machine.about()
     begin = time.monotonic()
@@ -241,8 +245,8 @@ def main() -> int:
     result = Result(name, about, method, sheets, notes, {"chapters": data})
     screen = console()
     _report.show(result, screen)
-    written = _report.write(result, given.out)
-    names = ", ".join(path.name for path in written)
+    written = _report.write(result, given.out) if given.save else []
+    names = ", ".join(path.name for path in written) or "nothing (--no-save)"
     screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
     return 0
 

@@ -211,9 +211,8 @@ def sheets(rows: Sequence[Row], checked: Sequence[Checked]) -> list[Sheet]:
 
 
 def main() -> int:
-    parser = _program.parser(__doc__ or "", ROUNDS, torch=False)
-    parser.add_argument("--save", action="store_true", help="write codec.md and codec.json")
-    given = parser.parse_args()
+    parser = _program.parser(__doc__ or "", ROUNDS, torch=False, saves=False)
+    given = _program.arguments(parser)
     rounds = given.rounds or (3 if given.quick else ROUNDS)
     about = _machine.about()
     about.update({name: _machine.version_of(name) for name in ("lz4", "xxhash")})

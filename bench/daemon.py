@@ -127,7 +127,7 @@ def _result(name: str, plan: Plan, chapters: list[Chapter], about: dict[str, str
 
 
 def _arguments() -> argparse.Namespace:
-    return _program.parser(__doc__ or "", torch=False).parse_args()
+    return _program.arguments(_program.parser(__doc__ or "", torch=False))
 
 
 def main() -> int:
@@ -143,8 +143,8 @@ def main() -> int:
     name = _program.file_name("daemon", given.quick)
     result = _result(name, plan, chapters, about)
     _report.show(result, screen)
-    written = _report.write(result, given.out)
-    names = ", ".join(path.name for path in written)
+    written = _report.write(result, given.out) if given.save else []
+    names = ", ".join(path.name for path in written) or "nothing (--no-save)"
     screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
     return 0
 

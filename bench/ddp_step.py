@@ -99,6 +99,8 @@ def _sheet(steps: dict[str, Value], exchanges: dict[str, Value], part: float | N
 
 def _publish(taken: Rounds, part: float | None, result: Result, given: Any, screen: Any) -> None:
     _report.show(result, screen)
+    if not given.save:
+        return
     written = _report.write(result, given.out)
     names = {ALONE: "without DDP", GLOO: "gloo", OURS: LABELS[OURS]}
     panels = [
@@ -119,7 +121,7 @@ def main() -> int:
         help="DDP with gradient_as_bucket_view: without its own copies of the gradients, which"
         " its defaults add to every backend's exchange",
     )
-    given = parser.parse_args()
+    given = _program.arguments(parser)
     _program.name_stand_in(given.backend)
     rounds = given.rounds or (3 if given.quick else 9)
     steps = 6 if given.quick else 15

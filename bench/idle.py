@@ -113,6 +113,8 @@ def _memory_sheet(ranks: int, groups: int, memory: Memory, full: bool) -> Sheet:
 
 def _publish(result: Result, used: dict[str, list[float]], given: Any, screen: Any) -> None:
     _report.show(result, screen)
+    if not given.save:
+        return
     written = _report.write(result, given.out)
     totals = {label: Value(*[sum(ranks)] * 3) for label, ranks in used.items()}
     picture = given.out / f"{result.name}.png"
@@ -122,7 +124,7 @@ def _publish(result: Result, used: dict[str, list[float]], given: Any, screen: A
 
 
 def main() -> int:
-    given = _program.parser(__doc__ or "").parse_args()
+    given = _program.arguments(_program.parser(__doc__ or ""))
     _program.name_stand_in(given.backend)
     seconds = 1.0 if given.quick else CPU_SECONDS
     ranks, groups = (4, 8) if given.quick else (MEMORY_RANKS, MEMORY_GROUPS)

@@ -39,8 +39,8 @@ METHOD = (
     " and samples at every step), verbose (as on, and the backend's verbose log). A block's"
     " figure is the mean time of its steps, of the slower rank. Shown is the median of the ratios"
     " within a round, less one, and the interval that holds the true median with at least"
-    " 95 % (order statistics). The page's counters cannot be turned off: what counting one"
-    " operation takes is measured by itself."
+    " 95 % (order statistics): all of it must keep to what is asked. The page's counters cannot be"
+    " turned off: what counting one operation takes is measured by itself."
 )
 
 
@@ -59,23 +59,6 @@ def cost_text(share: float) -> str:
 
 
 COST = Unit("share of a step", cost_text)
-
-
-def interval(values: list[float]) -> tuple[float, float]:
-    """Where the median of what these were drawn from lies, with at least 95 %."""
-    n, ordered = len(values), sorted(values)
-    left = 1.0  # how sure the interval from the k-th smallest to the k-th largest is
-    chances = [1.0]
-    for k in range(1, n + 1):
-        chances.append(chances[-1] * (n - k + 1) / k)
-    k = 0
-    while k + 1 <= n // 2:
-        left -= 2 * chances[k] / 2**n
-        if left < 0.95:
-            break
-        k += 1
-    k = max(0, k - 1)
-    return ordered[k], ordered[n - 1 - k]
 
 
 def measure(plan: Plan) -> Blocks:
@@ -128,15 +111,13 @@ def counting_s() -> float:
     return min(taken)
 
 
-def _row(what: str, costs: list[float], asked: float, judged: bool) -> tuple[list[str], Measure]:
-    low, high = interval(costs)
-    found = Measure(what, COST, costs, asked)
-    aim = f"≤ {cost_text(asked)}" + (f": {'met' if found.met else 'missed'}" if judged else "")
-    return [what, cost_text(found.median), f"{cost_text(low)} … {cost_text(high)}", aim], found
+def _row(found: Measure, judged: bool) -> list[str]:
+    low, high = (cost_text(end) for end in found.interval)
+    return [found.what, cost_text(found.median), f"{low} … {high}", found.ask(judged)]
 
 
 def main() -> int:
-    given = _program.parser(__doc__ or "", torch=False).parse_args()
+    given = _program.arguments(_program.parser(__doc__ or "", torch=False))
     plan, judged = (QUICK, False) if given.quick else (Plan(), True)
     about, screen = _machine.about(), console()
     with screen.status("training, in turns"):
@@ -149,9 +130,9 @@ def main() -> int:
     data = {}
     for mode, asked in (("on", ON_COSTS), ("verbose", VERBOSE_COSTS)):
         costs = [mine / theirs - 1 for mine, theirs in zip(blocks[mode], off, strict=True)]
-        row, found = _row(mode, costs, asked, judged)
-        rows.append(row)
-        data[mode] = found.data(judged)
+        found = Measure(mode, COST, costs, asked, by_interval=True)
+        rows.append(_row(found, judged))
+        data[mode] = {**found.data(judged), "interval": found.interval}
     step, counting = statistics.median(off), counting_s()
     notes = [
         *_machine.busy_notes(about),
@@ -169,7 +150,8 @@ def main() -> int:
     name = _program.file_name("metrics_cost", given.quick)
     result = Result(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
     _report.show(result, screen)
-    _report.write(result, given.out)
+    if given.save:
+        _report.write(result, given.out)
     return 0
 
 

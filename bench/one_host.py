@@ -213,7 +213,7 @@ def options() -> tuple[Plan, argparse.Namespace]:
     parser.add_argument("--ranks", type=_program.several, default=[2, 4], help="such as 2,4")
     parser.add_argument("--sizes", default=None, help="such as 4,64KB,1MB (1 KB is 1024 bytes)")
     parser.add_argument("--no-mpi", action="store_true", help="leave Open MPI out")
-    given = parser.parse_args()
+    given = _program.arguments(parser)
     sizes = list(cells.QUICK_SIZES if given.quick else cells.SIZES)
     scatter = list(cells.SCATTER_SIZES)
     if given.sizes is not None:
@@ -245,7 +245,8 @@ def main() -> int:
         taken, notes, failed = run(plan, status.update)
     name = _program.file_name("one_host", given.quick)
     notes = _machine.busy_notes(about) + notes
-    report.publish(name, about, plan.rounds, taken, notes, given.out, screen)
+    folder = given.out if given.save else None
+    report.publish(name, about, plan.rounds, taken, notes, folder, screen)
     return 1 if failed else 0
 
 

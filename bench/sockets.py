@@ -120,10 +120,9 @@ def _kernel_notes() -> list[str]:
 
 
 def _options() -> tuple[Plan, argparse.Namespace]:
-    parser = _program.parser(__doc__ or "", rounds=7, torch=False)
-    parser.add_argument("--save", action="store_true", help="write the results to --out too")
+    parser = _program.parser(__doc__ or "", rounds=7, torch=False, saves=False)
     parser.add_argument("--only", default="", help="chapters with this in their title")
-    given = parser.parse_args()
+    given = _program.arguments(parser)
     wanted = [one for one in CHAPTERS if given.only.lower() in one.title.lower()]
     rounds = given.rounds or (3 if given.quick else 7)
     phases = 12 if given.quick else 24

@@ -101,7 +101,7 @@ def run(plan: Plan, sides: Sides, names: Sequence[str], screen: Screen) -> Found
 
 
 def options() -> argparse.Namespace:
-    parser = _program.parser(__doc__ or "", rounds=FULL.rounds, torch=False)
+    parser = _program.parser(__doc__ or "", rounds=FULL.rounds, torch=False, saves=False)
     listed = "; ".join(f"{name}: {part.title}" for name, part in PARTS.items())
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of: {listed}")
     parser.add_argument(
@@ -109,8 +109,7 @@ def options() -> argparse.Namespace:
         default="gloo,wiiiiide",
         help="two backends: the one compared with, and the one measured (gloo,wiiiiide)",
     )
-    parser.add_argument("--save", action="store_true", help="keep the results in --out")
-    given = parser.parse_args()
+    given = _program.arguments(parser)
     given.parts = given.parts.split(",")
     given.contenders = given.contenders.split(",")
     unknown = [name for name in given.parts if name not in PARTS]

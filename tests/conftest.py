@@ -13,7 +13,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
+import hypothesis
 import pytest
+
+# How long an example takes says nothing on a machine that does something else meanwhile.
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 
 @functools.cache
@@ -31,6 +36,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "mount": (lambda: shutil.which("mount") is not None, "apt-get install mount"),
     "ip": (lambda: shutil.which("ip") is not None, "apt-get install iproute2"),
     "git": (lambda: shutil.which("git") is not None, "apt-get install git"),
+    "make": (lambda: shutil.which("make") is not None, "apt-get install make"),
     "systemd-analyze": (
         lambda: shutil.which("systemd-analyze") is not None,
         "apt-get install systemd",

@@ -29,9 +29,11 @@ def test_auto_follows_the_link_and_does_not_waver(
 
 def test_the_reason_names_the_link() -> None:
     assert judge("auto", 1.234e9).reason == (
-        "off: the link does 1.23 GB/s, where a sum would cost more than 3 %"
+        "off: the link does 1.23 GB/s, where a sum would cost each end about 3 % or more"
     )
-    assert judge("auto", 12.5e6).reason.startswith("on: the link does 0.01 GB/s")
+    assert judge("auto", 12.5e6).reason == (
+        "on: the link does 0.01 GB/s, where a sum costs each end about 3 % or less"
+    )
 
 
 @pytest.mark.parametrize("setting", ["on", "off"])
