@@ -43,7 +43,8 @@ def pump(network: FakeNetwork, a: FakeStream, b: FakeStream, data: bytes) -> byt
     watch.add(a.fileno(), send)
     watch.writes(a.fileno(), True)
     watch.add(b.fileno(), lambda _: got.extend(received(b)))
-    assert watch.poll_until(lambda: len(got) == len(data), timeout_s=1e6)
+    while len(got) < len(data):
+        assert watch.poll(timeout_s=1e6)
     return bytes(got)
 
 

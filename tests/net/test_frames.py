@@ -21,6 +21,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.frames import FrameCutter
 from wiiiiided.errors import BadFrame
 from wiiiiided.net import frames as frames_module
 from wiiiiided.net.fake import FakeNetwork, FakeStream, Line
@@ -31,7 +32,6 @@ from wiiiiided.wire.header import (
     HEADER_BYTES,
     MAX_PAYLOAD,
     SUMMED,
-    FrameCutter,
     Header,
     pack,
     payload_sum,

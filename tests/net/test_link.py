@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.kit.frames import FrameCutter
 from wiiiiided.codec import choose
 from wiiiiided.codec.base import About, BadPayload
 from wiiiiided.codec.encoder import Encoder
@@ -26,7 +27,6 @@ from wiiiiided.wire.header import (
     HEADER_BYTES,
     MAX_PAYLOAD,
     SUMMED,
-    FrameCutter,
     Header,
     pack,
     payload_sum,

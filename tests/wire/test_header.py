@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.kit.frames import FrameCutter
 from wiiiiided.errors import BadFrame, HostError
 from wiiiiided.wire.frame import Kind
 from wiiiiided.wire.header import (
@@ -19,7 +20,6 @@ from wiiiiided.wire.header import (
     MAX_PAYLOAD,
     SUMMED,
     VERSION,
-    FrameCutter,
     Header,
     pack,
     payload_sum,

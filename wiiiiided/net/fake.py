@@ -27,7 +27,7 @@ import os
 import random
 import select
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -372,14 +372,6 @@ class FakeWatch:
             handler = self._handlers.get(fd)
             if handler is not None:
                 handler(events)
-        return True
-
-    def poll_until(self, condition: Callable[[], bool], timeout_s: float = math.inf) -> bool:
-        """Poll until something has become true; False: it has not, and time is up."""
-        deadline = self._network.now + timeout_s
-        while not condition():
-            if not self.poll(deadline - self._network.now):
-                return condition()
         return True
 
     def _ready(self) -> list[tuple[int, int]]:

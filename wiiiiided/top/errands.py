@@ -49,9 +49,6 @@ class Errands:
         threading.Thread(target=self._go, args=(name, function), daemon=True).start()
         return True
 
-    def under_way(self, name: str) -> bool:
-        return name in self._under_way
-
     def done(self) -> list[Done]:
         found = []
         with contextlib.suppress(queue.Empty):

@@ -150,30 +150,3 @@ def verify(header: Header, payload: ReadableBuffer) -> None:
             f"{header.length} bytes of a frame of {Kind(header.kind).name} were damaged on their "
             f"way: their sum is {found:#010x}, it should be {header.sum:#010x}"
         )
-
-
-class FrameCutter:
-    """Bytes in, whole frames out: for tests and tools.
-
-    A link receives payloads straight into their place instead. What is kept here is less than one
-    frame: HEADER_BYTES + MAX_PAYLOAD.
-    """
-
-    def __init__(self) -> None:
-        self._rest = bytearray()
-
-    def feed(self, data: bytes | bytearray | memoryview) -> list[tuple[Header, bytes]]:
-        """All frames that `data` completes. Raises BadFrame on bytes that are no frame."""
-        self._rest += data
-        frames, at = [], 0
-        while len(self._rest) - at >= HEADER_BYTES:
-            header = unpack(self._rest, at)
-            end = at + HEADER_BYTES + header.length
-            if len(self._rest) < end:
-                break
-            payload = bytes(self._rest[at + HEADER_BYTES : end])
-            verify(header, payload)
-            frames.append((header, payload))
-            at = end
-        del self._rest[:at]
-        return frames
