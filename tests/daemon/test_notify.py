@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
 
 from wiiiiided.config import Notification
+from wiiiiided.daemon import notify
 from wiiiiided.daemon.notify import Notifier
 
 
@@ -45,6 +48,60 @@ def test_an_abstract_address(tmp_path: Path) -> None:
         notifier = Notifier(Notification("@" + name))
         notifier.ready("x")
         assert systemd.recv(100).startswith(b"READY=1")
+        notifier.close()
+
+
+def fill(address: str) -> None:
+    """Leave no room for another datagram."""
+    sent = 1
+    while sent:  # each socket has room of its own, too
+        sent = 0
+        with (
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as other,
+            contextlib.suppress(BlockingIOError),
+        ):
+            while other.sendto(b"of another service", address):
+                sent += 1
+
+
+def hear(manager: socket.socket, start: bytes) -> bytes:
+    """The next that begins so; others before it are passed over."""
+    while not (heard := manager.recv(4096)).startswith(start):
+        pass
+    return heard
+
+
+@pytest.mark.parametrize(("say", "start"), [("ready", b"READY=1"), ("stopping", b"STOPPING=1")])
+def test_what_is_said_once_waits_for_a_manager_that_is_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, say: str, start: bytes
+) -> None:
+    monkeypatch.setattr(notify, "WAIT_S", 60)
+    path = str(tmp_path / "notify")
+    heard: list[bytes] = []
+    with listener(path) as systemd:
+        notifier = Notifier(Notification(path))
+        fill(path)
+        reads = threading.Timer(0.2, lambda: heard.append(hear(systemd, start)))
+        reads.start()
+        getattr(notifier, say)("idle")
+        reads.join()
+        notifier.close()
+    assert heard == [start + b"\nSTATUS=idle"]
+
+
+def test_a_status_that_was_not_taken_is_said_again(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with listener(path) as systemd:
+        notifier = Notifier(Notification(path))
+        notifier.ready("idle")
+        fill(path)
+        notifier.status("2 running")
+        notifier.watchdog()  # neither waits
+        systemd.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            hear(systemd, b"STATUS=")
+        notifier.status("2 running")
+        assert systemd.recv(4096) == b"STATUS=2 running"
         notifier.close()
 
 

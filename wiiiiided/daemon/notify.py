@@ -12,8 +12,11 @@ is read: no worker may speak in the service's name.
 from __future__ import annotations
 
 import socket
+import struct
 
 from wiiiiided.config import Notification
+
+WAIT_S = 5  # for room in the manager's queue, with what is said only once
 
 
 class Notifier:
@@ -26,39 +29,43 @@ class Notifier:
         self._is_ready = False
         self._socket: socket.socket | None = None
         if self._address:
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+            limit = struct.pack("ll", WAIT_S, 0)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def ready(self, status: str) -> None:
         """Once a process: a daemon that has changed its role has been ready all the time."""
         if self._is_ready:
             self.status(status)
             return
-        self._send(f"READY=1\nSTATUS={_line(status)}")
+        self._send(f"READY=1\nSTATUS={_line(status)}", wait=True)
         self._status, self._is_ready = status, True
 
     def status(self, text: str) -> None:
         """One line; sent only when it differs from the last."""
-        if text != self._status:
-            self._send(f"STATUS={_line(text)}")
+        if text != self._status and self._send(f"STATUS={_line(text)}"):
             self._status = text
 
     def watchdog(self) -> None:
         self._send("WATCHDOG=1")
 
     def stopping(self, text: str) -> None:
-        self._send(f"STOPPING=1\nSTATUS={_line(text)}")
+        self._send(f"STOPPING=1\nSTATUS={_line(text)}", wait=True)
 
     def close(self) -> None:
         if self._socket is not None:
             self._socket.close()
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, wait: bool = False) -> bool:
+        """Whether it was taken. Without `wait` nobody stands still for a manager that is busy."""
         if self._socket is None:
-            return
+            return False
         try:
+            self._socket.setblocking(wait)
             self._socket.sendto(text.encode(), self._address)
         except OSError:
-            pass  # the manager is restarting or its queue is full: the next one will arrive
+            return False  # the manager is restarting or its queue is full: the next one will arrive
+        return True
 
 
 def _line(text: str) -> str:
