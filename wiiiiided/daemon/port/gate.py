@@ -340,12 +340,15 @@ async def _peek(sock: socket.socket) -> bytes:
 async def _hear(porter: Porter, sock: socket.socket) -> bool:
     """Say what is to be said and read what is wanted, not more; False: the other side hung up."""
     loop = asyncio.get_running_loop()
-    await loop.sock_sendall(sock, porter.data_to_send())
-    while porter.wanted:
-        data = await loop.sock_recv(sock, porter.wanted)
-        if not data:
-            return False
-        porter.receive_data(data)
+    try:
+        await loop.sock_sendall(sock, porter.data_to_send())
+        while porter.wanted:
+            data = await loop.sock_recv(sock, porter.wanted)
+            if not data:
+                return False
+            porter.receive_data(data)
+    except ConnectionError:  # … and had not read what was said to it
+        return False
     return True
 
 
