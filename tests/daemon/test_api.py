@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
+import sqlite3
 import stat
 import time
 from collections.abc import Callable, Iterator
@@ -267,13 +269,35 @@ def test_no_user_of_any_machine_can_take_all_places(
     run(scene())
 
 
+@pytest.mark.parametrize("turns", range(6))
+def test_whoever_comes_while_it_closes_is_not_left_waiting(tmp_path: Path, turns: int) -> None:
+    """The loop is that many turns on with the connection when the socket closes. init, join and
+    leave make another Api in the same process: nothing else would end that connection."""
+
+    async def never(talk: Talk, request: m.Request) -> None:
+        raise AssertionError("nothing was asked")
+
+    async def scene() -> None:
+        api = Api(tmp_path / "socket", False, never)
+        await api.listen()
+        with socket.socket(socket.AF_UNIX) as came:
+            came.connect(str(tmp_path / "socket"))
+            came.setblocking(False)
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await api.close()
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.get_running_loop().sock_recv(came, 1) == b""
+
+    run(scene())
+
+
 def test_old_jobs_are_pruned_with_their_files() -> None:
     with private_daemon(start=False) as daemon:
         daemon.paths.config.write_text("[limits]\nkeep = 2\n")
         daemon.start()
         jobs = [daemon.submit(f"print({n})") for n in range(4)]
-        for job in jobs:
-            daemon.end_of(job)
+        daemon.end_of(jobs[-1])  # each has the whole node: the others are over, or gone already
         folders = daemon.paths.jobs
 
         def pruned() -> bool:
@@ -320,12 +344,14 @@ def _spec() -> object:
 def test_files_of_a_job_that_is_forgotten_go_at_the_next_start() -> None:
     """Rows go first, so that nobody can requeue a job whose files are being removed."""
     with private_daemon() as daemon:
-        job = daemon.submit("print(1)")
+        forgotten, job = daemon.submit("print(1)"), daemon.submit("print(2)")
+        daemon.end_of(forgotten)
         daemon.end_of(job)
         daemon.stop()
-        orphan = daemon.paths.jobs / "4711" / "files" / "work"
-        orphan.mkdir(parents=True)
-        (orphan / "big").write_text("x")
+        with contextlib.closing(sqlite3.connect(daemon.paths.state / "state.sqlite")) as store:
+            store.execute("DELETE FROM jobs WHERE id = ?", (forgotten,))
+            store.commit()
         daemon.start()
-        wait_until(lambda: not (daemon.paths.jobs / "4711").exists(), 30, "it is gone")
+        gone = daemon.paths.jobs / str(forgotten)
+        wait_until(lambda: not gone.exists(), 30, "it is gone")
         assert (daemon.paths.jobs / str(job)).exists()

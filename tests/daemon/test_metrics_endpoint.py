@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.daemons import PrivateDaemon, private_daemon
+from tests.kit.daemons import PrivateDaemon, free_port, private_daemon
 from tests.kit.prometheus import parse
 from wiiiiided.daemon.settings import Address, BadSettings, Settings, read_settings
 from wiiiiided.daemon.watching import metrics
@@ -271,6 +271,7 @@ def test_of_too_many_at_once_the_last_are_closed(
     token: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(metrics, "CONNECTIONS", 2)
+    monkeypatch.setattr(metrics, "WITHIN_S", 60.0)  # who is idle stays until it goes by itself
 
     async def body() -> None:
         async with served(token) as endpoint:
@@ -363,12 +364,6 @@ def test_a_port_in_use_is_a_line_in_the_log(token: Path, caplog: pytest.LogCaptu
 # ---- a real daemon
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port: int = found.getsockname()[1]
-    return port
-
-
 def configure(daemon: PrivateDaemon, token: Path, port: int) -> None:
     listen = f'listen = "127.0.0.1:{port}"\ntoken_file = "{token}"\n'
     daemon.paths.config.write_text(f"[metrics]\n{listen}")
@@ -393,7 +388,7 @@ def is_closed(port: int) -> bool:
 
 
 def test_a_daemon_serves_its_figures_and_a_reload_moves_them(token: Path) -> None:
-    first, second = free_port(), free_port()
+    first, second = free_port("127.0.0.1"), free_port("127.0.0.1")
     with private_daemon(start=False) as daemon:
         configure(daemon, token, first)
         daemon.start()

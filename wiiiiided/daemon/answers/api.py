@@ -24,6 +24,8 @@ import msgspec
 
 from wiiiiided import __version__
 from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.listening import stop_listening
+from wiiiiided.domain.codes import NOT_ALLOWED
 from wiiiiided.errors import HostError, WiiiiideError
 from wiiiiided.log import about, logger
 from wiiiiided.wire import messages as m
@@ -43,6 +45,13 @@ class Refuse(WiiiiideError):
     def __init__(self, code: int, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.code, self.hint = code, hint
+
+
+def only_admin(caller: Caller, what: str) -> None:
+    """Refuse who may not change machines: one sentence, whatever was asked."""
+    if not caller.admin:
+        text = f"only root, or the daemon's own user, may {what}: {caller.user} is neither"
+        raise Refuse(NOT_ALLOWED, text)
 
 
 Handler = Callable[[Talk, m.Request], Awaitable[None]]
@@ -69,7 +78,7 @@ class Api:
     async def close(self) -> None:
         self._closing = True  # a connection may be accepted and not yet begun
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
             self.path.unlink(missing_ok=True)
         for task in list(self._open):
             task.cancel()

@@ -23,11 +23,11 @@ from wiiiiided.control.nodes import (
     refusal_to_resume,
 )
 from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.answers.api import Refuse, only_admin
 from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.talk import Caller
 from wiiiiided.daemon.cluster.members import Members
-from wiiiiided.domain.codes import FAILED, NO_SUCH, NOT_ALLOWED
+from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.domain.node import Node
 from wiiiiided.log import logger
 from wiiiiided.text import plain
@@ -84,13 +84,13 @@ class NodeRequests:
         return replace(found, certificate_until=until)
 
     def create_token(self, caller: Caller, request: m.CreateToken) -> m.TokenCreated:
-        _only_admin(caller, "make a token")
+        only_admin(caller, "make a token")
         made = self._clustered().members.create_token(request.ttl_s, request.uses, caller.user)
         logger.info("%s made a token for %d uses", caller.user, request.uses)
         return made
 
     def drain(self, caller: Caller, request: m.Drain) -> m.NodeView:
-        _only_admin(caller, "drain a node")
+        only_admin(caller, "drain a node")
         name, keeper = request.name, self.jobs.keeper
         self._check(name, refusal_to_drain(keeper.state, name))
         reason = plain(request.reason, REASON_CHARS)
@@ -98,14 +98,14 @@ class NodeRequests:
         return self.view(name)
 
     def resume(self, caller: Caller, request: m.Resume) -> m.NodeView:
-        _only_admin(caller, "resume a node")
+        only_admin(caller, "resume a node")
         name, keeper = request.name, self.jobs.keeper
         self._check(name, refusal_to_resume(keeper.state, name))
         self.jobs.ask(e.NodeResumed(keeper.clock(), name, caller.user))
         return self.view(name)
 
     def declare_lost(self, caller: Caller, request: m.DeclareLost) -> m.NodeView:
-        _only_admin(caller, "declare a node lost")
+        only_admin(caller, "declare a node lost")
         name, keeper = request.name, self.jobs.keeper
         self._clustered()
         self._check(name, refusal_to_lose(keeper.state, name))
@@ -113,7 +113,7 @@ class NodeRequests:
         return self.view(name)
 
     def remove(self, caller: Caller, request: m.RemoveNode) -> m.NodeView:
-        _only_admin(caller, "remove a node")
+        only_admin(caller, "remove a node")
         cluster, keeper, name = self._clustered(), self.jobs.keeper, request.name
         half = name in keeper.state.nodes and name not in cluster.members.names()
         no = refusal_to_remove(keeper.state, name, self.jobs.own, request.force)
@@ -136,9 +136,3 @@ class NodeRequests:
             known = name in self.jobs.keeper.state.nodes
             hint = "" if known else "wiiiiide nodes lists them"
             raise Refuse(FAILED if known else NO_SUCH, plain(refusal), hint)
-
-
-def _only_admin(caller: Caller, what: str) -> None:
-    if not caller.admin:
-        text = f"{caller.user} may not {what}"
-        raise Refuse(NOT_ALLOWED, text, "root may, or the user the daemon runs as")

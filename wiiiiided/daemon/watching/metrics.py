@@ -24,6 +24,7 @@ import socket
 import stat
 from collections.abc import Callable
 
+from wiiiiided.daemon.listening import stop_listening
 from wiiiiided.daemon.settings import Address, Settings
 from wiiiiided.errors import HostError
 from wiiiiided.figures.prometheus import CONTENT_TYPE
@@ -97,14 +98,7 @@ class Metrics:
         server, self._server, self._at = self._server, None, None
         if server is None:
             return
-        # A connection that asyncio has accepted and not yet given to the server, when that closes,
-        # is neither answered nor closed (up to Python 3.12). So: no new ones, then a turn of the
-        # loop for those that are on their way, then the end.
-        loop = asyncio.get_running_loop()
-        for listener in server.sockets:
-            loop.remove_reader(listener.fileno())
-        await asyncio.sleep(0)
-        server.close()
+        await stop_listening(server)
         for task in list(self._open):
             task.cancel()
         await asyncio.gather(*self._open, return_exceptions=True)
