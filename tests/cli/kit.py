@@ -79,9 +79,10 @@ class Program:
         out, err = process.communicate(timeout=PATIENCE_S)
         return Result(process.returncode, out or "", err or "")
 
-    def on_terminal(self, *words: str, width: int = 80, **env: str) -> Result:
-        """With stdout and stderr on one terminal; everything it got is in `out`."""
+    def on_terminal(self, *words: str, width: int = 80, typed: str = "", **env: str) -> Result:
+        """With all three streams on one terminal; everything it got is in `out`, `typed` too."""
         ours, theirs = pty.openpty()
+        os.write(ours, typed.encode())
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, width, 0, 0))
         streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
         process = self.start(*words, env={**self.env, **env}, **streams)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.kit import Program
-from tests.kit.daemons import private_daemon
+from tests.kit.daemons import free_port, private_daemon
 
 SCRIPT = """
 import os
@@ -20,7 +19,7 @@ rank = os.environ["RANK"]
 os.makedirs("runs", exist_ok=True)
 open(f"runs/{rank}.txt", "w").write(rank)
 open("runs/who.txt", "w").write(rank)
-print("hello from", rank)
+print(f"hello from {rank}")  # in one piece: a line may be shown before its end
 """
 
 OTHER = "other-machine"  # both are on one host, whose name the first has
@@ -52,19 +51,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def free_port() -> str:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return str(probe.getsockname()[1])
-
-
 def place() -> tuple[str, ...]:
-    return "--address", "127.0.0.1", "--port", free_port()
+    return "--address", "127.0.0.1", "--port", str(free_port("127.0.0.1"))
 
 
 def found(first: Program, second: Program) -> None:
     """init on one, and on the other what that has printed."""
-    line = first.run("init", "--name", "lab", *place())
+    line = first.run("init", "--cluster", "lab", *place())
     assert line.code == 0, line.err
     program, *words = shlex.split(line.out)
     assert program == "wiiiiide"
@@ -93,7 +86,7 @@ def test_a_job_over_two_machines_from_either_of_them(
     )
     assert sent.err.startswith("sent ")
     again = first.run("submit", "--hold", str(folder))
-    assert again.err.startswith("nothing sent: the nodes have the folder already\n")
+    assert again.err.startswith("nothing sent: the coordinator has the folder already\n")
     assert first.run("cancel", "2").code == 0
     assert first.run("logs", "1", "--node", OTHER).out.endswith(":1 │ hello from 1\n")
     names = first.run("pull", "1", "-o", "results", cwd=folder).out.split()

@@ -11,7 +11,8 @@ import pytest
 
 from tests.cli.kit import Cli, Program, Result
 from tests.kit.fake_daemon import FakeDaemon, ended, machine, view
-from wiiiiided.cli.group import COMMANDS
+from wiiiiided.cli.candidates import JOBS, ONE
+from wiiiiided.cli.group import COMMANDS, load
 from wiiiiided.wire import messages as m
 
 
@@ -52,7 +53,8 @@ def test_commands_are_completed(cli: Cli) -> None:
 
 def test_options_are_completed(cli: Cli) -> None:
     assert complete(cli, "logs", "--") == [
-        *("--follow", "--rank", "--node", "--all", "--tail", "--attempt", "--json", "--help")
+        *("--follow", "--rank", "--node", "--all", "--tail", "--attempt", "--time", "--json"),
+        "--help",
     ]
     assert complete(cli, "submit", "job.toml", "--dr") == ["--dry-run"]
 
@@ -78,6 +80,16 @@ def test_jobs_are_completed_by_what_the_command_is_about(cli: Cli, daemon: FakeD
     assert complete(cli, "hold", "") == ["17"]
     assert complete(cli, "release", "") == ["27"]
     assert complete(cli, "submit", "job.toml", "--after", "") == ["16", "17", "27"]
+
+
+def test_every_command_about_jobs_completes_their_numbers() -> None:
+    about: dict[str, int] = {}  # how many it takes; -1: any number
+    for name, (module, _) in COMMANDS.items():
+        for param in load(name, module).params:
+            if param.param_type_name == "argument" and param.metavar == "ID":
+                about[name] = param.nargs
+    assert set(about) == set(JOBS)
+    assert {name for name, count in about.items() if count == 1} == set(ONE)
 
 
 def test_machines_are_completed(cli: Cli, daemon: FakeDaemon) -> None:

@@ -15,11 +15,13 @@ from wiiiiided.cli import doctor, doctor_facts
 from wiiiiided.cli.doctor_checks import (
     CHECKS,
     GIB,
+    TORCH,
     Facts,
     JobUser,
     Socket,
     Unit,
     examine,
+    satisfies,
 )
 from wiiiiided.cli.doctor_cluster import Reach
 from wiiiiided.cli.doctor_finding import Finding
@@ -53,9 +55,12 @@ WELL = Facts(
     listed=True,
     state="/var/lib/wiiiiide",
     state_free=100 * GIB,
+    jobs="/var/lib/wiiiiide-jobs",
+    jobs_free=100 * GIB,
     unit=Unit("loaded", "active", "enabled", user=False),
     interpreter="/opt/wiiiiide/bin/python",
-    torch="2.13.0",
+    torch="2.13.0+cpu",
+    torch_wanted="<2.14,>=2.13",
     cores=8,
     all_cores=8,
     memory=32 * GIB,
@@ -68,6 +73,7 @@ WELL = Facts(
     job_user=JobUser(exists=True),
     port=Reach(0.0004, mtu=1500),
 )
+ALONE = replace(WELL, daemon=msgspec.structs.replace(DAEMON, role="alone", cluster=""), port=None)
 PERSON = replace(
     WELL, mode="user", unit=Unit("loaded", "active", "enabled", user=True), lingers=True
 )
@@ -83,7 +89,8 @@ def test_a_machine_that_is_well_has_no_complaint() -> None:
 
 
 def test_every_check_speaks_about_a_service_that_is_well() -> None:
-    assert len(examine(WELL)) == len(CHECKS) - 1  # lingering is a person's
+    # Lingering is a person's, and its hostname does not matter inside a cluster.
+    assert len(examine(WELL)) == len(CHECKS) - 2
 
 
 ILL: list[tuple[Facts, str, str, str, str]] = [
@@ -141,6 +148,7 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
     ),
     (replace(WELL, state_free=10 << 20), "state", "fail", "10.0 MiB free", "make room"),
     (replace(WELL, state_free=1 * GIB), "state", "warn", "1.0 GiB free", "make room"),
+    (replace(WELL, jobs_free=1 * GIB), "jobs", "warn", "wiiiiide-jobs: 1.0 GiB", "make room"),
     (replace(PERSON, state_writable=False), "state", "fail", "cannot be written", "owner"),
     (
         replace(WELL, unit=Unit("not-found", "inactive", "", False)),
@@ -190,14 +198,21 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "torch",
         "fail",
         "No module named 'torch'",
-        "/opt/wiiiiide/bin/python -m pip install torch",
+        "/opt/wiiiiide/bin/python -m pip install torch==2.13.0 --index-url",
+    ),
+    (
+        replace(WELL, torch="2.9.1+cu128"),
+        "torch",
+        "warn",
+        "2.9.1+cu128 in /opt/wiiiiide/bin/python; the backend wiiiiide needs <2.14,>=2.13",
+        "/opt/wiiiiide/bin/python -m pip install torch==2.13.0 --index-url",
     ),
     (replace(WELL, cpu_quota=0.5), "cores", "warn", "by quota 0.5", "raise the quota"),
     (replace(WELL, swap_used=2 * GIB), "swap", "warn", "2.0 GiB in use", "memory"),
     (replace(WELL, shm=64 << 20), "/dev/shm", "warn", "64.0 MiB", "--shm-size"),
     (replace(WELL, shm=None), "/dev/shm", "warn", "none", "tmpfs"),
     (replace(WELL, open_files=1024), "open files", "warn", "1024", "LimitNOFILE"),
-    (replace(WELL, addresses=None), "hostname", "warn", "does not resolve", "/etc/hosts"),
+    (replace(ALONE, addresses=None), "hostname", "warn", "does not resolve", "/etc/hosts"),
     (replace(WELL, boot_id=None), "boot id", "fail", "cannot be read", "/proc"),
     (replace(WELL, clock_behind_s=3600.0), "clock", "warn", "3600 s before", "timedatectl"),
     (replace(WELL, loopback_up=False), "loopback", "fail", "lo is down", "ip link set lo up"),
@@ -259,9 +274,34 @@ def test_a_limit_of_memory_is_shown_beside_the_whole() -> None:
 
 
 def test_a_hostname_on_loopback_is_fine_on_one_machine() -> None:
-    finding = found(replace(WELL, addresses=("127.0.1.1",)), "hostname")
+    finding = found(replace(ALONE, addresses=("127.0.1.1",)), "hostname")
     assert finding.level == "ok"
     assert "other machines" in finding.sentence
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "right"),
+    [
+        ("2.13.0", ">=2.13,<2.14", True),
+        ("2.13", ">=2.13.0", True),
+        ("2.13.4+cpu", "<2.14,>=2.13", True),
+        ("2.14.0", ">=2.13,<2.14", False),
+        ("2.9.1", ">=2.13,<2.14", False),
+        ("2.13.1", "==2.13.0", False),
+        ("2.9.1", "", True),
+        ("2.9.1", "~=2.13", True),  # no bound of ours: nothing is claimed
+    ],
+)
+def test_a_version_is_compared_with_what_is_required(
+    version: str, wanted: str, right: bool
+) -> None:
+    assert satisfies(version, wanted) is right
+
+
+def test_what_is_required_is_read_and_what_is_recommended_fits_it() -> None:
+    wanted = doctor_facts.torch_wanted()
+    assert sorted(wanted.split(",")) == ["<2.14", ">=2.13"]
+    assert satisfies(TORCH.removeprefix("torch==").split()[0], wanted)
 
 
 def test_the_facts_of_this_machine_can_be_gathered(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Iterator
 
 import pytest
 
@@ -124,6 +126,46 @@ def test_a_job_on_one_node_needs_no_name_of_it(cli: Cli, daemon: FakeDaemon) -> 
 def test_lines_of_one_node_only(cli: Cli, daemon: FakeDaemon, words: tuple[str, ...]) -> None:
     on_nodes(daemon, line("x", 0, node="a"), line("y", 1, node="b"), nodes=("a", "b"))
     assert cli(*words, "--node", "b").out == "b: 1 │ y\n"
+
+
+@pytest.mark.parametrize("words", [("logs", "17"), ("logs", "-f", "17")])
+def test_only_the_wanted_node_is_asked(
+    cli: Cli, daemon: FakeDaemon, words: tuple[str, ...]
+) -> None:
+    on_nodes(daemon, line("y", 1, node="b"), nodes=("a", "b"))
+    cli(*words, "--node", "b")
+    assert [request.nodes for request in daemon.asked(m.Logs)] == [("b",)]
+
+
+@pytest.fixture
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+@pytest.mark.usefixtures("in_utc")
+@pytest.mark.parametrize("words", [("logs", "-t", "17"), ("logs", "-f", "--time", "17")])
+def test_lines_have_their_times_if_wanted(
+    cli: Cli, daemon: FakeDaemon, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    today = 86400.0 * 20_000
+    real = time.localtime
+    monkeypatch.setattr(time, "localtime", lambda at=today + 7200: real(at))
+    on_nodes(
+        daemon,
+        line("late", 0, today - 0.5),
+        line("early", 1, today + 3723.004),
+        line("odd", 2, 1e300, stream="err"),
+        nodes=("a",),
+    )
+    assert cli(*words).out.splitlines() == [
+        "2024-10-03 23:59:59.500  0 │ late",
+        "01:02:03.004  1 │ early",
+        "-  2 ! odd",
+    ]
 
 
 def test_a_machine_alone_answers_to_its_name(cli: Cli, daemon: FakeDaemon) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pty
 import select
@@ -18,6 +19,7 @@ from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeDaemon, Talk, status
 from wiiiiided.cli.machines import door_of
 from wiiiiided.client import machines
+from wiiiiided.config import Paths
 from wiiiiided.wire import messages as m
 
 TOKEN = "wiiiiide1.c2VjcmV0LXNlY3JldA"
@@ -52,9 +54,13 @@ def created(daemon: FakeDaemon, **changes: Any) -> None:
 # ---- init and token
 
 
-def test_init_prints_the_line_for_the_others_and_nothing_else(cli: Cli, daemon: FakeDaemon) -> None:
+def test_init_prints_the_line_for_the_others_and_nothing_else(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
     looks = becomes(daemon, m.Init, FIRST)
-    created(daemon)
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # it stands still: seconds are shown
+    created(daemon, expires_at=now + 3599.5)
     result = cli("init")
     assert (result.code, result.out) == (0, LINE)
     assert "a (10.0.0.1:9461) is the coordinator of the cluster lab" in result.err
@@ -68,7 +74,7 @@ def test_init_prints_the_line_for_the_others_and_nothing_else(cli: Cli, daemon: 
 def test_init_passes_its_options_on(cli: Cli, daemon: FakeDaemon) -> None:
     becomes(daemon, m.Init, FIRST)
     created(daemon)
-    assert cli("init", "--address", "10.0.0.1", "--port", "7000", "--name", "lab").code == 0
+    assert cli("init", "--address", "10.0.0.1", "--port", "7000", "--cluster", "lab").code == 0
     assert daemon.asked(m.Init) == [m.Init("lab", "10.0.0.1", 7000)]
 
 
@@ -102,6 +108,56 @@ def test_a_token_as_json(cli: Cli, daemon: FakeDaemon) -> None:
     }
 
 
+# ---- whose daemon it is
+
+
+@pytest.fixture
+def own(daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch) -> FakeDaemon:
+    """It is a person's own, found as such."""
+    paths = dataclasses.replace(Paths.private(daemon.home), mode="user")
+    monkeypatch.setattr(Paths, "for_client", lambda: paths)
+    return daemon
+
+
+@pytest.mark.parametrize(
+    ("words", "kind", "view"),
+    [(("init",), m.Init, FIRST), (("join", "lab1", TOKEN), m.Join, SECOND)],
+)
+def test_a_daemon_of_ones_own_is_told_from_the_service(
+    own: FakeDaemon,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    kind: type,
+    view: m.ClusterView,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    becomes(own, kind, view)
+    created(own)
+    result = cli(*words)
+    assert result.code == 0
+    assert " (your own daemon, not the service)\n" in result.err
+
+
+@pytest.mark.parametrize("words", [("init",), ("join", "lab1", TOKEN)])
+def test_root_with_a_daemon_of_its_own_beside_the_service_is_refused(
+    own: FakeDaemon,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: tuple[str, ...],
+) -> None:
+    service = dataclasses.replace(Paths.system(), socket=tmp_path / "wiiiiided.sock")
+    service.socket.touch()
+    monkeypatch.setattr(Paths, "system", lambda: service)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    result = cli(*words)
+    assert (result.code, result.out) == (1, "")
+    assert "root has a daemon of its own" in result.err
+    assert "end that one (kill 1) and say it again" in result.err
+    assert own.requests == [m.Status()]
+
+
 # ---- join
 
 
@@ -119,8 +175,9 @@ def test_join_returns_when_the_coordinator_hears_this_machine(cli: Cli, daemon: 
 def test_a_member_that_is_not_heard_is_told(
     cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machines.Machines.settle, "__defaults__", (0.05,))
-    becomes(daemon, m.Join, SECOND, linked=False, coordinator="a")
+    monkeypatch.setattr(machines.Machines.settle, "__defaults__", (0.0,))
+    looks = becomes(daemon, m.Join, SECOND, linked=False, coordinator="a")
+    looks.append("one before")  # the role is taken up: only that nobody hears it is left
     result = cli("join", "lab1", TOKEN)
     assert result.code == 1
     assert "does not work as a member yet: the coordinator a does not hear it" in result.err
@@ -170,6 +227,7 @@ def test_the_token_is_not_to_be_seen_while_it_runs(program: Program, daemon: Fak
     started: list[int] = []
 
     def join(_: m.Join, talk: Talk) -> None:
+        wait_until(lambda: bool(started), PATIENCE_S, "its number is known here")
         seen.append(Path(f"/proc/{started[0]}/cmdline").read_bytes())
         talk.say(m.Refused(5, "no"))
 

@@ -130,6 +130,50 @@ def test_a_machine_is_declared_lost(cli: Cli, daemon: FakeDaemon) -> None:
     assert daemon.requests == [m.DeclareLost("b")]
 
 
+RISKY = [
+    (("nodes", "lost", "a"), m.DeclareLost("a")),
+    (("nodes", "remove", "a", "--force"), m.RemoveNode("a", True)),
+]
+
+
+@pytest.mark.parametrize(("words", "request_"), RISKY)
+def test_a_person_sees_which_jobs_end_and_is_asked(
+    program: Program, daemon: FakeDaemon, words: tuple[str, ...], request_: m.Message
+) -> None:
+    daemon.answers(m.Nodes, lab())
+    daemon.answers(type(request_), machine("a", state="lost", why="so be it"))
+    for no in ("n\n", "\n", "yes\n", "\x04"):
+        result = program.on_terminal(*words, typed=no)
+        assert result.code == 1
+        assert "a has a share of jobs 3, 17: it counts as ended" in result.out
+        assert "nothing was changed" in result.out
+    assert daemon.asked(type(request_)) == []
+    assert program.on_terminal(*words, typed="y\n").code == 0
+    assert daemon.asked(type(request_)) == [request_]
+
+
+@pytest.mark.parametrize(("words", "request_"), RISKY)
+def test_who_says_yes_or_has_no_terminal_is_not_asked(
+    program: Program, cli: Cli, daemon: FakeDaemon, words: tuple[str, ...], request_: m.Message
+) -> None:
+    daemon.answers(m.Nodes, lab())
+    daemon.answers(type(request_), machine("a"))
+    assert program.on_terminal(*words, "--yes").code == 0
+    assert cli(*words).code == 0
+    assert daemon.requests == [request_, request_]
+
+
+def test_where_no_job_is_at_stake_nothing_is_asked(program: Program, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Nodes, lab())
+    daemon.answers(m.DeclareLost, machine("c"))
+    assert program.on_terminal("nodes", "lost", "c").code == 0
+
+
+@pytest.mark.parametrize("words", [("nodes", "-h"), ("token", "-h")])
+def test_what_a_command_does_is_not_cut(cli: Cli, words: tuple[str, ...]) -> None:
+    assert "..." not in cli(*words).out.partition("Commands:")[2]
+
+
 @pytest.mark.parametrize(
     ("words", "kind"),
     [

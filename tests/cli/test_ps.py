@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.kit import Cli, Program
 from tests.kit.fake_daemon import FakeDaemon, ended, view
+from wiiiiided.cli import ps
 from wiiiiided.cli.text import columns
 from wiiiiided.wire import messages as m
 
@@ -33,7 +34,11 @@ def jobs() -> m.Jobs:
     )
 
 
-def test_jobs_are_listed_with_all_that_matters(cli: Cli, daemon: FakeDaemon) -> None:
+def test_jobs_are_listed_with_all_that_matters(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now)  # it stands still: seconds are shown
     daemon.answers(m.List, jobs())
     result = cli("ps")
     heading, first, second, _ = result.out.splitlines()
@@ -93,6 +98,26 @@ def test_all_asks_for_ended_ones_too(cli: Cli, daemon: FakeDaemon) -> None:
     lines = cli("ps", "--all").out.splitlines()
     assert lines[1].split()[:7] == ["16", "digits", "done", "ada", "2", "1/4", "1m40s"]
     assert daemon.asked(m.List)[0].ended > 0
+
+
+@pytest.mark.parametrize("option", [(), ("--json",)])
+def test_all_says_when_not_all_are_listed(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch, option: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(ps, "ENDED", 2)
+    daemon.answers(m.List, m.Jobs((ended(15), ended(16), view())))
+    assert cli("ps", "-a", *option).err == ""
+    daemon.answers(m.List, m.Jobs((ended(14), ended(15), ended(16), view())))
+    result = cli("ps", "-a", *option)
+    assert result.err == (
+        "the latest 2 that are over are listed, and there are more; "
+        "wiiiiide history -n N lists so many\n"
+    )
+    if option:
+        assert [job["id"] for job in result.json["jobs"]] == [15, 16, 17]
+    else:
+        assert [line.split()[0] for line in result.out.splitlines()[1:]] == ["15", "16", "17"]
+    assert daemon.asked(m.List)[0].ended == 3
 
 
 def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:

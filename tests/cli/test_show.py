@@ -44,6 +44,14 @@ def test_facts_ranks_and_story(cli: Cli, daemon: FakeDaemon) -> None:
     assert (result.code, result.err) == (0, "")
 
 
+def test_names_of_nodes_are_padded(cli: Cli, daemon: FakeDaemon) -> None:
+    ranks = (m.RankView(0, "a", 1, "running"), m.RankView(1, "gpu-9", 2, "running"))
+    daemon.answers(m.Show, replace(detail(view()), ranks=ranks))
+    lines = cli("show", "17").out.splitlines()
+    assert "    0  a      running  pid 1" in lines
+    assert "    1  gpu-9  running  pid 2" in lines
+
+
 def test_a_failed_job_shows_its_end_and_error(cli: Cli, daemon: FakeDaemon) -> None:
     job = ended(17, "failed", 1, why="rank 1 ended with code 1")
     daemon.answers(m.Show, detail(job, "Traceback …\n  File\n\nValueError: \x1b[31mno\n"))

@@ -28,6 +28,16 @@ def test_each_rank_has_its_own_part(cli: Cli, daemon: FakeDaemon) -> None:
     )
 
 
+def test_in_a_cluster_each_rank_has_its_node(cli: Cli, daemon: FakeDaemon) -> None:
+    text = "--- rank 4 pid 7: python train.py\nThread 0x1:\n"
+    dumps = (m.StackDump(4, 7, text, "b"), m.StackDump(5, None, "c does not answer", "c\x1b"))
+    daemon.answers(m.Stacks, m.StackDumps(dumps))
+    assert cli("stacks", "17").out == (
+        "b:4, pid 7: python train.py\n  Thread 0x1:\n\nc\\x1b:5\n  c does not answer\n"
+    )
+    assert [dump["node"] for dump in cli("stacks", "17", "--json").json["dumps"]] == ["b", "c\x1b"]
+
+
 def test_json(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Stacks, DUMPS)
     found = cli("stacks", "17", "--json").json

@@ -39,6 +39,13 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A daemon that answers has the time for it."""
+    monkeypatch.setattr(submit, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(submit, "NODES_S", PATIENCE_S)
+
+
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "this_node", lambda: Node("a", 4, 1 << 30))
@@ -100,7 +107,7 @@ def test_json_has_the_number(cli: Cli, daemon: FakeDaemon, folder: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("role", "who"), [("alone", "the daemon has"), ("member", "the nodes have")]
+    ("role", "who"), [("alone", "the daemon has"), ("member", "the coordinator has")]
 )
 def test_what_is_there_already_is_not_sent_again(
     cli: Cli, daemon: FakeDaemon, folder: Path, role: Literal["alone", "member"], who: str

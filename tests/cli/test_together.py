@@ -19,10 +19,10 @@ import os, sys, time
 rank = os.environ["RANK"]
 os.makedirs("runs", exist_ok=True)
 open(f"runs/{rank}.txt", "w").write(rank)
-print("hello from", rank, flush=True)
+print(f"hello from {rank}", flush=True)  # in one piece: a line may be shown before its end
 while "wait" in sys.argv and not os.path.exists("go"):
     time.sleep(0.01)
-print("bye from", rank, flush=True)
+print(f"bye from {rank}", flush=True)
 sys.exit(3 if "fail" in sys.argv and rank == "1" else 0)
 """
 
@@ -127,8 +127,9 @@ def test_an_interrupt_leaves_the_job_alone_until_it_is_cancelled(
     process.stdout.readline()
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE_S) == 130
-    assert real.state(1) == "running"
+    real.wait_for(1, "running")  # a rank may write before all of them are known to run
     pids = real.pids(1)
+    assert len(pids) == 2
     assert wiiiiide.run("cancel", "1").code == 0
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     assert wiiiiide.run("wait", "1").code != 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import time
 
 import pytest
 
@@ -59,18 +60,23 @@ def test_several_give_the_first_bad_code_in_the_order_of_their_numbers(
     assert [request.id for request in daemon.asked(m.Wait)] == [17, 18, 19]
 
 
-def test_a_timeout_ends_it_with_124(cli: Cli, daemon: FakeDaemon) -> None:
+def test_a_timeout_ends_it_with_124(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = time.monotonic
+
     def wait(request: m.Wait, talk: Talk) -> None:
         if request.id == 17:
             talk.say(ended(17), m.End())
             return
         talk.say(view(request.id))
+        monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600.0)
         with pytest.raises(EOFError):
             talk.frame()
 
     daemon.does(m.Wait, wait)
     _knows(daemon, 17, 18, 19)
-    result = cli("wait", "17", "18", "19", "--timeout", "2s")
+    result = cli("wait", "17", "18", "19", "--timeout", "50m")
     assert result.code == 124
     assert result.err.endswith("wiiiiide: the time is up; not over: 18, 19\n")
 

@@ -173,6 +173,22 @@ def test_only_nodes_with_a_wanted_rank_are_asked(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_only_wanted_nodes_are_asked(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=3)
+            cluster.start(job)
+            cluster.b.write(2, (1.0, "of b"), job=job)
+            cluster.c.write(4, (2.0, "of c"), job=job)
+            lines, _ = await cluster.ask(m.Logs(job, nodes=("b",)))
+            assert [line.text for line in lines.lines] == ["of b"]
+            await cluster.ask(m.Logs(job, attempt=7, nodes=("b",)))
+            await cluster.ask(m.Logs(job, nodes=("x",)))
+            assert [address for address, *_ in cluster.dialer.opened] == ["10.0.0.2"] * 2
+
+    run(scene())
+
+
 def test_of_an_earlier_attempt_every_node_is_asked(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
@@ -273,6 +289,7 @@ def test_stacks_are_of_all_nodes_and_one_that_is_away_is_a_sentence(tmp_path: Pa
             cluster.dialer.away.add("10.0.0.2")
             found = (await cluster.one(m.Stacks(job))).dumps
             assert [(one.rank, one.pid) for one in found] == [(0, 1), (2, None), (3, None)]
+            assert [one.node for one in found] == ["a", "b", "b"]
             assert found[1].text.startswith("b does not answer")
 
     run(scene())

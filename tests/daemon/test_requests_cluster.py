@@ -62,10 +62,15 @@ def test_any_machine_shows_everything_of_a_job_on_all(cluster: Cluster, tmp_path
     a, b, c = cluster
     job = waiting(b, tmp_path / "go", work=_work(tmp_path))
     has_begun(c, job)
+
+    def known() -> bool:  # of a line its node knows by the file, of a pid when the shim has told it
+        ranks = c.client.show(job).ranks
+        return all(rank.pid is not None and rank.state == "running" for rank in ranks)
+
+    wait_until(known, 60, "all ranks are known")
     detail = c.client.show(job)
     nodes = [rank.node for rank in detail.ranks]
     assert nodes[1:] == ["b", "c"]
-    assert all(rank.pid is not None and rank.state == "running" for rank in detail.ranks)
     assert detail.job.owner == b.client.show(job).job.owner
     lines = list(a.client.logs(job))
     assert {(line.rank, line.node) for line in lines} == set(enumerate(nodes))

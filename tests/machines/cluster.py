@@ -105,7 +105,7 @@ class Cluster:
         """Install, init and join, as the README has it."""
         with ThreadPoolExecutor(len(self.fleet.letters)) as pool:
             list(pool.map(self._install, self.fleet))
-        line = self.fleet["a"].wiiiiide("init", "--name", "lab").stdout.strip()
+        line = self.fleet["a"].wiiiiide("init", "--cluster", "lab").stdout.strip()
         for letter in self.fleet.letters[1:]:
             self.join(letter, line)
 
@@ -162,9 +162,10 @@ class Cluster:
         return self.submit("python", "train.py", str(steps), str(pause_s), **how)
 
     def training(self, pause_s: float = 0.2, **how: Any) -> int:
-        """A job that trains, on and on; it has made some steps."""
+        """A job that trains, on and on; every node has its third checkpoint, or a later one."""
         job = self.train(100_000, pause_s, **how)
-        self.until(job, lambda: "step 3 " in self.log(job), "it has made three steps")
+        # Nobody is through with the fourth step before all have kept the third.
+        self.until(job, lambda: self.steps(job) >= 4, "it has made four steps")
         return job
 
     def show(self, job: int, at: str = "a") -> dict[str, Any]:
@@ -177,10 +178,16 @@ class Cluster:
         return found
 
     def pids(self, job: int) -> dict[str, list[int]]:
-        """Of its ranks, by node."""
+        """Of its ranks, by node, as soon as every node has told: `show` does not wait for long."""
         found: dict[str, list[int]] = {}
-        for rank in self.show(job)["ranks"]:
-            found.setdefault(rank["node"], []).append(rank["pid"])
+
+        def told() -> bool:
+            found.clear()
+            for rank in self.show(job)["ranks"]:
+                found.setdefault(rank["node"], []).append(rank["pid"])
+            return bool(found) and not any(None in pids for pids in found.values())
+
+        self.until(job, told, "its nodes tell the pids of its ranks")
         return found
 
     def log(self, job: int, at: str = "a", *options: str) -> str:
@@ -216,10 +223,19 @@ class Cluster:
             raise AssertionError(f"{problem}\n{self.story(job)}") from None
 
     def story(self, job: int) -> str:
-        """All that is known, for a test that failed."""
-        said = [self.fleet["a"].wiiiiide("show", str(job), check=False).stdout]
-        said += [self.fleet["a"].wiiiiide("logs", str(job), check=False).stdout[-4000:]]
-        said += [f"---- {m.name}\n{m.journal()[-6000:]}" for m in self.fleet if m.is_on()]
+        """All that is known, for a test that failed: what cannot be had now is left out."""
+        first = self.fleet["a"]
+        asked: list[Callable[[], str]] = [
+            lambda: first.wiiiiide("show", str(job), check=False).stdout,
+            lambda: first.wiiiiide("logs", str(job), check=False).stdout[-4000:],
+            *(lambda m=m: f"---- {m.name}\n{m.journal()[-6000:]}" for m in self.fleet),
+        ]
+        said = []
+        for ask in asked:
+            try:
+                said.append(ask())
+            except Exception as problem:  # the machine is off, or its daemon does not answer
+                said.append(f"---- {problem}")
         return "\n".join(said)
 
     def starts(self, job: int, letter: str) -> list[str]:
@@ -234,14 +250,26 @@ class Cluster:
         return {one["node"]["name"]: one for one in listed}
 
     def all_there(self, within_s: float = SECONDS) -> None:
-        def so() -> bool:
-            listed = self.fleet["a"].wiiiiide("nodes", "--json", check=False)
-            if listed.returncode:
-                return False  # its daemon is being started
-            states = [node["state"] for node in json.loads(listed.stdout)["nodes"]]
-            return all(state in ("ok", "idle") for state in states)
+        """The machines of the fleet, and no others."""
+        seen: dict[str, str] = {}
 
-        wait_until(so, within_s, "every node is there")
+        def so() -> bool:
+            seen.clear()
+            seen.update(self._states())
+            there = all(state in ("ok", "idle") for state in seen.values())
+            return there and set(seen) == set(self.fleet.letters)
+
+        try:
+            wait_until(so, within_s, "every node is there")
+        except AssertionError as problem:
+            raise AssertionError(f"{problem}: {seen}") from None
+
+    def _states(self) -> dict[str, str]:
+        """As the coordinator has them; none while its daemon does not answer."""
+        listed = self.fleet["a"].wiiiiide("nodes", "--json", check=False)
+        if listed.returncode:
+            return {}
+        return {one["node"]["name"]: one["state"] for one in json.loads(listed.stdout)["nodes"]}
 
     def daemon(self, letter: str) -> int:
         return int(self.fleet[letter].show("MainPID"))
@@ -259,27 +287,53 @@ class Cluster:
         yield
         self.fleet[letter].run("systemctl", "start", "wiiiiided")
 
+    # ---- after a test
+
     def reset(self) -> None:
-        """In order again, whatever a test has done: all on, plugged in, no job under way."""
+        """In order again, whatever a test has done: all on, plugged in, members and no others, none
+        drained, no job under way."""
         for letter in self.fleet.letters:
             self.fleet.heal(letter)
             machine = self.fleet[letter]
-            if machine.is_on():
-                machine.thaw()
-            else:
+            machine.thaw()  # first: nothing starts in a cgroup that is frozen
+            if not machine.is_on():
                 machine.boot()
             machine.run("systemctl", "reset-failed", "wiiiiided", check=False)
             machine.run("systemctl", "start", "wiiiiided")
+        wait_until(lambda: "a" in self._states(), SECONDS, "the coordinator answers")
+        self._found_again()
         self.all_there()
+        wait_until(self._no_jobs, SECONDS, "no job is under way")
+        self.nothing_left()
+
+    def _found_again(self) -> None:
+        """The members are those it was founded with."""
+        first = self.fleet["a"]
+        states = self.nodes()
+        for name in set(states) - set(self.fleet.letters):
+            first.wiiiiide("nodes", "remove", "--force", name)
+        for letter in sorted(set(self.fleet.letters) - set(states)):
+            # By force: the coordinator does not know it. It may be out already.
+            self.fleet[letter].wiiiiide("leave", "--force", check=False)
+            self.join(letter, first.wiiiiide("token", "create").stdout.strip())
+        for name, one in self.nodes().items():
+            if "drained by" in one["why"]:  # its state may be "lost" still
+                first.wiiiiide("resume", name)
+
+    def _no_jobs(self) -> bool:
+        """Whether there is none; else those that there are, are cancelled. One may end by itself
+        meanwhile, which cancel calls an error."""
         listed = json.loads(self.fleet["a"].wiiiiide("ps", "--json").stdout)["jobs"]
         if listed:
-            self.fleet["a"].wiiiiide("cancel", "--now", *(str(job["id"]) for job in listed))
-        self.nothing_left()
+            ids = [str(job["id"]) for job in listed]
+            self.fleet["a"].wiiiiide("cancel", "--now", *ids, check=False)
+        return not listed
 
     def nothing_left(self) -> None:
         """A shim reports a job's end and then ends itself: a moment later."""
         for machine in self.fleet:
-            wait_until(lambda m=machine: not self.leftovers(m), SECONDS, "nothing is left of jobs")
+            what = f"nothing is left of jobs on {machine.name}"
+            wait_until(lambda m=machine: not self.leftovers(m), SECONDS, what)
 
     def leftovers(self, machine: Machine) -> str:
         """Processes of jobs, and shared memory, that outlived them."""

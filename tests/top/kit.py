@@ -26,11 +26,13 @@ import pyte
 from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeDaemon, Talk
 from wiiiiided.text import columns
+from wiiiiided.top.terminal import SHOWN, TOGETHER
 from wiiiiided.wire import messages as m
 
 PATIENCE_S = 30.0
 SESSION = str(Path(__file__).parent / "session.py")
 PROGRAM = ("-m", "wiiiiided.cli.main", "top")
+END = b"\x1b[0m" * 8  # changes nothing that is seen
 
 
 class Pushing(FakeDaemon):
@@ -68,6 +70,7 @@ class Screen:
         self._picture = pyte.Screen(*size)
         self._stream = pyte.ByteStream(self._picture)
         self.raw = b""
+        self._fed = 0  # how much of it is in the picture
         self._resize(*size)
         self.before = termios.tcgetattr(self.theirs)
         self._pid_file = directory / "pid"
@@ -110,14 +113,17 @@ class Screen:
     # ---- what a person sees
 
     def look(self) -> list[str]:
-        """The lines on the screen now."""
+        """The lines on the screen now. As on a terminal that knows the marks around a frame, one
+        that has come in part is not seen: the program may be held up in the middle of it."""
         while select.select([self.ours], [], [], 0)[0]:
             try:
-                data = os.read(self.ours, 1 << 16)
+                self.raw += os.read(self.ours, 1 << 16)
             except OSError:  # nobody has the other end any more
                 break
-            self.raw += data
-            self._stream.feed(data)
+        begun, whole = (self.raw.rfind(mark.encode()) for mark in (TOGETHER, SHOWN))
+        until = max(self._fed, begun) if begun > whole else len(self.raw)
+        self._stream.feed(self.raw[self._fed : until])
+        self._fed = until
         return [line.rstrip() for line in self._picture.display]
 
     @property
@@ -140,13 +146,19 @@ class Screen:
     # ---- what became of it
 
     def ended(self) -> int:
-        """Its code; 128 + signal. What it still said is read meanwhile."""
+        """Its code; 128 + signal. All that it still said has been read then."""
 
         def over() -> bool:
             self.look()
             return self._session.poll() is not None
 
         wait_until(over, PATIENCE_S, "the program ends")
+        # The kernel hands on what is written in its own time, but in order.
+        if select.select([], [self.theirs], [], 0)[1]:  # not if it was held by Ctrl-S
+            os.write(self.theirs, END)
+            wait_until(lambda: bool(self.look()) and END in self.raw, PATIENCE_S, "all output")
+            self.raw = self.raw.replace(END, b"")
+            self._fed = min(self._fed, len(self.raw))
         return self._session.returncode
 
     @property

@@ -14,6 +14,7 @@ from wiiiiided.top.ui import (
     Draining,
     DrainNode,
     Order,
+    Pane,
     Quit,
     ResumeNode,
     Resuming,
@@ -181,6 +182,18 @@ def test_d_on_a_drained_node_asks_whether_it_gets_jobs_again() -> None:
         ui, action = press(asked, key, s.with_lost())
         assert (ui.question, action, ui.message) == (None, None, "e stays drained")
     assert press(asked, "y", s.with_lost())[1] == ResumeNode("e")
+
+
+@pytest.mark.parametrize("focus", ["jobs", "log"])
+def test_d_needs_the_nodes_in_focus(focus: Pane) -> None:
+    ui = keys(Ui(focus=focus, log=True, node="b"), "d")
+    assert (ui.question, ui.message) == (None, "d drains a node: Tab to the nodes first")
+
+
+def test_x_needs_the_jobs_or_their_log_in_focus() -> None:
+    ui = keys(Ui(focus="nodes"), "x")
+    assert (ui.question, ui.message) == (None, "x cancels a job: Tab to the jobs first")
+    assert keys(Ui(focus="log", log=True), "x").question is not None
 
 
 def test_without_a_node_there_is_nothing_to_drain() -> None:

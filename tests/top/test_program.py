@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import termios
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ def screen(daemon: Pushing, tmp_path: Path) -> Iterator[Screen]:
 
 def test_it_shows_nodes_and_jobs_and_q_ends_it(screen: Screen) -> None:
     for words in ("WIIIIIDE  lab", "slow ◄", "straggler: rank 4 on c", "7951/23460"):
-        assert words in screen.text
+        assert words in screen.text, words
     assert screen.taken
     screen.types("q")
     assert screen.ended() == 0
@@ -141,7 +142,7 @@ def test_d_gives_a_drained_node_jobs_again(screen: Screen, daemon: Pushing) -> N
 
 def test_who_may_not_drain_is_told_so(screen: Screen, daemon: Pushing) -> None:
     daemon.answers(m.Drain, m.Refused(5, "only root may drain a machine"))
-    screen.types("d\r")
+    screen.types("\td\r")
     screen.shows("drain a: only root may drain a machine")
 
 
@@ -180,11 +181,28 @@ def test_a_flood_of_lines_holds_nothing_up(screen: Screen, daemon: Pushing) -> N
     screen.shows("lines back")
 
 
+def test_an_escape_is_heard_in_a_flood_of_lines(screen: Screen, daemon: Pushing) -> None:
+    def logs(request: m.Logs, talk: object) -> None:
+        while True:  # until nobody is there
+            lines = tuple(s.line("x" * 200) for _ in range(20))
+            talk.say(m.LogLines(lines))  # type: ignore[attr-defined]
+
+    daemon.does(m.Logs, logs)
+    screen.types("l")
+    screen.shows("0 │ xxx")
+    screen.types("/LM")
+    screen.shows("/ LM_")
+    screen.types("\x1b")
+    screen.shows("▸ 17 digits")
+
+
 def test_a_pause_keeps_the_picture(screen: Screen, daemon: Pushing) -> None:
     screen.types("p")
     screen.shows("PAUSED")
     daemon.shown = msgspec.structs.replace(daemon.shown, cluster="elsewhere")
-    screen.types("?q")  # it is alive, and draws
+    screen.types("?")  # it is alive, and draws
+    screen.shows("any other key closes")
+    screen.types("q")
     screen.shows("straggler")
     assert "WIIIIIDE  lab" in screen.text
     screen.types("p")
@@ -258,7 +276,12 @@ def test_a_daemon_that_is_gone_leaves_its_last_frame_and_comes_back(
 def test_clock_and_age_go_on_without_a_daemon(screen: Screen, daemon: Pushing) -> None:
     daemon.stop()
     screen.shows("out of touch")
-    screen.shows("38%  2s")  # the age of node a, though no snapshot has come
+
+    def age() -> int:
+        """Of node a, in seconds; not every one of them is drawn."""
+        return max((int(found) for found in re.findall(r"38% +(\d+)s", screen.text)), default=0)
+
+    wait_until(lambda: age() >= 2, PATIENCE_S, "it grows, though no snapshot has come")
     assert "14:27:52" not in screen.look()[0]
 
 
@@ -318,7 +341,7 @@ def test_ctrl_z_gives_the_terminal_back_until_it_goes_on(screen: Screen) -> None
     for _ in range(2):
         screen.types("\x1a")
         wait_until(lambda: screen.state() == "T", PATIENCE_S, "it is stopped")
-        assert screen.restored
+        wait_until(lambda: screen.restored, PATIENCE_S, "its last words are here")
         os.kill(screen.pid, signal.SIGCONT)
         wait_until(lambda: screen.taken, PATIENCE_S, "it has the terminal again")
         wait_until(lambda: not screen.restored, PATIENCE_S, "it draws again")

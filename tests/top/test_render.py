@@ -91,6 +91,7 @@ SNAPSHOTS = st.builds(
     nodes=st.lists(NODES, max_size=6).map(tuple),
     jobs=st.lists(JOBS, max_size=5).map(tuple),
     problem=NASTY,
+    more=st.sampled_from([0, 19_500, 1 << 62]),
 )
 ORDERS = st.builds(Order, st.integers(0, 6), st.booleans(), st.sampled_from(["", "a", "\x1b"]))
 UIS = st.builds(
@@ -335,6 +336,23 @@ def test_a_picture_has_room_for_everything() -> None:
     frame = lines(render(scene, 110, natural(scene, 110)))
     assert any("16 first" in line for line in frame)
     assert frame[-2] != ""
+
+
+def test_jobs_that_are_not_listed_are_counted_and_told_of() -> None:
+    rows = (
+        s.job(17),
+        *(s.queued(number) for number in range(18, 218)),
+        s.queued(218, state="held"),
+    )
+    crowd = s.snapshot(s.node(), jobs=rows, more=19_500)
+    shown = lines(render(Scene(crowd), 100, 24))
+    assert "19,701 queued or held" in shown[0]
+    assert shown[-3] == " … 19,500 more; wiiiiide ps lists all"  # then the detail and the keys
+    scene = Scene(crowd, Ui(once=True))
+    assert lines(render(scene, 100, 1000))[-1] == " … 19,500 more; wiiiiide ps lists all"
+    found = lines(render(Scene(crowd, Ui(jobs=Order(filter="zz"))), 100, 24))
+    assert " … 19,500 more; wiiiiide ps lists all" in found
+    assert "more" not in _shown(s.three())
 
 
 def test_the_selected_row_is_always_shown() -> None:

@@ -70,6 +70,6 @@ def _patience(client: Client) -> Iterator[None]:
 def _waited_for(client: Client) -> str:
     """The workers, unless the daemon has a trouble of its own: a coordinator that is away."""
     with suppress(ClientError):
-        if problem := client.status(QUIET_S).problem:
+        if problem := client.status().problem:
             return f"still trying; the daemon says: {problem}"
     return "waiting for the workers to end by themselves; cancel --now kills them"

@@ -26,6 +26,7 @@ JOBS: dict[str, frozenset[State]] = {
     "why": ANY,
     "logs": ANY,
     "pull": ANY,
+    "report": ANY,
     "stacks": ANY,
     "requeue": ANY,
     "cancel": LIVE,
@@ -33,7 +34,7 @@ JOBS: dict[str, frozenset[State]] = {
     "hold": frozenset({"queued", "backoff"}),
     "release": frozenset({"held"}),
 }
-ONE = ("show", "why", "logs", "pull", "stacks")  # these take one job only
+ONE = ("show", "why", "logs", "pull", "report", "stacks")  # these take one job only
 NODES = ("drain", "resume", "nodes")  # these take the name of one machine
 ABOUT_COLUMNS = 50
 LATEST_ENDED = 20

@@ -7,6 +7,7 @@ says what to do.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,9 @@ SHM_WARN_BYTES = 1 * GIB  # docker gives 64 MB, and DataLoader workers die of it
 FILES_WARN = 4096  # 1024, the usual default, is few for DataLoader workers
 CLOCK_WARN_S = 60.0
 PYTHON = (3, 11)
+# The one to install; what is needed is the package's own requirement.
+BOUND = re.compile(r"(>=|<|==)\s*(\d+(?:\.\d+)*)")
+TORCH = "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
 
 @dataclass(frozen=True)
@@ -69,11 +73,14 @@ class Facts:
     state: str = ""
     state_free: int | None = None
     state_writable: bool | None = None
+    jobs: str = ""
+    jobs_free: int | None = None
     unit: Unit | None = None
     lingers: bool | None = None
     interpreter: str = ""
     torch: str | None = None
     torch_problem: str = ""
+    torch_wanted: str = ""  # as the package requires it, ">=2.13,<2.14"
     cores: int = 1  # that this process may use
     all_cores: int = 1
     cpu_quota: float | None = None
@@ -166,10 +173,19 @@ def state(facts: Facts) -> Finding | None:
             "fail", "state", words, "make room: the daemon cannot write down what happens"
         )
     if facts.state_free < STATE_WARN_BYTES:
-        return Finding(
-            "warn", "state", words, "make room: jobs' working directories are kept there"
-        )
+        return Finding("warn", "state", words, "make room: the folders of jobs arrive there")
     return Finding("ok", "state", words)
+
+
+def jobs(facts: Facts) -> Finding | None:
+    """Where jobs run and write, which may be another disk than the daemon's."""
+    if facts.jobs_free is None:
+        return None
+    words = f"{facts.jobs}: {size(facts.jobs_free)} free"
+    if facts.jobs_free < STATE_WARN_BYTES:
+        remedy = "make room: jobs' working directories and logs are kept there"
+        return Finding("warn", "jobs", words, remedy)
+    return Finding("ok", "jobs", words)
 
 
 def unit(facts: Facts) -> Finding | None:
@@ -221,14 +237,35 @@ def python(facts: Facts) -> Finding:
 
 
 def torch(facts: Facts) -> Finding:
+    install = f"{facts.interpreter} -m pip install {TORCH}"
+    remedy = f"{install}, or name another interpreter in run.python"
     if facts.torch is None:
-        return Finding(
-            "fail",
-            "torch",
-            f"{facts.interpreter} cannot import it: {facts.torch_problem}",
-            f"{facts.interpreter} -m pip install torch, or name another interpreter in run.python",
-        )
-    return Finding("ok", "torch", f"{facts.torch} in {facts.interpreter}")
+        words = f"{facts.interpreter} cannot import it: {facts.torch_problem}"
+        return Finding("fail", "torch", words, remedy)
+    words = f"{facts.torch} in {facts.interpreter}"
+    if not satisfies(facts.torch, facts.torch_wanted):
+        words += f"; the backend wiiiiide needs {facts.torch_wanted}"
+        return Finding("warn", "torch", words, remedy)
+    return Finding("ok", "torch", words)
+
+
+def satisfies(version: str, wanted: str) -> bool:
+    """Whether `2.13.0+cpu` is within `>=2.13,<2.14`. What cannot be read is taken as right."""
+    bounds = [BOUND.fullmatch(bound.strip()) for bound in wanted.split(",") if bound.strip()]
+    return all(bound is None or _within(_release(version), bound) for bound in bounds)
+
+
+def _within(found: tuple[int, ...], bound: re.Match[str]) -> bool:
+    limit = _release(bound[2])
+    size = max(len(found), len(limit))
+    one, other = (release + (0,) * (size - len(release)) for release in (found, limit))
+    return {">=": one >= other, "<": one < other, "==": one == other}[bound[1]]
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers a version begins with."""
+    found = re.match(r"\d+(\.\d+)*", version)
+    return tuple(map(int, found[0].split("."))) if found else ()
 
 
 def cores(facts: Facts) -> Finding:
@@ -281,7 +318,9 @@ def open_files(facts: Facts) -> Finding | None:
     return Finding("ok", "open files", f"at most {facts.open_files}")
 
 
-def hostname(facts: Facts) -> Finding:
+def hostname(facts: Facts) -> Finding | None:
+    if facts.daemon is not None and facts.daemon.role != "alone":
+        return None  # machines of a cluster meet by their addresses
     if not facts.addresses:
         return Finding(
             "warn",
@@ -354,7 +393,7 @@ def surroundings(facts: Facts) -> Finding | None:
 
 
 CHECKS: tuple[Check, ...] = (
-    *(daemon, cluster, one_port, socket, group, unit, lingering, state, job_user),
+    *(daemon, cluster, one_port, socket, group, unit, lingering, state, jobs, job_user),
     *(python, torch, cores, memory, swap, shm, open_files),
     *(hostname, loopback, boot, clock, surroundings),
 )

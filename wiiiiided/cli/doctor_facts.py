@@ -9,6 +9,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 import resource
 import shutil
 import socket
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,6 +45,7 @@ def gather(paths: Paths, daemon: DaemonStatus | None, problem: str) -> checks.Fa
     interpreter = daemon_interpreter(daemon)
     torch, torch_problem = torch_of(interpreter)
     quota, limit = cgroup_limits(daemon.pid if daemon else os.getpid())
+    jobs = paths.jobs if daemon is None else Path(daemon.jobs_directory)
     return checks.Facts(
         version=__version__,
         mode=paths.mode,
@@ -57,11 +60,14 @@ def gather(paths: Paths, daemon: DaemonStatus | None, problem: str) -> checks.Fa
         state=str(paths.state),
         state_free=free_bytes(paths.state),
         state_writable=None if paths.mode == "system" else is_writable(paths.state),
+        jobs=str(jobs),
+        jobs_free=known(lambda: free_bytes(jobs)),
         unit=unit_facts(paths.mode),
         lingers=lingers(name) if paths.mode == "user" else None,
         interpreter=interpreter,
         torch=torch,
         torch_problem=torch_problem,
+        torch_wanted=torch_wanted(),
         cores=len(os.sched_getaffinity(0)),
         all_cores=os.cpu_count() or 1,
         cpu_quota=quota,
@@ -151,6 +157,16 @@ def torch_of(interpreter: str) -> tuple[str | None, str]:
     if done.returncode != 0:
         return None, last_line(done.stderr) or f"code {done.returncode}"
     return last_line(done.stdout), ""
+
+
+def torch_wanted() -> str:
+    """What this package requires of torch, as its metadata says it; empty where it has none."""
+    try:
+        needs = metadata.requires("wiiiiided") or []
+    except metadata.PackageNotFoundError:
+        return ""
+    found = (re.fullmatch(r"torch\s*\(?([<>=!~][^;()]*)\)?\s*", need) for need in needs)
+    return next((match[1].strip() for match in found if match), "")
 
 
 def last_line(output: bytes) -> str:

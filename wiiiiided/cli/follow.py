@@ -20,13 +20,14 @@ def follow(
     ranks: Sequence[int] = (),
     tail: int | None = None,
     node: str | None = None,
+    times: bool = False,
     as_json: bool = False,
     told: str = "",
 ) -> int:
     """Show everything until the job is over; its exit code. `told` is what was said already."""
     view: JobView | None = None
-    lines = Lines()
-    for item in client.follow(job, ranks, tail):
+    lines = Lines(times=times)
+    for item in client.follow(job, ranks, tail, () if node is None else (node,)):
         if isinstance(item, LogLine):
             if is_of(item, view, node):
                 _line(lines, item, as_json)

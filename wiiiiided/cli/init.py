@@ -13,8 +13,7 @@ from typing import Annotated
 import typer
 
 from wiiiiided.cli import screen
-from wiiiiided.cli.daemon import connect
-from wiiiiided.cli.machines import become, port, put_joining, standing
+from wiiiiided.cli.machines import become, connect_here, port, put_joining, standing, whose
 
 TTL_S, USES = 3600.0, 10  # of the first token: an hour, enough for the machines of a small lab
 
@@ -27,8 +26,8 @@ def command(
     own_port: Annotated[
         str | None, typer.Option("--port", metavar="N", help="The one TCP port; 9461 without it.")
     ] = None,
-    name: Annotated[
-        str, typer.Option(metavar="CLUSTER", help="What the cluster is called; else this node.")
+    cluster: Annotated[
+        str, typer.Option(metavar="NAME", help="What the cluster is called; else as this node.")
     ] = "",
 ) -> None:
     """Make this machine the first of a cluster: it keeps the queue for all that join.
@@ -37,8 +36,8 @@ def command(
     token create makes another. Jobs that run go on. For root, and the daemon's own user.
     """
     number = 0 if own_port is None else port(own_port, "--port")
-    client = connect()
-    view = client.init(name, address, number)
-    screen.say(standing(view))
+    client = connect_here()
+    view = client.init(cluster, address, number)
+    screen.say(standing(view) + whose(client))
     become(client, "coordinator")
     put_joining(client.create_token(TTL_S, USES), time.time())

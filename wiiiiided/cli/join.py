@@ -12,8 +12,7 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.argv import wipe
-from wiiiiided.cli.daemon import connect
-from wiiiiided.cli.machines import TOKEN, become, door_of, port, standing
+from wiiiiided.cli.machines import TOKEN, become, connect_here, door_of, port, standing, whose
 from wiiiiided.cli.progress import waiting
 from wiiiiided.wire.messages import Join
 
@@ -49,7 +48,7 @@ def command(
     at, its_port = door_of(host)
     own = 0 if own_port is None else port(own_port, "--port")
     secret = check(read_token() if token == "-" else token)
-    client = connect()
+    client = connect_here()
     try:
         with waiting(f"joining the cluster at {host}"):
             view = client.join(Join(at, its_port, secret, name, address, own))
@@ -57,7 +56,7 @@ def command(
     except KeyboardInterrupt:
         screen.say("wiiiiide: stopped waiting; the daemon may still join: wiiiiide nodes says so")
         raise
-    screen.say(standing(view))
+    screen.say(standing(view) + whose(client))
 
 
 def read_token() -> str:

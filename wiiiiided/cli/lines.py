@@ -5,6 +5,7 @@
     1 ! Traceback (most recent …      a traceback: all of it in red, also one on stdout
     0 · rotated …                     a note of the shim
     b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
+    05:11:54.123 0 │ …                with -t, each with its time
 
 What a rank writes is untrusted: it is cleaned here. Of a line that was overwritten with carriage
 returns, as progress bars do, the last version is shown, as on a terminal.
@@ -17,6 +18,7 @@ from collections.abc import Sequence
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.text import cell, clean, columns
+from wiiiiided.cli.words import moment
 from wiiiiided.client import ClientError
 from wiiiiided.wire.messages import JobView, LogLine
 
@@ -71,10 +73,12 @@ def is_of(line: LogLine, job: JobView | None, node: str | None) -> bool:
 
 
 class Lines:
-    """Prints log lines; the job's view says how wide ranks and nodes get."""
+    """Prints log lines, with `times` when each was written; the job's view says how wide ranks and
+    nodes get."""
 
-    def __init__(self, job: JobView | None = None) -> None:
+    def __init__(self, job: JobView | None = None, times: bool = False) -> None:
         self.job = job
+        self._times = times
         self._in_traceback: set[int] = set()
         self._bar = "│" if screen.can_print("│", sys.stdout) else "|"
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
@@ -85,7 +89,8 @@ class Lines:
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:
             mark = "!"
-        prefix = f"{self._whose(line)} {mark}"
+        when = f"{moment(line.at)} " if self._times else ""
+        prefix = f"{when}{self._whose(line)} {mark}"
         if bad or line.stream == "note":
             colour = screen.RED if bad else screen.DIM
             screen.put(screen.paint(f"{prefix} {text}".rstrip(), colour, sys.stdout))

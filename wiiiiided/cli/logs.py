@@ -39,6 +39,9 @@ def command(
         str | None,
         typer.Option(metavar="N", help="Of this attempt; the latest without it."),
     ] = None,
+    times: Annotated[
+        bool, typer.Option("-t", "--time", help="Each line with when it was written.")
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Print what the workers of a job wrote, each line with its rank; "b:4" is rank 4, on node b.
@@ -54,17 +57,23 @@ def command(
     last = None if tail is None else number(tail, "--tail")
     client, of = connect(), job_id(job)
     if following:
-        return _follow(client, of, chosen, last, node, as_json)
+        return _follow(client, of, chosen, last, node, times, as_json)
     one = None if attempt is None else number(attempt, "--attempt")
-    _print(client, of, chosen, last, one, node, as_json)
+    _print(client, of, chosen, last, one, node, times, as_json)
     return 0
 
 
 def _follow(
-    client: Client, job: int, ranks: list[int], tail: int | None, node: str | None, as_json: bool
+    client: Client,
+    job: int,
+    ranks: list[int],
+    tail: int | None,
+    node: str | None,
+    times: bool,
+    as_json: bool,
 ) -> int:
     try:
-        return follow(client, job, ranks=ranks, tail=tail, node=node, as_json=as_json)
+        return follow(client, job, ranks=ranks, tail=tail, node=node, times=times, as_json=as_json)
     except KeyboardInterrupt:
         screen.say(f"wiiiiide: detached; job {job} goes on")
         raise
@@ -77,6 +86,7 @@ def _print(
     tail: int | None,
     attempt: int | None,
     node: str | None,
+    times: bool,
     as_json: bool,
 ) -> None:
     view = client.show(job).job
@@ -86,9 +96,9 @@ def _print(
         check_node(view, node)
     if tail == 0:
         return
-    lines = Lines(view)
+    lines = Lines(view, times)
     nothing = True
-    for item in client.logs(job, ranks, tail, attempt):
+    for item in client.logs(job, ranks, tail, attempt, () if node is None else (node,)):
         if not is_of(item, view, node):
             continue
         nothing = False

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 
 import typer
 
 from wiiiiided.cli import screen
+from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.progress import waiting
 from wiiiiided.cli.text import cell
 from wiiiiided.cli.words import clock, number, span
-from wiiiiided.client import Client
+from wiiiiided.client import Client, ClientError
 from wiiiiided.client.machines import Role
+from wiiiiided.config import Paths
 from wiiiiided.domain.node import PORT
 from wiiiiided.wire.messages import ClusterView, NodeView, TokenCreated
 
@@ -43,6 +46,29 @@ def port(text: str, option: str) -> int:
     if not 0 < found <= MOST_PORT:
         raise typer.BadParameter(f"{option} {text!r} is no port: 1 to {MOST_PORT}")
     return found
+
+
+class TwoDaemons(ClientError):
+    """Root has a daemon of its own beside the service, and hardly means that one."""
+
+
+def connect_here() -> Client:
+    """A client of the daemon that is to get a new role: the service's, or one that somebody who
+    may not use that has for themselves. Root's own would be found first, and is one by mistake."""
+    client = connect()
+    paths, service = client.paths, Paths.system().socket
+    if paths.mode == "user" and os.geteuid() == 0 and os.path.exists(service):
+        raise TwoDaemons(
+            f"root has a daemon of its own ({paths.socket}) beside this machine's service",
+            f"end that one (kill {client.status().pid}) and say it again: then it is about the "
+            "service. A daemon of its own that is meant gets a WIIIIIDE_HOME",
+        )
+    return client
+
+
+def whose(client: Client) -> str:
+    """To be said after what this machine has become, where that is not about its service."""
+    return " (your own daemon, not the service)" if client.paths.mode == "user" else ""
 
 
 def become(client: Client, role: Role) -> None:

@@ -7,6 +7,7 @@ nodes lost NAME      nothing runs on it any more: its shares may be started else
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -18,6 +19,8 @@ from wiiiiided.cli.jobs import put_table
 from wiiiiided.cli.machines import said
 from wiiiiided.cli.options import Json, NodeName
 from wiiiiided.cli.table import Column
+from wiiiiided.client import Client
+from wiiiiided.domain.codes import FAILED
 from wiiiiided.wire.messages import NodeView
 
 COLUMNS = (
@@ -31,6 +34,8 @@ COLUMNS = (
     Column("VERSION", leaves=4),
     Column("WHY", leaves=1, least=20, readable=28),
 )
+
+Yes = Annotated[bool, typer.Option("--yes", help="Do not ask, on a terminal either.")]
 
 app = plain_app(cls=Group, invoke_without_command=True)
 
@@ -54,29 +59,58 @@ def list_nodes(context: typer.Context, as_json: Json = False) -> None:
         screen.say("this machine is alone; wiiiiide init makes it the first of a cluster")
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Take a machine out; its certificate is refused then.")
 def remove(
     node: NodeName,
     force: Annotated[
         bool, typer.Option("--force", help="Also while jobs are on it: they count as ended.")
     ] = False,
-) -> None:
+    yes: Yes = False,
+) -> int:
     """Take a machine out of the cluster: every daemon refuses it from then on.
 
     It may be off, or gone for ever. Where it still runs, wiiiiide leave is the friendlier way.
+    With --force, while jobs are on it, it asks first on a terminal.
     """
-    connect().remove_node(node, force)
+    client = connect()
+    if force and not yes and not _sure(client, node, "remove it?"):
+        return FAILED
+    client.remove_node(node, force)
     screen.say(f"{node} is no longer of the cluster; every node refuses it from now on")
+    return 0
 
 
-@app.command(cls=Command)
-def lost(node: NodeName) -> None:
+@app.command(cls=Command, short_help="Vouch that a machine is off: its jobs may start elsewhere.")
+def lost(node: NodeName, yes: Yes = False) -> int:
     """Vouch that nothing runs on a machine any more: it is off, or broken for good.
 
     Its share of a job counts as ended then, and the job may be started elsewhere. Said of a
-    machine that only cannot be reached, the job would run twice.
+    machine that only cannot be reached, the job would run twice. On a terminal it says which jobs
+    those are, and asks first.
     """
-    screen.say(said(connect().declare_lost(node)))
+    client = connect()
+    if not yes and not _sure(client, node, "is it off for good?"):
+        return FAILED
+    screen.say(said(client.declare_lost(node)))
+    return 0
+
+
+def _sure(client: Client, node: str, question: str) -> bool:
+    """Whether a person who sees which jobs are at stake still wants it. Where there are none, or
+    nobody to ask, it is what was said. What else is wrong, the daemon says better."""
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    jobs = next((one.jobs for one in client.nodes().nodes if one.node.name == node), ())
+    if not jobs:
+        return True
+    what = f"job{'' if len(jobs) == 1 else 's'} {', '.join(map(str, jobs))}"
+    screen.say(f"{node} has a share of {what}: it counts as ended, and may be started elsewhere")
+    screen.say(f"if {node} still runs, the same runs twice then")
+    print(f"{question} y/n ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() in ("y", "Y"):
+        return True
+    screen.say("nothing was changed")
+    return False
 
 
 def _row(one: NodeView) -> list[str]:

@@ -9,12 +9,12 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
-from wiiiiided.cli.jobs import attempts, put_table, reason, took
+from wiiiiided.cli.jobs import attempts, is_over, put_table, reason, took
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.table import Column
 from wiiiiided.wire.messages import JobView
 
-ENDED = 1000  # the daemon keeps fewer
+ENDED = 1000  # of those that are over, the latest: a daemon may keep a hundred times as many
 
 COLUMNS = (
     Column("ID", right=True),
@@ -39,7 +39,11 @@ def command(
     TIME is how long a job has been running, or waiting, or ran. TRY is the attempt, and how many
     its restart policy allows. A narrow screen shows fewer columns; --json has everything.
     """
-    jobs = connect().list(ended=ENDED if everything else 0)
+    jobs = connect().list(ended=ENDED + 1 if everything else 0)  # one more says that there are
+    if sum(map(is_over, jobs)) > ENDED:
+        jobs = jobs[1:]  # the oldest comes first
+        said = f"the latest {ENDED:,} that are over are listed"
+        screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
     if as_json:
         screen.put_json({"jobs": [fields(job) for job in jobs]})
     elif jobs:

@@ -12,7 +12,7 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.jobs import attempts
 from wiiiiided.cli.options import Id, Json
-from wiiiiided.cli.text import cell, clean
+from wiiiiided.cli.text import cell, clean, columns, pad
 from wiiiiided.cli.words import clock, code_words, job_id, span
 from wiiiiided.jobfile.spoken import as_in_file
 from wiiiiided.report.sound import sound_run
@@ -45,10 +45,11 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
     yield from _figures(detail)
     if detail.ranks:
         yield from ("", _heading("ranks"))
+    widest = max((columns(cell(rank.node)) for rank in detail.ranks), default=0)
     for rank in detail.ranks:
         pid = "" if rank.pid is None else f"  pid {rank.pid}"
         code = "" if rank.code is None else f"  exit code {code_words(rank.code)}"
-        yield f"  {rank.rank:>3}  {cell(rank.node)}  {rank.state}{pid}{code}"
+        yield f"  {rank.rank:>3}  {pad(cell(rank.node), widest)}  {rank.state}{pid}{code}"
     if detail.story:
         yield from ("", _heading("story"))
     for told in detail.story:

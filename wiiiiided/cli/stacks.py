@@ -7,7 +7,7 @@ import sys
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.options import Id, Json
-from wiiiiided.cli.text import clean
+from wiiiiided.cli.text import cell, clean
 from wiiiiided.cli.words import job_id
 
 
@@ -15,6 +15,7 @@ def command(job: Id, as_json: Json = False) -> None:
     """Print where each worker of a job is right now, or where it was when the job hung.
 
     Workers go on undisturbed. One that was started without Python's fault handler has no stack.
+    In a cluster, "b:4" is rank 4, on node b.
     """
     number = job_id(job)
     dumps = connect().stacks(number)
@@ -23,7 +24,8 @@ def command(job: Id, as_json: Json = False) -> None:
         return
     for place, dump in enumerate(dumps):
         pid = "" if dump.pid is None else f", pid {dump.pid}"
-        heading, text = f"rank {dump.rank}{pid}", dump.text
+        whose = f"{cell(dump.node)}:{dump.rank}" if dump.node else f"rank {dump.rank}"
+        heading, text = whose + pid, dump.text
         first = f"--- rank {dump.rank} pid {dump.pid}: "
         if text.startswith(first):  # the dump has a heading for each process of the rank
             program, _, text = text.removeprefix(first).partition("\n")

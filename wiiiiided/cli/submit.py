@@ -197,5 +197,6 @@ def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> tupl
 def _shipped(sent: int, role: str) -> str:
     if sent:
         return f"sent {size_words(sent)}"
-    have = "the daemon has" if role == "alone" else "the nodes have"
-    return f"nothing sent: {have} the folder already"
+    # Of the nodes nobody has asked: each gets the folder from there when a job is placed on it.
+    who = "the daemon" if role == "alone" else "the coordinator"
+    return f"nothing sent: {who} has the folder already"

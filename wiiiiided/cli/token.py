@@ -25,7 +25,7 @@ def _group() -> None:
     """What lets another machine join the cluster."""
 
 
-@app.command(cls=Command)
+@app.command(cls=Command, short_help="Print the command that lets another machine join.")
 def create(ttl: Ttl = "1h", uses: Uses = "1", as_json: Json = False) -> None:
     """Print the command with which another machine joins, with a new token in it.
 

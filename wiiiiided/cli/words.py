@@ -15,6 +15,17 @@ def clock(at: float | None) -> str:
     return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
 
+def moment(at: float) -> str:
+    """To the millisecond, in this machine's own time; with its date where that is not today."""
+    try:
+        seconds, thousandths = divmod(int(at * 1000), 1000)
+        then = time.localtime(seconds)
+    except (ValueError, OverflowError, OSError):  # a job may have written anything there
+        return "-"
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then) + f".{thousandths:03}"
+
+
 def code_words(code: int | None) -> str:
     """An exit code with what it stands for: "0", "1", "137 (SIGKILL)"."""
     if code is None:

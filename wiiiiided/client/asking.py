@@ -15,7 +15,7 @@ class Asking:
     """Opens the socket, says Hello, asks, reads the answer and closes."""
 
     def __init__(self, paths: Paths) -> None:
-        self._paths = paths
+        self.paths = paths
 
     def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
         return self._ask(m.Status(), m.DaemonStatus, within_s)
@@ -27,7 +27,7 @@ class Asking:
             return expect(connection.answer(), kind)
 
     def _open(self, request: m.Request, timeout_s: float | None = ANSWER_S) -> Connection:
-        connection = Connection(connect(self._paths), timeout_s)
+        connection = Connection(connect(self.paths), timeout_s)
         try:
             connection.begin(request)
         except BaseException:

@@ -173,24 +173,30 @@ class Client(Machines):
         ranks: Sequence[int] = (),
         tail: int | None = None,
         attempt: int | None = None,
+        nodes: Sequence[str] = (),
     ) -> Iterator[m.LogLine]:
-        """What the ranks have written so far."""
-        request = m.Logs(job, tuple(ranks), tail=tail, attempt=attempt)
+        """What the ranks have written so far. An older daemon ignores `nodes`, and tells all."""
+        request = m.Logs(job, tuple(ranks), tail=tail, attempt=attempt, nodes=tuple(nodes))
         with self._open(request, PATIENT_S) as connection:
             while not isinstance(answer := connection.answer(), m.End):
                 yield from expect(answer, m.LogLines).lines
 
     def follow(
-        self, job: int, ranks: Sequence[int] = (), tail: int | None = None
+        self,
+        job: int,
+        ranks: Sequence[int] = (),
+        tail: int | None = None,
+        nodes: Sequence[str] = (),
     ) -> Iterator[m.JobView | m.LogLine]:
         """Lines as they are written and the job at every change, until it is over."""
         seen = Seen()
 
         def once() -> Iterator[m.JobView | m.LogLine]:
             if seen.attempt is not None:  # back after a restart: the rest of what we were reading
-                yield from seen.unseen(self.logs(job, ranks, attempt=seen.attempt))
+                yield from seen.unseen(self.logs(job, ranks, None, seen.attempt, nodes))
                 seen.rewind()
-            follow = m.Logs(job, tuple(ranks), follow=True, tail=None if seen.attempt else tail)
+            last = None if seen.attempt else tail
+            follow = m.Logs(job, tuple(ranks), follow=True, tail=last, nodes=tuple(nodes))
             with self._open(m.Wait(job), None) as states, self._open(follow, None) as lines:
                 yield expect(states.answer(), m.JobView)  # first: how lines are shown depends on it
                 for answer in both(states, lines):

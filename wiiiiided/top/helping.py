@@ -16,7 +16,7 @@ KEYS = (
     ("/", "show only rows whose name contains a text; Esc shows all again"),
     ("l", "the log of the selected job, or no log"),
     ("x", "cancel the selected job; asks first. On a job that is being stopped: kill it"),
-    ("d", "drain the selected node: no new jobs; asks why. On a drained one: jobs again"),
+    ("d", "drain the selected node, in its pane; asks why. On a drained one: jobs again"),
     ("p", "pause the screen; again goes on"),
     ("+ -", "look more often, or less"),
 )

@@ -1,7 +1,7 @@
 """The pane of jobs: those that run, the queue, and the latest that are over.
 
      JOB NAME    STATE     NODES  STEP        LOSS   ETA       TRY  WHY
-    ▸ 17 digits  running   a b c  7951/23460  0.412  01:20:10  1/4  runs on a b c
+    ▸ 17 digits  running   a b c  7951/23460  0.412  01:20:10  1/4  runs on a, b, c
       18 lm      queued                                             waits for a, which runs job 17
 
 A job that does not run has no step: the place is empty. One that runs and never said has `–`.
@@ -16,7 +16,7 @@ from wiiiiided.text import columns
 from wiiiiided.top import numbers
 from wiiiiided.top.grid import NAME_MOST, SORTED, Cell, Column, Grid, grid, mark, nothing, words
 from wiiiiided.top.order import JOB_ORDERS, job_at, jobs_of, sorting, window
-from wiiiiided.top.spans import Row, Style
+from wiiiiided.top.spans import Row, Span, Style, fit
 from wiiiiided.top.ui import Scene
 from wiiiiided.wire.messages import JobRow, JobView
 
@@ -54,7 +54,15 @@ NODES_MOST = 20  # columns; more names are counted
 
 
 def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
-    """The heading and as many jobs as there is room for."""
+    """The heading and as many jobs as there is room for; last, how many are not listed."""
+    more = _more(scene) if room > 1 else 0
+    if not more:
+        return _rows(scene, width, room)
+    rows = _rows(scene, width, room - 1)
+    return [*rows, fit((Span(f" … {more:,} more; wiiiiide ps lists all", "dim"),), width)]
+
+
+def _rows(scene: Scene, width: int, room: int) -> list[Row]:
     ui, jobs = scene.ui, jobs_of(scene.snapshot, scene.ui)
     table = _grid(jobs, scene, width)
     focus = ui.focus == "jobs" and not ui.once
@@ -76,7 +84,13 @@ def title_and_rows(scene: Scene, width: int, room: int) -> list[Row]:
 
 
 def wanted(scene: Scene) -> int:
-    return len(jobs_of(scene.snapshot, scene.ui))
+    count = len(jobs_of(scene.snapshot, scene.ui))
+    return max(1, count) + 1 if _more(scene) else count
+
+
+def _more(scene: Scene) -> int:
+    """Jobs of the queue beyond those that the daemon lists."""
+    return 0 if scene.snapshot is None else max(0, scene.snapshot.more)
 
 
 def attempts(job: JobView) -> str:

@@ -117,6 +117,7 @@ class Loop:
         self._client, self._terminal, self._ui, self._look = client, terminal, ui, look
         self._pipe_fd = pipe_fd
         self._keys = Keys()
+        self._escape_at = 0.0  # when an ESC that nothing follows is the key of that name
         self._errands = Errands(wake_fd)
         self._watch = watch.Watch(client, self._errands, connection, ui.every_s, time.monotonic())
         self._log = log.Log(client, self._errands)
@@ -137,13 +138,15 @@ class Loop:
         """The signal that ended it; None: somebody quit."""
         while not self._quit and self._ended_by is None:
             self._draw()
+            # Asked before the look at what has come: what follows an ESC may be there already.
+            escape = self._keys.unfinished and time.monotonic() >= self._escape_at
             ready = self._wait()
             if self._pipe_fd in ready:
                 self._signals()
                 self._errands_done()
             if self._terminal.keys_fd in ready:
                 self._typed()
-            elif self._keys.unfinished and not ready:
+            elif escape:
                 self._pressed(self._keys.flush())
             self._read(ready)
             self._tick()
@@ -156,7 +159,7 @@ class Loop:
         if self._draw_at is not None and not self._terminal.busy:
             timeout = min(IDLE_S, max(0.0, self._draw_at - time.monotonic()))
         if self._keys.unfinished:
-            timeout = min(timeout, ESCAPE_S)
+            timeout = min(timeout, max(0.0, self._escape_at - time.monotonic()))
         connections = [one for one in (self._watch.connection, self._log.connection) if one]
         if any(one.waiting for one in connections):
             timeout = 0.0
@@ -200,6 +203,7 @@ class Loop:
         data = os.read(self._terminal.keys_fd, READ_BYTES)
         if not data:  # the terminal is gone
             self._ended_by = signal.SIGHUP
+        self._escape_at = time.monotonic() + ESCAPE_S
         self._pressed(self._keys.feed(data))
 
     def _pressed(self, keys: list[str]) -> None:

@@ -1,7 +1,8 @@
 """What a key does: (ui, key, snapshot) → (ui, action). Pure; the table at the end is the keyboard.
 
 A question, a reason or a filter being typed takes all keys until it is answered. Nothing is ended
-by one key: `x` asks, and only `y` says yes; `d` asks for a reason, and only Enter gives it.
+by one key: `x` asks, and only `y` says yes; `d` asks for a reason, and only Enter gives it. Both
+are about the pane somebody looks at: `d` needs the nodes in focus, `x` the jobs or their log.
 """
 
 from __future__ import annotations
@@ -194,6 +195,8 @@ def _cancel(ui: Ui, snapshot: Snapshot | None) -> Moved:
         return replace(ui, message="read-only: nothing can be cancelled here"), None
     if row is None:
         return replace(ui, message="there is no job to cancel"), None
+    if ui.focus == "nodes":
+        return replace(ui, message="x cancels a job: Tab to the jobs first"), None
     job = row.job
     if job.state in ENDED:
         return replace(ui, message=f"job {job.id} is over already: {job.state}"), None
@@ -207,6 +210,8 @@ def _drain(ui: Ui, snapshot: Snapshot | None) -> Moved:
         return replace(ui, message="read-only: nothing can be drained here"), None
     if node is None:
         return replace(ui, message="there is no node to drain"), None
+    if ui.focus != "nodes":
+        return replace(ui, message="d drains a node: Tab to the nodes first"), None
     if node.state == "drained":
         return replace(ui, question=Resuming(node.name, node.note)), None
     return replace(ui, question=Draining(node.name)), None

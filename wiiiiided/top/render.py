@@ -192,6 +192,8 @@ def _summary(snapshot: Snapshot, scene: Scene) -> list[str]:
         parts.append(f"{len(running)} jobs running")
     held = sum(row.job.state == "held" for row in snapshot.jobs)
     waiting = sum(row.job.state not in {*ENDED, *ON_NODES, "held"} for row in snapshot.jobs)
+    if snapshot.more > 0:  # of those that are not listed nobody says which are held
+        return [*parts, f"{waiting + held + snapshot.more:,} queued or held"]
     if waiting:
         parts.append(f"{waiting} queued")
     if held:

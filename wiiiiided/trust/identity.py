@@ -109,7 +109,7 @@ def create_cluster(
     state: Path, *, cluster: str, node: str, address: str, port: int, now: float
 ) -> Identity:
     """This machine becomes the coordinator of a new cluster."""
-    check_name(cluster, "cluster", "--name")
+    check_name(cluster, "cluster", "--cluster")
     check_name(node, "node", "give this machine another host name")
     cluster_id = secrets.token_hex(8)
     authority = Authority.create(cluster, cluster_id)

@@ -86,6 +86,7 @@ class Logs(Message, frozen=True):
     follow: bool = False
     tail: int | None = None  # only so many of the last lines of each rank
     attempt: int | None = None  # None: the latest; with follow, also those to come
+    nodes: tuple[str, ...] = ()  # only ranks on these; empty: all, as of a daemon that is older
 
 
 class Cancel(Message, frozen=True):
@@ -336,6 +337,7 @@ class StackDump(msgspec.Struct, frozen=True):
     rank: int
     pid: int | None
     text: str  # or a sentence saying why there is none
+    node: str = ""  # where the rank runs; empty: there is one machine
 
 
 class StackDumps(Message, frozen=True):

@@ -112,9 +112,12 @@ class RankRequests:
             return []
         if number != attempt.number:
             asked = p.NodeLogs(job.id, number, request.ranks, tail=request.tail)
-            return [Part(node, asked, 0, job.submitted_at) for node in self._all_nodes()]
+            nodes = [node for node in self._all_nodes() if _is_wanted(node, request)]
+            return [Part(node, asked, 0, job.submitted_at) for node in nodes]
         parts = []
         for share in attempt.layout.shares:
+            if not _is_wanted(share.node, request):
+                continue
             if ranks := _ranks_on(share, request.ranks):
                 asked = p.NodeLogs(job.id, number, ranks, tail=request.tail)
                 parts.append(Part(share.node, asked, share.first_rank, attempt.placed_at))
@@ -182,9 +185,12 @@ class RankRequests:
         """Of one node; of one that does not answer, a sentence for each of its ranks."""
         try:
             request = p.NodeStacks(job.id, attempt.number)
-            return (await self.asks.stacks(share.node, request)).dumps
+            dumps = (await self.asks.stacks(share.node, request)).dumps
         except (NoAnswer, Refuse) as no:
-            return tuple(m.StackDump(rank, None, str(no)) for rank in _ranks_on(share))
+            dumps = tuple(m.StackDump(rank, None, str(no)) for rank in _ranks_on(share))
+        # No node speaks in another's name; where there is one machine, its name says nothing.
+        node = share.node if len(self._all_nodes()) > 1 else ""
+        return tuple(replace(dump, node=node) for dump in dumps)
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
@@ -196,6 +202,11 @@ async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _is_wanted(node: str, request: m.Logs) -> bool:
+    """A node whose lines nobody wants is not asked: it may be silent, or have many."""
+    return not request.nodes or node in request.nodes
 
 
 def _ranks_on(share: Placed, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
