@@ -252,10 +252,11 @@ class Loop(Driver):
 
     def close(self) -> None:
         """End the background threads and give every descriptor back."""
+        threads = list(self._threads)  # now: one that is about to end is no longer among them
         self._closing = True
         self._wake_driver()
         self._unpark()
-        for thread in list(self._threads):
+        for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(CLOSE_S)  # one may be in a callback of the program's
         self.watch.close()
