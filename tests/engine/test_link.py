@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import socket
 from collections.abc import Iterator
@@ -103,6 +104,7 @@ def test_descriptors_that_were_not_sent_are_closed_with_the_link() -> None:
     while not left.wants_to_write:
         left.send(Frame(Kind.EAGER, payload=b"x" * 60_000))
     segment = Segment.create("test", PAGE)
+    gc.collect()  # what earlier tests left is not to go while we count
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
         left.send(Frame(Kind.SEGMENT), segment.fd)

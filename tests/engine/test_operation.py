@@ -34,14 +34,14 @@ def test_every_waiting_thread_is_woken() -> None:
     op = Operation(_group(), "barrier", 0)
     woken: list[bool] = []
     threads = [
-        threading.Thread(target=lambda: woken.append(op.sleep_until_done(20))) for _ in range(8)
+        threading.Thread(target=lambda: woken.append(op.sleep_until_done(60))) for _ in range(8)
     ]
     for thread in threads:
         thread.start()
-    wait_until(lambda: op.waiter is not None, 5, "a thread sleeps")
+    wait_until(lambda: op.waiter is not None, 30, "a thread sleeps")
     op.finish()
     for thread in threads:
-        thread.join(5)
+        thread.join(30)
     assert woken == [True] * 8
 
 
@@ -53,7 +53,7 @@ def test_two_threads_that_begin_to_wait_at_the_same_moment_are_both_woken(
 
     def waiter(name: str) -> threading.Thread:
         def body() -> None:
-            op.sleep_until_done(20)
+            op.sleep_until_done(60)
             woken.append(name)
 
         thread = threading.Thread(target=body, daemon=True)
@@ -76,9 +76,9 @@ def test_two_threads_that_begin_to_wait_at_the_same_moment_are_both_woken(
         operation, "threading", SimpleNamespace(Lock=lock, TIMEOUT_MAX=threading.TIMEOUT_MAX)
     )
     waiter("first")
-    wait_until(lambda: op.waiter is not None, 5, "the first thread waits")
+    wait_until(lambda: op.waiter is not None, 30, "the first thread waits")
     op.finish()
-    wait_until(lambda: sorted(woken) == ["first", "second"], 5, "both threads are woken")
+    wait_until(lambda: sorted(woken) == ["first", "second"], 30, "both threads are woken")
     assert len(made) == 1
 
 

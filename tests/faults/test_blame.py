@@ -12,10 +12,11 @@ import torch
 import torch.distributed as dist
 
 from tests.kit.conditions import wait_until
-from tests.kit.faults import Failure, FaultPlan, failure_of, reach
+from tests.kit.faults import Failure, FaultPlan, failure_of, reach, together
 from tests.kit.ranks import Outcome, Rank, note, watch_ranks
 
 DEADLINE_S = 5.0
+PATIENCE_S = 50.0
 VICTIM = 3
 
 
@@ -27,9 +28,9 @@ def tell_pid(me: Rank) -> None:
 
 def wait_for_the_end_of(me: Rank, rank: int) -> None:
     file = Path(me.folder, f"pid-{rank}")
-    wait_until(file.exists, DEADLINE_S, f"the pid of rank {rank}")
+    wait_until(file.exists, PATIENCE_S, f"the pid of rank {rank}")
     pid = file.read_text()
-    wait_until(lambda: not Path(f"/proc/{pid}").exists(), DEADLINE_S, f"the end of rank {rank}")
+    wait_until(lambda: not Path(f"/proc/{pid}").exists(), PATIENCE_S, f"the end of rank {rank}")
 
 
 def leave(manner: str) -> None:
@@ -44,9 +45,10 @@ def leave(manner: str) -> None:
 def go_at_different_speeds(me: Rank, manner: str) -> None:
     tell_pid(me)
     dist.barrier()
+    together(me)
     reach(1)
     if me.rank == VICTIM:
-        time.sleep(DEADLINE_S * 2)  # killed in here
+        time.sleep(PATIENCE_S)  # killed in here
     if me.rank == 2:  # it computes until rank 0 has met the fault and is gone
         wait_for_the_end_of(me, 0)
     note(failure_of(dist.all_reduce, torch.ones(8)))
@@ -87,6 +89,7 @@ def meet_the_fault_in_a_subgroup(me: Rank, waits: bool) -> None:
     tell_pid(me)
     small = dist.new_group([0, 1, 3])
     dist.barrier()
+    together(me)
     reach(1)
     if me.rank == 2:
         if not waits:
@@ -95,7 +98,7 @@ def meet_the_fault_in_a_subgroup(me: Rank, waits: bool) -> None:
         note(failure_of(dist.all_reduce, torch.ones(8)))
         return
     if me.rank == VICTIM:
-        time.sleep(DEADLINE_S * 2)  # killed in here
+        time.sleep(PATIENCE_S)  # killed in here
     failure = failure_of(dist.all_reduce, torch.ones(8), dist.ReduceOp.SUM, small)
     note(["in the subgroup", failure])
     if me.rank == 0:
@@ -127,9 +130,10 @@ def die_in_a_chain_of_groups(me: Rank) -> None:
     pair = dist.new_group([0, 3])
     three = dist.new_group([0, 1, 2])
     dist.barrier()
+    together(me)
     reach(1)
     if me.rank == VICTIM:
-        time.sleep(DEADLINE_S * 2)  # killed in here
+        time.sleep(PATIENCE_S)  # killed in here
     if me.rank == 0:
         note(failure_of(dist.barrier, pair))
         os._exit(3)

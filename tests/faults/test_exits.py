@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import torch
 import torch.distributed as dist
 
 from tests.kit.conditions import wait_until
-from tests.kit.faults import FaultPlan, failure_of, reach
+from tests.kit.faults import FaultPlan, failure_of, reach, together
 from tests.kit.ranks import Rank, note, watch_ranks
 
 DEADLINE_S = 5.0
+PATIENCE_S = 50.0
 LARGE = 2 * 1024 * 1024
 
 MANNERS = {"destroy": 0, "return": 0, "sys.exit": 3, "os._exit": 3, "signal": -15}
@@ -62,7 +64,7 @@ def go_after_the_last(me: Rank, manner: str, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["small", "large", "message"])
 @pytest.mark.parametrize("manner", list(MANNERS))
 def test_a_rank_that_goes_after_the_last_operation_disturbs_nobody(manner: str, kind: str) -> None:
-    outcomes = watch_ranks(go_after_the_last, 3, manner, kind, timeout_s=20.0)
+    outcomes = watch_ranks(go_after_the_last, 3, manner, kind)
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert not outcome.error, outcome.trace
@@ -83,7 +85,7 @@ def post_and_go(me: Rank, manner: str) -> Any:
     taken = []
     for number in range(60):
         if number == 50:
-            wait_until(gone.exists, DEADLINE_S, "all is sent")
+            wait_until(gone.exists, PATIENCE_S, "all is sent")
         dist.recv(x, 0)
         taken.append(float(x[-1]))
     return taken
@@ -91,13 +93,14 @@ def post_and_go(me: Rank, manner: str) -> Any:
 
 @pytest.mark.parametrize("manner", ["destroy", "return", "sys.exit"])
 def test_messages_whose_send_is_done_arrive_though_the_sender_has_left(manner: str) -> None:
-    outcomes = watch_ranks(post_and_go, 2, manner, timeout_s=20.0)
+    outcomes = watch_ranks(post_and_go, 2, manner)
     assert not outcomes[1].error, outcomes[1].trace
     assert outcomes[1].value == [float(number) for number in range(60)]
 
 
 def go_while_needed(me: Rank, manner: str, kind: str) -> Any:
     dist.barrier()
+    together(me)
     if me.rank == 0:
         time.sleep(0.1)
         go(manner)
@@ -115,7 +118,7 @@ def go_while_needed(me: Rank, manner: str, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["collective", "async", "send", "recv"])
 @pytest.mark.parametrize("manner", list(MANNERS))
 def test_a_rank_that_goes_while_others_need_it_is_named_by_all(manner: str, kind: str) -> None:
-    outcomes = watch_ranks(go_while_needed, 3, manner, kind, timeout_s=20.0)
+    outcomes = watch_ranks(go_while_needed, 3, manner, kind)
     died = manner in ("os._exit", "signal")
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
@@ -127,15 +130,24 @@ def test_a_rank_that_goes_while_others_need_it_is_named_by_all(manner: str, kind
         assert failure.took_s < DEADLINE_S
 
 
+def reach_when_it_waits() -> None:
+    """A thread beside the call: who is interrupted before it would never have begun it."""
+    face: Any = dist.group.WORLD
+    group = face.engine_group
+    wait_until(lambda: bool(group.queue or group.loop.messages), PATIENCE_S, "it waits")
+    reach(1)
+
+
 def be_interrupted(me: Rank, kind: str) -> Any:
     """Rank 0 gets Ctrl-C while it waits for rank 1, which comes when rank 0 has been told."""
     x = torch.ones(8 if kind != "large" else LARGE)
     told = Path(me.folder, "told")
     dist.barrier()
+    together(me)
     if me.rank == 0:
         began = time.monotonic()
         try:
-            reach(1)
+            threading.Thread(target=reach_when_it_waits, daemon=True).start()
             if kind == "recv":
                 dist.recv(x, 1)
             elif kind == "work":
@@ -147,7 +159,7 @@ def be_interrupted(me: Rank, kind: str) -> Any:
             note(["interrupted after", time.monotonic() - began])
         told.touch()
     else:
-        wait_until(told.exists, 2 * DEADLINE_S, "rank 0 is interrupted")
+        wait_until(told.exists, PATIENCE_S, "rank 0 is interrupted")
         if kind == "recv":
             note(["first", failure_of(dist.send, x, 0)])
         else:
@@ -159,7 +171,7 @@ def be_interrupted(me: Rank, kind: str) -> Any:
 @pytest.mark.parametrize("kind", ["small", "large", "work", "recv"])
 def test_ctrl_c_ends_a_wait_at_once_and_hangs_nobody(kind: str) -> None:
     plan = FaultPlan().interrupt(rank=0, step=1, after_s=0.2)
-    outcomes = watch_ranks(be_interrupted, 2, kind, during=plan, timeout_s=20.0)
+    outcomes = watch_ranks(be_interrupted, 2, kind, during=plan)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert not outcome.error, outcome.trace

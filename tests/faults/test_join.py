@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.kit.faults import Failure, failure_of, make_group
+from tests.kit.faults import Failure, failure_of, make_group, together
 from tests.kit.leaks import Footprint, shared_maps
 from tests.kit.networks import tcp_of
 from tests.kit.ranks import Rank, note, run_ranks, watch_ranks
@@ -23,6 +23,7 @@ from wiiiiided.errors import UsageError
 from wiiiiided.net import interfaces
 
 DEADLINE_S = 5.0
+MISSING_S = 5.0  # who comes may be late by a second or two
 
 
 def join_twice(me: Rank) -> list[tuple[str, str]]:
@@ -30,7 +31,7 @@ def join_twice(me: Rank) -> list[tuple[str, str]]:
     told: list[tuple[str, str]] = []
 
     def attempt(rank: int) -> None:
-        failure = failure_of(joining.join, store, rank, 2, 10.0, "twice")
+        failure = failure_of(joining.join, store, rank, 2, 30.0, "twice")
         assert failure is not None
         assert failure.took_s < DEADLINE_S
         told.append((failure.kind, failure.text))
@@ -53,14 +54,16 @@ def test_two_members_in_one_process_are_refused() -> None:
 
 
 def join_without_some(me: Rank) -> Failure | None:
-    return failure_of(make_group, Rank(me.rank, 4, me.folder), 1.0)
+    return failure_of(make_group, Rank(me.rank, 4, me.folder), MISSING_S)
 
 
 def test_ranks_that_never_join_are_named_when_time_is_up() -> None:
-    for failure in run_ranks(join_without_some, 2, backend=None):
+    failures = run_ranks(join_without_some, 2, backend=None)
+    for failure in failures:
         assert failure.kind in ("PeerLate", "HostError"), failure  # its own word, or another's
         assert "ranks [2, 3] of 4" in failure.text
-        assert 0.9 < failure.took_s < 1.0 + DEADLINE_S
+        assert failure.took_s < MISSING_S + DEADLINE_S
+    assert max(failure.took_s for failure in failures) > 0.9 * MISSING_S
 
 
 PLACES = {
@@ -97,9 +100,7 @@ def die_while_joining(me: Rank, victim: int, place: str, smallest_uid: bool) -> 
 def test_a_rank_that_dies_while_a_group_is_made_fails_the_others_soon(
     victim: int, place: str, smallest_uid: bool
 ) -> None:
-    outcomes = watch_ranks(
-        die_while_joining, 3, victim, place, smallest_uid, backend=None, timeout_s=8.0
-    )
+    outcomes = watch_ranks(die_while_joining, 3, victim, place, smallest_uid, backend=None)
     assert outcomes[victim].exit_code == -9
     for outcome in outcomes:
         if outcome.rank != victim:
@@ -131,7 +132,7 @@ def die_while_another_is_slow(me: Rank) -> Failure | None:
 
 
 def test_a_rank_that_links_and_dies_while_another_is_slow_fails_the_others_soon() -> None:
-    outcomes = watch_ranks(die_while_another_is_slow, 3, backend=None, timeout_s=8.0)
+    outcomes = watch_ranks(die_while_another_is_slow, 3, backend=None)
     for outcome in outcomes[:2]:
         assert outcome.exit_code == 0, outcome.error
         assert outcome.value is not None, outcome.trace
@@ -203,7 +204,9 @@ def look_at_links(me: Rank) -> Any:
     """The sum over all; TCP connections; the sizes of what is shared with others."""
     x = torch.ones(100_000)
     dist.all_reduce(x)
-    return float(x[-1]), sorted(tcp_of(os.getpid())), len(shared_maps())
+    found = float(x[-1]), sorted(tcp_of(os.getpid())), len(shared_maps())
+    dist.barrier()  # who leaves ends its connections
+    return found
 
 
 def test_ranks_of_two_hosts_are_linked_by_two_connections_a_pair_and_those_of_one_by_memory() -> (
@@ -225,7 +228,7 @@ def make_another_after_a_failure(me: Rank) -> float:
     """A group that failed is destroyed, and the same processes make a new one."""
     assert failure_of(dist.all_reduce, torch.ones(8 + me.rank)) is not None
     dist.destroy_process_group()
-    make_group(me, 20.0, "second store")
+    make_group(me, 50.0, "second store")
     x = torch.ones(100_000)
     dist.all_reduce(x)
     return float(x[-1])
@@ -239,11 +242,12 @@ def survive_and_go_on(me: Rank) -> Any:
     """Rank 2 dies in the world; ranks 0 and 1 make a group of two and go on."""
     dist.barrier()
     note(["up"])
+    together(me)
     if me.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     assert failure_of(dist.all_reduce, torch.ones(8)) is not None
     dist.destroy_process_group()
-    make_group(Rank(me.rank, 2, me.folder), 20.0, "store of the survivors")
+    make_group(Rank(me.rank, 2, me.folder), 50.0, "store of the survivors")
     x = torch.ones(100_000)
     dist.all_reduce(x)
     return float(x[-1])

@@ -12,7 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.kit.faults import Failure, FaultPlan, failure_of, make_group, reach
+from tests.kit.conditions import wait_until
+from tests.kit.faults import Failure, FaultPlan, failure_of, make_group, reach, together
 from tests.kit.leaks import Footprint, children_of, dev_shm
 from tests.kit.ranks import Outcome, Rank, run_ranks, watch_ranks
 from wiiiiided.torch import shared_empty
@@ -163,6 +164,11 @@ def exchange_until_it_fails(me: Rank, step: Step) -> dict[str, Any]:
     }
 
 
+def nothing_new_in_dev_shm(before: set[str]) -> None:
+    """What others make there for a moment is not ours; what we would leave stays."""
+    wait_until(lambda: dev_shm() <= before, 30.0, "nothing new is left in /dev/shm")
+
+
 def blames(text: str, rank: int, pid: int) -> bool:
     return f"rank {rank} (pid {pid}) died" in text
 
@@ -184,7 +190,7 @@ def check_survivors(outcomes: list[Outcome], plan: FaultPlan, victim: int, name:
             assert later is not None
             assert later.kind == "PeerLost", later
             assert blames(later.text, victim, pid), later
-            assert later.took_s < 0.5
+            assert later.took_s < DEADLINE_S
         assert outcome.value["leaks"] == []
 
 
@@ -196,13 +202,14 @@ def test_the_others_name_a_rank_that_is_killed_in_an_exchange(step: Step, size: 
     files = dev_shm()
     outcomes = watch_ranks(exchange_until_it_fails, size, step, backend=None, during=plan)
     check_survivors(outcomes, plan, victim, NAMES[step])
-    assert dev_shm() == files
+    nothing_new_in_dev_shm(files)
 
 
 def exchange_in_two_threads(me: Rank) -> Any:
     """Each thread has a group of its own; a third operation is under way in the background."""
     groups = [dist.new_group(list(range(me.size))) for _ in range(2)]
     dist.barrier()
+    together(me)
     failures: dict[int, Failure | None] = {}
 
     def run(number: int) -> None:
@@ -225,7 +232,7 @@ def exchange_in_two_threads(me: Rank) -> Any:
 
 def test_every_thread_of_a_survivor_is_told() -> None:
     plan = FaultPlan().kill(rank=2, step=1, after_s=0.2)
-    outcomes = watch_ranks(exchange_in_two_threads, 3, during=plan, timeout_s=20.0)
+    outcomes = watch_ranks(exchange_in_two_threads, 3, during=plan)
     for outcome in outcomes[:2]:
         assert outcome.exit_code == 0, outcome.error
         assert not outcome.error, outcome.trace
@@ -256,7 +263,7 @@ def leave_nothing_behind(me: Rank) -> list[str]:
 def test_a_group_that_is_destroyed_leaves_nothing_behind() -> None:
     files = dev_shm()
     assert run_ranks(leave_nothing_behind, 3, backend=None) == [[], [], []]
-    assert dev_shm() == files
+    nothing_new_in_dev_shm(files)
 
 
 def exchange_without_end(me: Rank) -> None:
@@ -275,7 +282,7 @@ def test_nothing_is_left_when_all_ranks_are_killed_at_once() -> None:
     files, helpers = dev_shm(), set(children_of())
     outcomes = watch_ranks(exchange_without_end, 4, during=plan)
     assert [outcome.exit_code for outcome in outcomes] == [-9] * 4
-    assert dev_shm() == files
+    nothing_new_in_dev_shm(files)
     for outcome in outcomes:
         assert not Path(f"/proc/{outcome.pid}").exists()
     assert set(children_of()) <= helpers

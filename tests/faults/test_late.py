@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,21 @@ import torch
 import torch.distributed as dist
 
 from tests.kit.conditions import wait_until
-from tests.kit.faults import FaultPlan, failure_of, reach
-from tests.kit.ranks import Outcome, Rank, run_ranks, watch_ranks
+from tests.kit.faults import (
+    FaultPlan,
+    await_fault,
+    expect_fault,
+    failure_of,
+    reach,
+    together,
+)
+from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
 
 STALL = {"WIIIIIDE_STALL_WARNING_S": "0.5"}
 LARGE = 1024 * 1024
+# Of a group whose timeout is to pass: ranks that nobody stops may stand still for a while too.
+TIMEOUT_S = 5.0
+PATIENCE_S = 50.0
 
 
 class Lines(logging.Handler):
@@ -35,12 +46,39 @@ class Lines(logging.Handler):
         return [line for line in self.said if "has waited" in line]
 
 
-def exchange(me: Rank, count: int, steps: int) -> dict[str, Any]:
-    lines = Lines()
+class Stalls(Lines):
+    """Tells the test of a stall at once. A rank that is in a call tells nothing else meanwhile."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        super().emit(record)
+        if "has waited" in self.said[-1]:
+            note(["stall", self.said[-1]])
+
+
+def have_warned_of(stopped: int, outcomes: list[Outcome]) -> bool:
+    """All others have said that they wait for this rank."""
+    return all(
+        any(isinstance(what, list) and f"rank {stopped} (" in what[1] for _, what in outcome.notes)
+        for outcome in outcomes
+        if outcome.rank != stopped
+    )
+
+
+def have_ended(stopped: int, outcomes: list[Outcome]) -> bool:
+    """All but this rank."""
+    return all(outcome.finished_s for outcome in outcomes if outcome.rank != stopped)
+
+
+def exchange(me: Rank, count: int, steps: int, stopped: int) -> dict[str, Any]:
+    lines = Stalls()
     failure = None
     sums = []
+    if me.rank == stopped:
+        expect_fault(me)
     for step in range(1, steps + 1):
         reach(step)
+        if step == steps:  # small ones take so little time
+            await_fault(me, stopped)
         x = torch.full((count,), float(step))
         failure = failure_of(dist.all_reduce, x)
         if failure is not None:
@@ -52,17 +90,17 @@ def exchange(me: Rank, count: int, steps: int) -> dict[str, Any]:
 @pytest.mark.parametrize("count", [8, LARGE], ids=["small", "large"])
 def test_a_stopped_rank_is_named_in_a_warning_and_nothing_is_lost(count: int) -> None:
     steps = 400 if count == 8 else 60
-    plan = FaultPlan().stop(rank=2, step=steps // 4, for_s=1.2)
-    outcomes = watch_ranks(exchange, 3, count, steps, during=plan, env=STALL)
+    plan = FaultPlan().stop(2, step=steps // 4, for_s=1.2, until=partial(have_warned_of, 2))
+    outcomes = watch_ranks(exchange, 3, count, steps, 2, during=plan, env=STALL)
     expected = [(3.0 * step, 3.0 * step) for step in range(1, steps + 1)]
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace
         assert outcome.value["failure"] is None
         assert outcome.value["sums"] == expected
     for outcome in outcomes[:2]:
-        stalls = outcome.value["stalls"]
+        named = f"rank 2 (pid {outcomes[2].pid})"
+        stalls = [line for line in outcome.value["stalls"] if named in line]
         assert stalls, "no warning"
-        assert f"rank 2 (pid {outcomes[2].pid})" in stalls[0]
         assert "all_reduce #" in stalls[0]
         assert f"({count * 4} bytes)" in stalls[0]
 
@@ -74,16 +112,17 @@ def check_late(outcome: Outcome, late: Outcome, timeout_s: float) -> None:
     assert f"rank {late.rank} (pid {late.pid})" in failure.text
     assert f"timeout of {timeout_s:g} s" in failure.text
     assert "all_reduce #" in failure.text
-    assert failure.took_s < timeout_s + 5.0
+    assert 0.5 * timeout_s < failure.took_s < timeout_s + 5.0  # or another's time was up before
 
 
 @pytest.mark.parametrize("count", [8, LARGE], ids=["small", "large"])
 def test_a_rank_stopped_beyond_the_timeout_is_named_by_all_who_wait(count: int) -> None:
-    plan = FaultPlan().stop(rank=1, step=5, for_s=2.5)
-    outcomes = watch_ranks(exchange, 3, count, 1000, during=plan, env=STALL, group_timeout_s=1.0)
+    plan = FaultPlan().stop(1, step=5, for_s=TIMEOUT_S, until=partial(have_ended, 1))
+    outcomes = watch_ranks(
+        exchange, 3, count, 1000, 1, during=plan, env=STALL, group_timeout_s=TIMEOUT_S
+    )
     for rank in (0, 2):
-        check_late(outcomes[rank], outcomes[1], 1.0)
-        assert outcomes[rank].value["failure"].took_s > 0.9
+        check_late(outcomes[rank], outcomes[1], TIMEOUT_S)
     woken = outcomes[1].value["failure"]  # it comes back to a group that has gone on without it
     assert woken is not None
     assert woken.kind in ("PeerLate", "PeerLost"), woken
@@ -93,24 +132,26 @@ def miss_a_call(me: Rank, asynchronous: bool) -> dict[str, Any]:
     lines = Lines()
     dist.barrier()
     failure = None
-    if me.rank != 1:
+    if me.rank == 1:
+        together(me, "late")  # who leaves sooner is lost, not late
+    else:
         x = torch.ones(8)
         if asynchronous:
             failure = failure_of(dist.all_reduce(x, async_op=True).wait)
         else:
             failure = failure_of(dist.all_reduce, x)
-    else:
-        time.sleep(2.0)
+        together(me, "late")
     return {"failure": failure, "stalls": lines.of_stalls()}
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "async"])
 def test_a_missing_call_is_a_warning_and_then_an_error(asynchronous: bool) -> None:
-    outcomes = watch_ranks(miss_a_call, 3, asynchronous, env=STALL, group_timeout_s=1.2)
+    outcomes = watch_ranks(miss_a_call, 3, asynchronous, env=STALL, group_timeout_s=TIMEOUT_S)
     for rank in (0, 2):
         assert outcomes[rank].exit_code == 0, outcomes[rank].trace
-        check_late(outcomes[rank], outcomes[1], 1.2)
-        assert f"rank 1 (pid {outcomes[1].pid})" in outcomes[rank].value["stalls"][0]
+        check_late(outcomes[rank], outcomes[1], TIMEOUT_S)
+        stalls = outcomes[rank].value["stalls"]
+        assert any(f"rank 1 (pid {outcomes[1].pid})" in line for line in stalls), stalls
 
 
 def receive_what_is_never_sent(me: Rank) -> Any:
@@ -119,13 +160,13 @@ def receive_what_is_never_sent(me: Rank) -> Any:
         failure = failure_of(dist.recv, torch.ones(8), 1)
         given_up.touch()
     else:
-        wait_until(given_up.exists, 10.0, "rank 0 gives up")
+        wait_until(given_up.exists, PATIENCE_S, "rank 0 gives up")
     dist.barrier()  # a message that was given up leaves the group whole
     return failure
 
 
 def test_a_message_that_never_comes_is_given_up_and_the_group_stays_usable() -> None:
-    outcomes = watch_ranks(receive_what_is_never_sent, 2, group_timeout_s=1.0)
+    outcomes = watch_ranks(receive_what_is_never_sent, 2, group_timeout_s=TIMEOUT_S)
     assert outcomes[0].exit_code == 0, outcomes[0].trace
     assert outcomes[0].value.kind == "PeerLate"
     assert f"rank 1 (pid {outcomes[1].pid})" in outcomes[0].value.text
@@ -140,7 +181,7 @@ def wait_a_little(me: Rank) -> Any:
         impatient.touch()
         work.wait()
     else:
-        wait_until(impatient.exists, 10.0, "rank 0 has no patience")
+        wait_until(impatient.exists, PATIENCE_S, "rank 0 has no patience")
         dist.all_reduce(x)
     return failure, float(x[0])
 
@@ -149,7 +190,7 @@ def test_who_waits_a_little_for_an_operation_does_not_break_it() -> None:
     (failure, mine), (_, theirs) = run_ranks(wait_a_little, 2)
     assert failure is not None
     assert "all_reduce #" in failure.text
-    assert failure.took_s < 1.0
+    assert failure.took_s < 5.0
     assert mine == theirs == 2.0
 
 
@@ -159,13 +200,15 @@ def muster(me: Rank) -> dict[str, Any]:
     monitored_barrier()
     failure = None
     if me.rank not in (1, 3):
-        failure = failure_of(monitored_barrier, None, timedelta(seconds=0.5))
+        failure = failure_of(monitored_barrier, None, timedelta(seconds=TIMEOUT_S))
     dist.barrier()
     if me.rank in (1, 3):
-        monitored_barrier(timeout=timedelta(seconds=5))  # theirs, late: nobody waits for it
+        monitored_barrier(
+            timeout=timedelta(seconds=PATIENCE_S)
+        )  # theirs, late: nobody waits for it
     x = torch.ones(LARGE)
     dist.all_reduce(x)
-    monitored_barrier(timeout=timedelta(seconds=5))
+    monitored_barrier(timeout=timedelta(seconds=PATIENCE_S))
     return {"failure": failure, "sum": float(x[-1])}
 
 
@@ -180,16 +223,17 @@ def test_a_monitored_barrier_names_all_who_are_missing_and_the_group_goes_on() -
         for missing in (1, 3):
             assert f"rank {missing} (pid {outcomes[missing].pid})" in failure.text
         assert f"(pid {outcomes[2 - rank].pid})" not in failure.text
-        assert failure.took_s < 2.5
+        assert failure.took_s < TIMEOUT_S + 5.0
 
 
 def die_in_a_monitored_barrier(me: Rank) -> Any:
     from wiiiiided.torch import monitored_barrier
 
     dist.barrier()
+    together(me)
     reach(1)
     if me.rank == 1:
-        time.sleep(10)  # killed in here
+        time.sleep(PATIENCE_S)  # killed in here
     return failure_of(monitored_barrier)
 
 

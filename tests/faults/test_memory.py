@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.kit.faults import failure_of, make_group
+from tests.kit.faults import failure_of, make_group, together
 from tests.kit.leaks import Footprint, shared_maps
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
 from wiiiiided.engine.team import base_bytes
@@ -41,7 +41,7 @@ def join_without_memory(me: Rank, poor: int) -> Any:
 
 @pytest.mark.parametrize("poor", [0, 1])
 def test_a_rank_without_memory_for_a_group_fails_all_with_that_cause(poor: int) -> None:
-    outcomes = watch_ranks(join_without_memory, 3, poor, backend=None, timeout_s=20.0)
+    outcomes = watch_ranks(join_without_memory, 3, poor, backend=None)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.error
         failure, leaks = outcome.value
@@ -59,6 +59,7 @@ def grow_without_memory(me: Rank, poor: int, what: str) -> Any:
     before = Footprint.before()
     make_group(me, 30.0)
     dist.barrier()
+    together(me)
     if me.rank == poor:
         os.posix_fallocate = no_room
     x = torch.ones(LARGE)
@@ -82,7 +83,7 @@ def grow_without_memory(me: Rank, poor: int, what: str) -> Any:
 @pytest.mark.parametrize("poor", [0, 2])
 @pytest.mark.parametrize("what", ["staging", "async", "shared_empty", "message"])
 def test_a_rank_without_memory_for_more_fails_all_with_that_cause(what: str, poor: int) -> None:
-    outcomes = watch_ranks(grow_without_memory, 3, poor, what, backend=None, timeout_s=8.0)
+    outcomes = watch_ranks(grow_without_memory, 3, poor, what, backend=None)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.error
         failure, later, leaks = outcome.value
@@ -113,7 +114,7 @@ def join_without_descriptors(me: Rank, poor: int, room: int) -> Any:
 @pytest.mark.parametrize("room", [1, 3, 5])
 @pytest.mark.parametrize("poor", [0, 1])
 def test_a_rank_at_its_limit_of_open_files_fails_all_in_time(poor: int, room: int) -> None:
-    outcomes = watch_ranks(join_without_descriptors, 2, poor, room, backend=None, timeout_s=12.0)
+    outcomes = watch_ranks(join_without_descriptors, 2, poor, room, backend=None)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.error
         assert not outcome.error, outcome.trace
@@ -213,7 +214,7 @@ def test_a_tiny_dev_shm_does_not_matter() -> None:
         capture_output=True,
         text=True,
         cwd=root,
-        timeout=60,
+        timeout=100,
     )
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.strip() == "[[2.0, 2.0, 2.0], [2.0, 2.0, 2.0]]"

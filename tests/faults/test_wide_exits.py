@@ -14,7 +14,7 @@ import torch.distributed as dist
 from tests.faults import test_exits as exits
 from tests.faults import test_forks as forks
 from tests.faults import test_interrupts as interrupts
-from tests.kit.faults import FaultPlan, failure_of, make_group
+from tests.kit.faults import FaultPlan, failure_of, make_group, together
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
 
 DEADLINE_S = 10.0
@@ -26,7 +26,7 @@ LARGE = 2 * 1024 * 1024
 def test_a_rank_that_goes_after_the_last_operation_disturbs_no_other_host(
     manner: str, kind: str
 ) -> None:
-    outcomes = watch_ranks(exits.go_after_the_last, "abb", manner, kind, timeout_s=20.0)
+    outcomes = watch_ranks(exits.go_after_the_last, "abb", manner, kind)
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert not outcome.error, outcome.trace
@@ -37,7 +37,7 @@ def test_a_rank_that_goes_after_the_last_operation_disturbs_no_other_host(
 def test_messages_whose_send_is_done_reach_another_host_though_the_sender_has_left(
     manner: str,
 ) -> None:
-    outcomes = watch_ranks(exits.post_and_go, "ab", manner, timeout_s=20.0)
+    outcomes = watch_ranks(exits.post_and_go, "ab", manner)
     assert not outcomes[1].error, outcomes[1].trace
     assert outcomes[1].value == [float(number) for number in range(60)]
 
@@ -45,7 +45,7 @@ def test_messages_whose_send_is_done_reach_another_host_though_the_sender_has_le
 @pytest.mark.parametrize("kind", ["collective", "send", "recv"])
 @pytest.mark.parametrize("manner", ["sys.exit", "os._exit"])
 def test_a_rank_that_goes_while_other_hosts_need_it_is_named_by_all(manner: str, kind: str) -> None:
-    outcomes = watch_ranks(exits.go_while_needed, "aab", manner, kind, timeout_s=20.0)
+    outcomes = watch_ranks(exits.go_while_needed, "aab", manner, kind)
     how = "died" if manner == "os._exit" else "left the group while others needed it"
     for outcome in outcomes[1:]:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
@@ -70,7 +70,7 @@ def reduce_and_exit(me: Rank, round_: int) -> None:
 def test_leaving_right_after_the_last_operation_loses_nothing_ten_times() -> None:
     for round_ in range(10):
         hosts = ("ab", "aab", "abc")[round_ % 3]
-        outcomes = watch_ranks(reduce_and_exit, hosts, round_, backend=None, timeout_s=30.0)
+        outcomes = watch_ranks(reduce_and_exit, hosts, round_, backend=None)
         assert [outcome.exit_code for outcome in outcomes] == [0] * len(hosts), outcomes
         assert [outcome.error for outcome in outcomes] == [""] * len(hosts), outcomes
 
@@ -81,6 +81,7 @@ def destroy_in_mid_flight(me: Rank) -> list[float]:
     for round_ in range(4):
         group = dist.new_group([0, 1, 2], group_desc="the same")
         dist.barrier(group)
+        together(me, f"round {round_}")
         works = [
             dist.all_reduce(torch.ones(LARGE // 2), group=group, async_op=True) for _ in range(3)
         ]
@@ -103,14 +104,15 @@ def destroy_in_mid_flight(me: Rank) -> list[float]:
 
 def test_a_group_destroyed_with_work_in_flight_can_be_made_again() -> None:
     want = [float(3 * round_ + 3) for round_ in range(4)]
-    assert run_ranks(destroy_in_mid_flight, "aab", timeout_s=40.0) == [want] * 3
+    assert run_ranks(destroy_in_mid_flight, "aab") == [want] * 3
 
 
 def restart_the_world(me: Rank) -> list[float]:
     """The world group itself, made and destroyed again and again: every link too."""
     sums = []
     for round_ in range(5):
-        make_group(me, 20.0, f"store {round_}")
+        make_group(me, 50.0, f"store {round_}")
+        together(me, f"round {round_}")
         work = dist.all_reduce(torch.ones(LARGE), async_op=True)
         if round_ % 2:
             work.wait()
@@ -123,10 +125,7 @@ def restart_the_world(me: Rank) -> list[float]:
 
 
 def test_the_world_can_be_destroyed_in_mid_flight_and_made_again() -> None:
-    assert (
-        run_ranks(restart_the_world, "aba", backend=None, timeout_s=40.0)
-        == [[1.0, 3.0, 1.0, 3.0, 1.0]] * 3
-    )
+    assert run_ranks(restart_the_world, "aba", backend=None) == [[1.0, 3.0, 1.0, 3.0, 1.0]] * 3
 
 
 def cross_two_groups(me: Rank) -> list[float]:
@@ -146,7 +145,7 @@ def cross_two_groups(me: Rank) -> list[float]:
 
 
 def test_two_groups_in_opposite_orders_on_different_hosts_do_not_wait_for_each_other() -> None:
-    assert run_ranks(cross_two_groups, "abb", timeout_s=40.0) == [[6.0, 33.0] * 20] * 3
+    assert run_ranks(cross_two_groups, "abb") == [[6.0, 33.0] * 20] * 3
 
 
 def reduce_in_threads(me: Rank) -> list[float]:
@@ -176,7 +175,7 @@ def reduce_in_threads(me: Rank) -> list[float]:
 
 def test_threads_with_a_group_each_exchange_over_one_link() -> None:
     want = [30.0 * 3 * (number + 1) for number in range(4)]
-    assert run_ranks(reduce_in_threads, "aab", timeout_s=60.0) == [want] * 3
+    assert run_ranks(reduce_in_threads, "aab") == [want] * 3
 
 
 def wait_out_of_order(me: Rank) -> bool:
@@ -193,7 +192,7 @@ def wait_out_of_order(me: Rank) -> bool:
 
 @pytest.mark.parametrize("hosts", ["ab", "aab"])
 def test_three_hundred_operations_may_be_waited_for_in_any_order(hosts: str) -> None:
-    assert run_ranks(wait_out_of_order, hosts, timeout_s=60.0) == [True] * len(hosts)
+    assert run_ranks(wait_out_of_order, hosts) == [True] * len(hosts)
 
 
 def test_a_forked_child_cannot_use_a_group_over_hosts_and_the_parent_goes_on() -> None:
@@ -218,7 +217,7 @@ def test_a_program_run_from_a_rank_inherits_no_connection() -> None:
 @pytest.mark.parametrize("kind", ["small", "large", "work", "recv"])
 def test_ctrl_c_on_one_host_ends_its_wait_at_once_and_hangs_nobody(kind: str) -> None:
     plan = FaultPlan().interrupt(rank=0, step=1, after_s=0.2)
-    outcomes = watch_ranks(exits.be_interrupted, "ab", kind, during=plan, timeout_s=20.0)
+    outcomes = watch_ranks(exits.be_interrupted, "ab", kind, during=plan)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert not outcome.error, outcome.trace
@@ -236,12 +235,12 @@ def test_ctrl_c_on_one_host_ends_its_wait_at_once_and_hangs_nobody(kind: str) ->
 
 
 def test_a_send_to_another_host_that_gave_up_leaves_the_way_free_for_the_next() -> None:
-    assert run_ranks(interrupts._give_up_a_send, "ab", timeout_s=30) == [5.0, 5.0]
+    assert run_ranks(interrupts._give_up_a_send, "ab") == [5.0, 5.0]
 
 
 def test_a_group_closed_in_mid_transfer_leaves_the_link_to_the_others() -> None:
     for _ in range(3):
-        assert run_ranks(interrupts._close_in_mid_transfer, "ab", timeout_s=30) == [3.0, 3.0]
+        assert run_ranks(interrupts._close_in_mid_transfer, "ab") == [3.0, 3.0]
 
 
 def test_everything_queued_behind_a_mismatch_between_hosts_fails_however_much_it_is() -> None:

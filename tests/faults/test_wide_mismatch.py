@@ -29,7 +29,7 @@ def test_ranks_of_different_hosts_that_disagree_are_all_shown_both_sides(
 ) -> None:
     odd = list(mismatch.CASES).index(case) % 3
     options = (way == "async", way == "warm")  # the second is a blocking call
-    outcomes = watch_ranks(mismatch.disagree, hosts, case, odd, *options, timeout_s=20.0)
+    outcomes = watch_ranks(mismatch.disagree, hosts, case, odd, *options)
     _, _, one, other = mismatch.CASES[case]
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
@@ -48,9 +48,7 @@ def test_ranks_of_different_hosts_that_disagree_are_all_shown_both_sides(
 def test_a_message_from_another_host_that_does_not_fit_fails_both(case: str) -> None:
     sends, takes = mismatch.MESSAGES[case]
     posted_first = list(mismatch.MESSAGES).index(case) % 3 == 0
-    outcomes = watch_ranks(
-        mismatch.send_the_wrong_thing, "ab", sends, takes, posted_first, timeout_s=20.0
-    )
+    outcomes = watch_ranks(mismatch.send_the_wrong_thing, "ab", sends, takes, posted_first)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
     (sent, sender_later), (received, receiver_later) = (o.value for o in outcomes)
@@ -96,7 +94,7 @@ def test_a_rank_that_runs_out_of_memory_inside_an_operation_is_named_on_every_ho
     what: str,
 ) -> None:
     poor = 1
-    outcomes = watch_ranks(fail_in_the_middle, "aabb", poor, what, timeout_s=20.0)
+    outcomes = watch_ranks(fail_in_the_middle, "aabb", poor, what)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         first, later = outcome.value

@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 from tests.faults.test_late import Lines
 from tests.kit.conditions import wait_until
-from tests.kit.faults import failure_of, make_group
+from tests.kit.faults import failure_of, make_group, together
 from tests.kit.leaks import open_descriptors
 from tests.kit.networks import connections_of
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
@@ -41,6 +41,7 @@ from wiiiiided.wire.handshake import (
 from wiiiiided.wire.header import pack
 
 DEADLINE_S = 10.0
+PATIENCE_S = 30.0
 MIB = 2**20
 ROOM = 8 * MIB  # what a rank's memory may grow by meanwhile: the allocator's own ups and downs
 
@@ -94,8 +95,8 @@ def exchange_until_told(me: Rank) -> dict[str, Any]:
 
 
 def connect(port: int) -> socket.socket:
-    sock = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
-    sock.settimeout(DEADLINE_S)
+    sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+    sock.settimeout(PATIENCE_S)
     return sock
 
 
@@ -281,7 +282,7 @@ class Crowd:
         def few() -> bool:
             return len(rank_sockets(door.port)) <= 70
 
-        wait_until(few, DEADLINE_S, "the oldest have gone")
+        wait_until(few, PATIENCE_S, "the oldest have gone")
         return len(rank_sockets(door.port))
 
     def leave(self) -> None:
@@ -320,7 +321,7 @@ def test_claims_that_wait_for_a_group_that_never_comes_are_bounded() -> None:
         for number in range(700):
             socks.append(connect(door.port))
             socks[-1].sendall(hello(door, door.key, group=number).data_to_send())
-        wait_until(lambda: len(rank_sockets(door.port)) <= 520, DEADLINE_S, "the oldest have gone")
+        wait_until(lambda: len(rank_sockets(door.port)) <= 520, PATIENCE_S, "the oldest have gone")
         for sock in socks:
             sock.close()
         return len(socks)
@@ -397,7 +398,7 @@ NONSENSE = (
 def test_a_broken_frame_from_a_member_fails_the_group_with_a_sentence_on_every_host(
     what: str,
 ) -> None:
-    outcomes = watch_ranks(speak_nonsense, "aab", what, timeout_s=30.0)
+    outcomes = watch_ranks(speak_nonsense, "aab", what)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert not outcome.error, outcome.trace
@@ -411,6 +412,7 @@ def test_a_broken_frame_from_a_member_fails_the_group_with_a_sentence_on_every_h
 def flood(me: Rank) -> Any:
     """Rank 2 sends rank 0 more than it may before anything of it is received."""
     dist.barrier()
+    together(me)
     if me.rank == 2:
         face: Any = dist.group.WORLD
         face.engine_group.mailbox._window[0] = 1 << 40  # it gives itself leave
@@ -420,7 +422,7 @@ def flood(me: Rank) -> Any:
 
 
 def test_a_member_that_sends_more_than_it_may_is_stopped_and_named() -> None:
-    for outcome in watch_ranks(flood, "aab", timeout_s=30.0):
+    for outcome in watch_ranks(flood, "aab"):
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert outcome.value is not None, f"rank {outcome.rank} noticed nothing"
         assert "rank 2 sent" in outcome.value.text, outcome.value

@@ -12,13 +12,20 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+from tests.kit.conditions import wait_until
 from tests.kit.ranks import Outcome, Rank, note
 
 _REACHED = "reached"
+_FOLDER = "folder"
+_COMES_S = 50.0  # less than a run of ranks has: its failure says who did not come
+
+Condition = Callable[[list[Outcome]], bool]
 
 
 @dataclass(frozen=True)
@@ -29,6 +36,7 @@ class Fault:
     step: int
     signal: int
     after_s: float = 0.0
+    when: Condition | None = None  # and not before this is so
 
 
 @dataclass
@@ -43,10 +51,13 @@ class FaultPlan:
         """SIGKILL: it ends at once, whatever it is doing."""
         return self._with(Fault(rank, step, signal.SIGKILL, after_s))
 
-    def stop(self, rank: int, step: int, for_s: float | None = None) -> FaultPlan:
-        """SIGSTOP, and SIGCONT after `for_s` seconds if given."""
+    def stop(self, rank: int, step: int, for_s: float, until: Condition) -> FaultPlan:
+        """SIGSTOP, and SIGCONT after `for_s` seconds, when the others are as far as they shall be.
+
+        They may be slower than `for_s`: on a busy machine they do not run all the time either.
+        """
         plan = self._with(Fault(rank, step, signal.SIGSTOP))
-        return plan if for_s is None else plan._with(Fault(rank, step, signal.SIGCONT, for_s))
+        return plan._with(Fault(rank, step, signal.SIGCONT, for_s, until))
 
     def interrupt(self, rank: int, step: int, after_s: float = 0.0) -> FaultPlan:
         """SIGINT, which Python turns into KeyboardInterrupt."""
@@ -65,9 +76,13 @@ class FaultPlan:
             if (_REACHED, fault.step) not in [value for _, value in outcome.notes]:
                 continue
             due = self._due.setdefault(fault, now + fault.after_s)
-            if now >= due and outcome.exit_code is None:
+            ready = fault.when is None or fault.when(outcomes)
+            if now >= due and ready and outcome.exit_code is None:
                 self.fired[fault] = time.monotonic()
                 os.kill(outcome.pid, fault.signal)
+                for _, what in outcome.notes:
+                    if isinstance(what, tuple) and what[0] == _FOLDER:
+                        Path(what[1], f"struck {fault.rank}").touch()
 
     def _with(self, fault: Fault) -> FaultPlan:
         return replace(self, faults=(*self.faults, fault), fired={}, _due={})
@@ -76,6 +91,26 @@ class FaultPlan:
 def reach(step: int) -> None:
     """Inside a rank: I begin this step. Faults of the plan may strike from here on."""
     note((_REACHED, step))
+
+
+def expect_fault(me: Rank) -> None:
+    """Inside the rank that a plan strikes: the others can wait for that with `await_fault`."""
+    note((_FOLDER, me.folder))
+
+
+def await_fault(me: Rank, rank: int) -> None:
+    """Inside a rank that would be done soon: not before the fault of that rank has struck it."""
+    wait_until(Path(me.folder, f"struck {rank}").exists, _COMES_S, f"the fault of rank {rank}")
+
+
+def together(me: Rank, what: str = "together") -> None:
+    """Inside a rank: go on when all ranks are here, however late one of them comes.
+
+    A barrier does not do: who is late in leaving it may meet the fault of what comes next in it.
+    """
+    Path(me.folder, f"{what} {me.rank}").touch()
+    everyone = [Path(me.folder, f"{what} {rank}") for rank in range(me.size)]
+    wait_until(lambda: all(map(Path.exists, everyone)), _COMES_S, f"all are {what}")
 
 
 def make_group(me: Rank, timeout_s: float = 60.0, store: str = "store") -> None:

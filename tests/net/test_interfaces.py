@@ -49,7 +49,7 @@ def listen(where):
     return held[-1].getsockname()[1]
 
 def connect(where, port):
-    with socket.create_connection((where, port), timeout=10) as made:
+    with socket.create_connection((where, port), timeout=30) as made:
         return made.getsockname()[0]
 
 def send(where):
@@ -107,7 +107,7 @@ class Machine:
 
     def comes_up(self, name: str) -> None:
         """The kernel says so a moment after it was told to."""
-        wait_until(lambda: "state UP" in self("ip", f"link show {name}"), 10, f"{name} is not up")
+        wait_until(lambda: "state UP" in self("ip", f"link show {name}"), 30, f"{name} is not up")
 
     def address(self, name: str, *addresses: str) -> None:
         for one in addresses:

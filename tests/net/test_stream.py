@@ -128,8 +128,9 @@ def drain(stream: Stream) -> bytes:
 
 def test_a_full_stream_takes_nothing_and_goes_on_when_the_other_reads(ends: Ends) -> None:
     a, b = ends
-    total = fill(a, b"x" * 100_000)
-    assert a.send([b"more"]) == 0
+    total = 0
+    while taken := fill(a, b"x" * 100_000):  # the kernel may find more room a moment later
+        total += taken
     got = 0
 
     def read_all() -> bool:
@@ -139,7 +140,7 @@ def test_a_full_stream_takes_nothing_and_goes_on_when_the_other_reads(ends: Ends
         return got == total
 
     wait_until(read_all, DEADLINE_S, "what was taken has come")
-    assert a.send([b"more"]) == 4
+    wait_until(lambda: a.send([b"more"]) == 4, DEADLINE_S, "there is room again")
 
 
 def problem_of(stream: Stream) -> OSError:
@@ -329,7 +330,10 @@ class Middle:
 
     def take(self, count: int) -> bytes:
         self.a.settimeout(DEADLINE_S)
-        return self.a.recv(count, socket.MSG_WAITALL)
+        got = b""
+        while len(got) < count and (more := self.a.recv(count - len(got))):
+            got += more
+        return got
 
     def close(self) -> None:
         for what in (self.a, self.b, self.client, self.server):

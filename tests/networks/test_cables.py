@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,10 @@ import torch
 import torch.distributed as dist
 
 from tests.faults.test_late import Lines
+from tests.kit.conditions import wait_until
 from tests.kit.faults import FaultPlan, failure_of, reach
 from tests.kit.networks import Network
-from tests.kit.ranks import Outcome, Rank
+from tests.kit.ranks import Outcome, Rank, note
 
 pytestmark = pytest.mark.needs("root", "ip", "unshare", "mount")
 
@@ -22,8 +24,10 @@ LOST_PROMISE_S = 10.0
 KILL_PROMISE_S = 2.0
 STEPS = 60
 CUT_AT = 20
+FELT_AT = STEPS - 10  # so many steps are left, at least, when the cable is out
 CUT_S = 5.0
 REACHED = "reached"
+FAILED = "failed"
 
 
 class Cable:
@@ -48,17 +52,22 @@ class Cable:
                 pull = self._network.silence if self._silently else self._network.cut
                 pull(self._letter)
                 self.cut_at = time.monotonic()
+                for _, what in outcomes[0].notes:
+                    if isinstance(what, Path):
+                        what.touch()
         elif not self.healed_at and (now >= self.cut_at + self._heal_after_s or _over(outcomes)):
             self._network.heal(self._letter)
             self.healed_at = time.monotonic()
 
 
 def _over(outcomes: list[Outcome]) -> bool:
-    """All but the last have ended: whom it waits for may as well answer that they are gone."""
-    return all(outcome.exit_code is not None for outcome in outcomes[:-1])
+    """All have failed, and all but the last have ended: whom it waits for may as well answer that
+    they are gone."""
+    alone = FAILED in [what for _, what in outcomes[-1].notes]
+    return alone and all(outcome.exit_code is not None for outcome in outcomes[:-1])
 
 
-def train(me: Rank) -> dict[str, Any]:
+def train(me: Rank, is_cut: bool) -> dict[str, Any]:
     """A small model under DDP; the same every time but for what the network does."""
     lines = Lines()
     torch.manual_seed(7)
@@ -68,9 +77,12 @@ def train(me: Rank) -> dict[str, Any]:
     ddp = torch.nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.01, momentum=0.9)
     data = torch.Generator().manual_seed(100 + me.rank)
-    longest = 0.0
+    longest, cut = 0.0, Path(me.folder, "cut")
+    note(cut)
     for step in range(1, STEPS + 1):
         reach(step)
+        if is_cut and step == FELT_AT:
+            wait_until(cut.exists, 30.0, "the cable is out")
         began = time.monotonic()
         optimizer.zero_grad()
         ddp(torch.randn(8, 256, generator=data)).square().mean().backward()
@@ -84,9 +96,9 @@ def train(me: Rank) -> dict[str, Any]:
 
 def test_training_goes_on_after_a_cable_was_out_for_five_seconds() -> None:
     with Network("ab") as network:
-        undisturbed = network.run(train, "aab")
+        undisturbed = network.run(train, "aab", False)
         cable = Cable(network, "b", heal_after_s=CUT_S)
-        disturbed = network.run(train, "aab", during=cable)
+        disturbed = network.run(train, "aab", True, during=cable)
     assert cable.healed_at
     assert len({one["digest"] for one in [*undisturbed, *disturbed]}) == 1
     for one in disturbed:
@@ -103,6 +115,7 @@ def exchange_until_it_fails(me: Rank, count: int) -> Any:
         reach(step)
         failure = failure_of(dist.all_reduce, torch.ones(count))
         if failure is not None:
+            note(FAILED)
             return failure, [failure_of(dist.barrier)]
 
 

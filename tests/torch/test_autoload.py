@@ -26,7 +26,7 @@ def _python(
             text=True,
             env=environ,
             cwd="/",  # not here: the working folder comes first on the path
-            timeout=60,
+            timeout=100,
         )
 
 

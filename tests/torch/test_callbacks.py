@@ -32,4 +32,4 @@ def _wait_inside_callbacks(me: Rank) -> list[float]:
 
 def test_a_callback_that_waits_for_another_future_does_not_stop_the_loop() -> None:
     for size in (1, 2):
-        assert run_ranks(_wait_inside_callbacks, size, timeout_s=30) == [[float(size)] * 20] * size
+        assert run_ranks(_wait_inside_callbacks, size) == [[float(size)] * 20] * size

@@ -283,7 +283,7 @@ def _waiting_while_destroyed(me: Rank) -> None:
         thread.start()
         entered.wait()
         dist.destroy_process_group(group)
-        thread.join(20)
+        thread.join(40)
         assert not thread.is_alive()
         assert "destroyed" in said[0]
     dist.barrier()
