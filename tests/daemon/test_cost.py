@@ -6,6 +6,7 @@ busy it is, and sees every loop, also one that calls nothing.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -123,11 +124,13 @@ def steps_of(run: Callable[[], object]) -> int:
         return trace
 
     before = sys.gettrace()
+    gc.disable()  # what it calls, for whatever was here before, is not of `run`
     sys.settrace(trace)
     try:
         run()
     finally:
         sys.settrace(before)
+        gc.enable()
     return steps
 
 

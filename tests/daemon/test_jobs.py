@@ -148,7 +148,8 @@ def test_max_time_warns_who_listens_and_ends_with_124(daemon: PrivateDaemon) -> 
         "signal.signal(signal.SIGUSR1, lambda *_: print('warned', flush=True))\n"
         "print('up', flush=True)\nwhile True: time.sleep(60)"
     )
-    policy = {"max_time_s": 3.0, "warn_before_s": 2.0, "grace_s": 1.0}
+    # Time to begin to listen before the warning, and to say so before the end.
+    policy = {"max_time_s": 12.0, "warn_before_s": 6.0, "grace_s": 1.0}
     job = daemon.submit(script, policy=policy)
     view = daemon.end_of(job)
     assert (view.state, view.code) == ("failed", 124)

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from tests.kit.daemons import free_port
 from tests.trust.kit import DAY_S, a_cluster, a_member
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.cluster import joining, own_address
@@ -131,14 +132,9 @@ async def listening(
             await asyncio.gather(*tasks)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
-
-
 def a_join(port: int, token: str, host: str = "127.0.0.1", name: str = "") -> m.Join:
     address = "::1" if ":" in host else "127.0.0.1"
-    return m.Join(host, port, token, name=name, address=address, own_port=free_port())
+    return m.Join(host, port, token, name=name, address=address, own_port=free_port("127.0.0.1"))
 
 
 def joined(there: Coordinator, state: Path, token: str, name: str = "") -> m.ClusterView:
@@ -373,7 +369,7 @@ def against(state: Path, port: int, token: str) -> Refuse:
 
 
 def test_where_nothing_listens_it_says_what_to_look_for(there: Coordinator, state: Path) -> None:
-    port = free_port()
+    port = free_port("127.0.0.1")
     no = against(state, port, there.token())
     assert f"nothing listens at 127.0.0.1:{port}: is wiiiiided running there" in str(no)
     assert no.code == 4
@@ -547,7 +543,7 @@ def test_a_client_that_speaks_tls_1_2_gets_nowhere(there: Coordinator) -> None:
 
 
 def test_init_makes_a_coordinator_where_it_was_told(state: Path) -> None:
-    port = free_port()
+    port = free_port("127.0.0.1")
     view = init_cluster(state, NODE, m.Init("lab", "127.0.0.1", port), lambda: 1_800_000_000.0)
     assert view == m.ClusterView(
         cluster="lab",
@@ -577,7 +573,7 @@ def test_init_by_itself_takes_address_port_and_name(
     [
         (m.Init(address="0.0.0.0"), "is not one address"),
         (m.Init(address="203.0.113.77"), "not of this machine"),
-        (m.Init("a/b", "127.0.0.1", 1), "cannot be the name of a cluster"),
+        (m.Init("a/b", "127.0.0.1", 1), "cannot be the name of a cluster.*--cluster"),
     ],
 )
 def test_an_init_that_makes_no_sense_changes_nothing(
@@ -591,9 +587,9 @@ def test_an_init_that_makes_no_sense_changes_nothing(
 
 
 def test_a_second_init_is_refused(state: Path) -> None:
-    init_cluster(state, NODE, m.Init("lab", "127.0.0.1", free_port()))
+    init_cluster(state, NODE, m.Init("lab", "127.0.0.1", free_port("127.0.0.1")))
     with pytest.raises(Refuse, match="in a cluster already"):
-        init_cluster(state, NODE, m.Init("lab", "127.0.0.1", free_port()))
+        init_cluster(state, NODE, m.Init("lab", "127.0.0.1", free_port("127.0.0.1")))
 
 
 def test_a_machine_alone_says_so() -> None:

@@ -381,6 +381,25 @@ def test_of_several_renewals_any_that_arrived_counts(there: Coordinator) -> None
     assert "newer one" in there.members.verdict(first)
 
 
+def test_a_certificate_renewed_after_the_state_was_saved_is_refused_and_says_so(
+    there: Coordinator,
+) -> None:
+    old = there.admit("b")
+    saved = sqlite3.connect(":memory:", isolation_level=None)
+    there.db.backup(saved)
+    there.now += 300 * DAY_S
+    new = renewed(there)
+    assert there.members.verdict(new) == ""
+    authority = Authority.load(there.identity.directory)
+    restored = Members(saved, there.identity, authority, lambda: there.now)
+    no = restored.verdict(new)
+    assert "of b was renewed after this coordinator's state was saved" in no
+    assert "wiiiiide nodes remove b, then there wiiiiide leave --force and join" in no
+    assert not restored.was_removed(new)
+    assert restored.verdict(old) == ""
+    saved.close()
+
+
 def test_unused_certificates_are_bounded(
     there: Coordinator, monkeypatch: pytest.MonkeyPatch
 ) -> None:

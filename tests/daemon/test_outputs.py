@@ -642,7 +642,7 @@ def test_a_member_that_is_off_when_the_job_ends_is_asked_when_it_is_back(
     wait_until(lambda: a.output(job) == ["written"] * 3, 60, "all have written")
     c.kill()
     try:
-        wait_until(lambda: node_states(a)["c"] != "up", 60, "c is missed")
+        wait_until(lambda: node_states(a)["c"] == "lost", 60, "c is missed")
         a.client.declare_lost("c")
         assert a.end_of(job).state == "failed"
         missed = "outputs of b brought back"

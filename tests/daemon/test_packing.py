@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -160,6 +160,7 @@ def test_more_ranks_than_a_machine_can_have_are_refused(monkeypatch: pytest.Monk
     assert len(unpack(1.0, pack(1.0, [Observed(sample(rank)) for rank in range(5)]))) == 4
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=300))
 def test_any_bytes_are_figures_that_can_be_or_are_refused(data: bytes) -> None:
     found: list[Observed] = []

@@ -77,6 +77,26 @@ def test_a_machine_alone_is_a_list_of_one_and_in_no_cluster(tmp_path: Path) -> N
     run(scene())
 
 
+def test_a_share_on_a_node_of_a_former_cluster_can_be_ended_by_a_machine_alone(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as before:
+            job = before.submit(nodes=2)
+            before.start(job)
+            before.report(e.WorkersEnded, job, "a", 1, "it failed")
+            before.store.forget_nodes()
+        with coordinator(tmp_path, alone=True) as machine:
+            assert machine.job(job).state == "stopping"
+            no = await machine.one(m.DeclareLost("c"))  # on which nothing is
+            assert no.message == "a is in no cluster"
+            view = await machine.one(m.DeclareLost("b"))
+            assert (view.node.name, view.state) == ("b", "lost")
+            assert machine.job(job).state == "failed"
+
+    run(scene())
+
+
 def test_a_machine_alone_can_be_drained(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path, alone=True) as cluster:

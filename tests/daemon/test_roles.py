@@ -61,7 +61,7 @@ def test_init_leaves_running_jobs_alone(tmp_path: Path) -> None:
         status = a.client.settle("coordinator")
         assert (status.role, status.cluster, status.problem) == ("coordinator", "lab", "")
         assert status.node.door == view.address
-        assert a.pids(job) == pids
+        wait_until(lambda: a.pids(job) == pids, 30, "the same ranks are known again")
         (tmp_path / "go").touch()
         assert a.end_of(job).state == "done"
         assert a.client.leave().role == "alone"
@@ -87,6 +87,7 @@ def test_a_member_sees_the_clusters_jobs_and_its_own_again_when_it_has_left() ->
         join_cluster(a, b, "b", "127.0.0.3")
         assert node_states(a)["b"] == "idle"
         assert b.submit("pass") == 2
+        assert a.end_of(2).state == "done"
 
 
 def test_a_role_survives_a_restart(pair: list[PrivateDaemon]) -> None:
@@ -270,9 +271,12 @@ def test_a_change_goes_on_when_its_client_goes(tmp_path: Path) -> None:
     """A client that hangs up in the middle of a join must not leave half a member behind."""
     done = asyncio.Event()
 
+    begun, go = asyncio.Event(), asyncio.Event()
+
     class Slow(Roles):
         async def _change(self, caller: Caller, request: Any) -> m.ClusterView:
-            await asyncio.sleep(0.05)
+            begun.set()
+            await go.wait()
             return m.ClusterView("lab", "member", "a")
 
     async def work() -> None:
@@ -280,18 +284,23 @@ def test_a_change_goes_on_when_its_client_goes(tmp_path: Path) -> None:
         made.again = done.set
         talk: Any = Words(ROOT)
         asking = asyncio.ensure_future(made.handle(talk, m.Join("h", 1, "t")))
-        await asyncio.sleep(0.01)
-        asking.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
+            await begun.wait()
+            asking.cancel()
+            await asyncio.wait({asking})
+            go.set()
             await done.wait()
 
     asyncio.run(work())
 
 
 def test_no_job_is_taken_in_while_a_role_changes(tmp_path: Path) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
     class Slow(Roles):
         async def _change(self, caller: Caller, request: Any) -> m.ClusterView:
-            await asyncio.sleep(0.1)
+            begun.set()
+            await go.wait()
             raise Refuse(1, "not today")
 
     async def work() -> None:
@@ -304,10 +313,11 @@ def test_no_job_is_taken_in_while_a_role_changes(tmp_path: Path) -> None:
         sorted_out = made.before(handle)
         talk: Any = Words(ROOT)
         changing = asyncio.ensure_future(sorted_out(talk, m.Join("h", 1, "t")))
-        await asyncio.sleep(0.01)
+        await begun.wait()
         with pytest.raises(Refuse, match="join is under way"):
             await sorted_out(talk, m.Requeue(1))
         await sorted_out(talk, m.List())
+        go.set()
         with pytest.raises(Refuse, match="not today"):
             await changing
         await sorted_out(talk, m.Requeue(1))

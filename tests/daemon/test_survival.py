@@ -17,6 +17,15 @@ from tests.kit.daemons import PrivateDaemon, private_daemon
 from wiiiiided.client import ClientError
 from wiiiiided.domain.spec import Restart
 from wiiiiided.shim import files
+from wiiiiided.wire.messages import Cancel
+
+
+def until(go: Path) -> str:
+    """A script that says that it is up, and runs until `go` is there."""
+    return (
+        "import pathlib, time; print('up', flush=True)\n"
+        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
+    )
 
 
 def test_a_running_job_does_not_notice_and_is_adopted() -> None:
@@ -37,13 +46,8 @@ def test_a_running_job_does_not_notice_and_is_adopted() -> None:
 
 def test_a_job_that_ended_meanwhile_is_known_with_its_code(tmp_path: Path) -> None:
     go = tmp_path / "go"
-    script = (
-        "import pathlib, time; print('up', flush=True)\n"
-        f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)\n"
-        "raise SystemExit(17)"
-    )
     with private_daemon() as daemon:
-        job = daemon.submit(script)
+        job = daemon.submit(until(go) + "raise SystemExit(17)")
         running(daemon, job)
         daemon.kill()
         go.touch()
@@ -76,20 +80,12 @@ def test_a_cancel_that_was_under_way_is_finished() -> None:
     with private_daemon() as daemon:
         job = daemon.submit(stubborn, policy={"grace_s": 4.0})
         pids = running(daemon, job)
-        with contextlib.suppress(ClientError):
-            asked = daemon.client._open(_cancel(job), 1.0)
+        with daemon.client._open(Cancel(job), 30.0):
             wait_until(lambda: daemon.state(job) == "stopping", 30, "it is being stopped")
-            asked.close()
         daemon.kill()
         daemon.start()
         assert daemon.end_of(job).state == "cancelled"
         assert not [pid for pid in pids if alive(pid)]
-
-
-def _cancel(job: int) -> object:
-    from wiiiiided.wire.messages import Cancel
-
-    return Cancel(job)
 
 
 def test_a_killed_shim_takes_its_ranks_along_and_the_job_is_ended() -> None:
@@ -152,15 +148,17 @@ def test_a_restarted_machine_is_recognised() -> None:
         assert (view.state, view.why) == ("failed", "the machine restarted while it ran")
 
 
-def test_a_shim_of_a_newer_format_is_left_to_run_and_its_end_is_noticed() -> None:
+def test_a_shim_of_a_newer_format_is_left_to_run_and_its_end_is_noticed(tmp_path: Path) -> None:
+    go = tmp_path / "go"
     with private_daemon() as daemon:
-        job = daemon.submit("import time; print('up', flush=True); time.sleep(4)")
+        job = daemon.submit(until(go))
         running(daemon, job)
         daemon.kill()
         path = daemon.paths.jobs / str(job) / "1" / files.CLAIM
         path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99, "new": 1}))
         daemon.start()
         assert "of format 99" in daemon.said()
+        go.touch()
         assert daemon.end_of(job).state == "done"
         assert daemon.view(job).attempt == 1
 
@@ -177,10 +175,7 @@ def test_an_end_that_cannot_be_stored_is_stored_when_there_is_room_again() -> No
         try:
             daemon.start()
             go = daemon.home / "go"
-            job = daemon.submit(
-                "import pathlib, time; print('up', flush=True)\n"
-                f"while not pathlib.Path({str(go)!r}).exists(): time.sleep(0.01)"
-            )
+            job = daemon.submit(until(go))
             running(daemon, job)
             filler = state / "filler"
             with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):

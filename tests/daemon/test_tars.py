@@ -166,6 +166,15 @@ def test_a_tar_that_ends_in_the_middle_is_noticed(tmp_path: Path) -> None:
         merge.finish()
 
 
+def test_what_comes_after_the_end_is_passed_over_and_not_kept() -> None:
+    reader = Reader()
+    assert [found.name for found in reader.feed(packed({"x": b""})) if isinstance(found, Entry)]
+    assert reader.ended
+    for _ in range(3):
+        assert list(reader.feed(packed({"y": b"more"}))) == []
+    assert not reader._buffer
+
+
 def test_only_files_and_links_pass() -> None:
     for kind in (tarfile.DIRTYPE, tarfile.FIFOTYPE, tarfile.CHRTYPE, tarfile.LNKTYPE):
         entry = tarfile.TarInfo("x")

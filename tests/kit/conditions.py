@@ -7,9 +7,15 @@ from collections.abc import Callable
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
-    """Return as soon as `condition()` is true; fail the test when time is up."""
+    """Return as soon as `condition()` is true; fail the test when time is up.
+
+    The last look begins after the deadline: if this process itself stood still, it may be true now.
+    """
     deadline = time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
+    while True:
+        late = time.monotonic() > deadline
+        if condition():
+            return
+        if late:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
         time.sleep(0.005)

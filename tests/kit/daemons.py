@@ -37,7 +37,7 @@ from wiiiiided.ship.pack import pack
 from wiiiiided.wire import messages as m
 
 ROOT = Path(__file__).parents[2]
-STARTS_WITHIN_S = 30.0
+STARTS_WITHIN_S = 60.0
 ENDS_WITHIN_S = 60.0
 
 
@@ -66,7 +66,10 @@ class PrivateDaemon:
                 stderr=log,
             )
         if wait:
-            wait_until(self.answers, STARTS_WITHIN_S, f"the daemon answers: {self.said()}")
+            try:
+                wait_until(self.answers, STARTS_WITHIN_S, "the daemon answers")
+            except AssertionError as problem:
+                raise AssertionError(f"{problem}: {self.said()}") from None
 
     def answers(self) -> bool:
         assert self.process is not None
@@ -85,7 +88,7 @@ class PrivateDaemon:
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(number)
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(timeout=ENDS_WITHIN_S)
         self.process = None
         return code
 
@@ -94,7 +97,7 @@ class PrivateDaemon:
 
     def ended_by_itself(self) -> int:
         assert self.process is not None
-        code = self.process.wait(timeout=30)
+        code = self.process.wait(timeout=ENDS_WITHIN_S)
         self.process = None
         return code
 
@@ -181,11 +184,12 @@ class PrivateDaemon:
                     found.append(int(name))
         return found
 
-    def no_process_is_left(self, within_s: float = 25.0) -> None:
-        def empty() -> bool:
-            return not self.processes()
-
-        wait_until(empty, within_s, f"nothing of the jobs runs any more: {self.said()[-3000:]}")
+    def no_process_is_left(self, within_s: float = ENDS_WITHIN_S) -> None:
+        try:
+            wait_until(lambda: not self.processes(), within_s, "nothing of the jobs runs any more")
+        except AssertionError as problem:
+            left = self.processes()
+            raise AssertionError(f"{problem}: {left}\n{self.said()[-3000:]}") from None
 
 
 @contextlib.contextmanager
@@ -200,16 +204,15 @@ def private_daemon(
         yield daemon
         if daemon.process is not None:
             daemon.stop()
+        daemon.no_process_is_left()  # a helper of the daemon's may end a moment after it
     finally:
         if daemon.process is not None:
             daemon.process.kill()
             daemon.process.wait()
-        left = daemon.processes()
-        for pid in left:
+        for pid in daemon.processes():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         shutil.rmtree(home, ignore_errors=True)
-    assert not left, f"processes left behind: {left}"
 
 
 # ---- several of them

@@ -192,6 +192,10 @@ class FakeDaemon:
             except OSError:
                 return
             self._links.add(link)
+            if self._listener is not listener:  # stopped meanwhile: `stop` may not have seen it
+                self._links.discard(link)
+                link.close()
+                return
             self._spawn(self._serve, link)
 
     def _serve(self, link: socket.socket) -> None:

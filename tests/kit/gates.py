@@ -24,9 +24,7 @@ from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.net import tls
 
-STEP_S = 20.0
-
-
+STEP_S = 60.0
 TURNS = 20
 
 

@@ -77,6 +77,6 @@ def children_of(pid: int | None = None) -> list[int]:
 
 
 def dev_shm() -> set[str]:
-    """The names in /dev/shm, but for those that Python's and torch's own programs make there."""
-    others = ("sem.mp-", "torch_", "psm_")
+    """The names in /dev/shm, but for those that Python, torch and browsers make there."""
+    others = ("sem.mp-", "torch_", "psm_", ".org.chromium.", ".com.google.")
     return {name for name in os.listdir("/dev/shm") if not name.startswith(others)}

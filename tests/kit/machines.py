@@ -29,7 +29,7 @@ import subprocess
 import sys
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import psutil
@@ -41,7 +41,8 @@ CHECKOUT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent  # where `wiiiiide` and `wiiiiided` of this venv are
 HOME = "/run/machine"  # the machine's things, in the den
 DISK_BYTES = 128 << 20
-BOOT_S = 60.0
+BOOT_S = 120.0
+END_S = 60.0  # for processes that were killed, and what the kernel does after them
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 BOOT_ID_DROP_IN = "wiiiiided.service.d/boot-id.conf"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
@@ -155,7 +156,7 @@ class Machine:
         assert self._nspawn is not None
         if self._nspawn.poll() is None:
             os.kill(self.leader(), signal.SIGKILL)
-        self._nspawn.wait(timeout=30)
+        self._nspawn.wait(timeout=END_S)
 
     def power_loss(self) -> None:
         """As a crash, and what had not reached the disk's backing file is lost."""
@@ -174,14 +175,21 @@ class Machine:
         group = f"/sys/fs/cgroup/{self._id}"
         self.in_den("sh", "-c", f"echo {int(frozen)} >{group}/cgroup.freeze")
         events = Path(f"/proc/{self._keeper}/root{group}/cgroup.events")
-        wait_until(lambda: f"frozen {int(frozen)}" in events.read_text(), 30, "it obeys")
+        wait_until(lambda: f"frozen {int(frozen)}" in events.read_text(), END_S, "it obeys")
 
     def close(self) -> None:
         """Everything goes, also what a failed test left."""
-        if self._den is not None:
-            self._den.communicate(timeout=30)  # ends its stdin, and with that the den
-        if self._nspawn is not None:
-            self._nspawn.wait(timeout=30)
+        try:
+            if self._den is not None:
+                self._den.communicate(timeout=END_S)  # ends its stdin, and with that the den
+        except subprocess.TimeoutExpired:
+            assert self._den is not None
+            self._den.kill()  # --kill-child: its process 1 goes too, and with that everything
+            self._den.communicate()
+            raise
+        finally:
+            if self._nspawn is not None:
+                self._nspawn.wait(timeout=END_S)
 
     def is_on(self) -> bool:
         return self._nspawn is not None and self._nspawn.poll() is None
@@ -197,7 +205,7 @@ class Machine:
         user: str = "root",
         check: bool = True,
         cwd: str = "/",
-        timeout_s: float = 60.0,
+        timeout_s: float = 120.0,
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
         """Run a command to its end; when `check`, a failure fails the test with its words."""
@@ -253,17 +261,25 @@ class Machine:
         controllers = self.run("cat", "/sys/fs/cgroup/cgroup.controllers").stdout.split()
         if "memory" in controllers:
             change = ("systemctl", "set-property", "--runtime", "wiiiiided.service")
-            self.run(*change, f"MemoryMax={limit}", "MemorySwapMax=0")
-            yield
-            self.run(*change, "MemoryMax=infinity", "MemorySwapMax=infinity")
+            try:
+                self.run(*change, f"MemoryMax={limit}", "MemorySwapMax=0")
+                yield
+            finally:
+                self.run(*change, "MemoryMax=infinity", "MemorySwapMax=infinity")
             return
         self.in_den("sh", "-c", OLD_MEMORY, "limit", self._id, str(limit))
         group = self.den_path("memory") / self._id
-        (group / "cgroup.procs").write_text(str(self.host_pid(pid)))
-        yield
-        wait_until(lambda: not (group / "cgroup.procs").read_text(), 30, "the process has ended")
-        group.rmdir()
-        self.in_den("umount", f"{HOME}/memory")
+        procs = group / "cgroup.procs"
+        try:
+            procs.write_text(str(self.host_pid(pid)))
+            yield
+            wait_until(lambda: not procs.read_text(), END_S, "the process has ended")
+        finally:
+            for left in procs.read_text().split():  # of a test that failed
+                with suppress(ProcessLookupError):
+                    (group.parent / "cgroup.procs").write_text(left)
+            group.rmdir()
+            self.in_den("umount", f"{HOME}/memory")
 
     def leader(self) -> int:
         """Process 1 of the machine, as the host numbers it."""

@@ -151,6 +151,9 @@ def _collect(
         for process, outcome in zip(processes, outcomes, strict=True):
             if outcome.exit_code is None and process.exitcode is not None:
                 outcome.exit_code = process.exitcode
+                if outcome.rank in open_pipes:  # its last words may have come since we read
+                    now = time.monotonic() - start
+                    _read(open_pipes[outcome.rank], outcome.rank, outcome, open_pipes, now)
                 outcome.finished_s = outcome.finished_s or time.monotonic() - start
         if during is not None:
             during(outcomes, elapsed)

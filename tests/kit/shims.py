@@ -73,7 +73,10 @@ class Attempt:
     ) -> None:
         for listener in self._listeners:
             listener.close()
-        left = self.running() + [shim.pid for shim in self.shims if shim.poll() is None]
+        if kind is None:  # what has ended its work may still be about to leave
+            with contextlib.suppress(AssertionError):
+                wait_until(lambda: not self._left(), PATIENCE_S, "all have left")
+        left = self._left()
         for shim in self.shims:
             shim.kill()
             shim.wait()
@@ -167,6 +170,9 @@ class Attempt:
         wait_until(
             lambda: text in self.texts(rank, stream), PATIENCE_S, f"{text!r} in the rank's log"
         )
+
+    def _left(self) -> list[int]:
+        return self.running() + [shim.pid for shim in self.shims if shim.poll() is None]
 
     def running(self) -> list[int]:
         """Processes that carry the attempt's mark."""

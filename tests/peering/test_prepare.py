@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
+import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -92,11 +94,18 @@ def test_an_interpreter_that_never_answers_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "LOOK_WITHIN_S", 0.2)
-    pid = tmp_path / "pid"
-    python = script(tmp_path / "python", f"echo $$ > {pid}; exec sleep 1000")
+    real, started = prepare.spawn, []
+
+    def spawn(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(real(*given, **options))
+        return started[-1]
+
+    monkeypatch.setattr(prepare, "spawn", spawn)
+    python = script(tmp_path / "python", "exec sleep 1000")
     with pytest.raises(Unprepared, match="did not say its version"):
         asyncio.run(preparer(tmp_path).prepare(job(python)))
-    assert not Path(f"/proc/{pid.read_text().strip()}").exists()
+    (process,) = started
+    assert not Path(f"/proc/{process.pid}").exists()
 
 
 def test_an_archive_that_is_missing_is_fetched_once_for_two_jobs(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_an_error_in_a_hidden_sitecustomize_is_reported_as_ever(tmp_path: Path) 
 def test_a_venv_with_its_own_sitecustomize_works_under_a_shim(tmp_path: Path) -> None:
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "sitecustomize.py").write_text("import builtins; builtins.marked = 'yes'")
-    program = "import sys; print(marked, any('bootstrap' in path for path in sys.path))"
+    program = "import sys; print(f\"{marked} {any('bootstrap' in path for path in sys.path)}\")"
     env = {"PYTHONPATH": str(tmp_path / "lib")}
     with Attempt(tmp_path / "job", [sys.executable, "-c", program], env=env) as attempt:
         assert attempt.run().code == 0

@@ -28,10 +28,12 @@ def test_when_all_ranks_end_well_so_does_the_attempt(tmp_path: Path) -> None:
 
 
 def test_a_rank_that_fails_is_named_with_its_last_words(tmp_path: Path) -> None:
-    program = (
-        '[ $RANK = 1 ] || exec sleep 1000; for i in $(seq 30); do echo "e$i" >&2; done; exit 3'
-    )
-    with Attempt(tmp_path, ["sh", "-c", program], workers=3) as attempt:
+    program = """
+[ $RANK = 1 ] || { : > up-$RANK; exec sleep 1000; }
+while [ ! -e up-0 ] || [ ! -e up-2 ]; do sleep 0.01; done
+for i in $(seq 30); do echo "e$i" >&2; done; exit 3
+"""
+    with Attempt(tmp_path, ["sh", "-c", program], workers=3, grace_s=30.0) as attempt:
         end = attempt.run()
         assert (end.code, end.failed_rank) == (3, 1)
         assert end.reason == "rank 1 ended with exit code 3"
@@ -79,7 +81,8 @@ echo "rank 1 is lost" >&2
 exit 4
 """
     with Attempt(tmp_path, ["sh", "-c", program], workers=2) as attempt:
-        end = attempt.run()
+        start_changed(attempt, "supervise.MOMENT_S = 60.0")
+        end = attempt.end()
         assert (end.failed_rank, end.codes) == (1, {"1": 9, "0": 4})
         assert attempt.texts() == []
         assert attempt.texts(stream="err") == ["rank 1 is lost"]
@@ -214,13 +217,15 @@ def test_a_rank_that_dies_of_a_shutdown_before_its_shim_hears_of_it_has_not_fail
     tmp_path: Path,
 ) -> None:
     with Attempt(tmp_path, ["sh", "-c", "echo ready; sleep 600"], workers=2) as attempt:
-        shim = attempt.start()
+        shim = start_changed(attempt, "supervise.MOMENT_S = 60.0")
         listener = attempt.listen()
         pids = [rank["pid"] for rank in listener.phase("running")["ranks"]]
         listener.close()
         attempt.wait_for("ready")
         os.kill(pids[0], signal.SIGTERM)
-        wait_until(lambda: not os.path.exists(f"/proc/{pids[0]}"), 10, "the shim has reaped it")
+        wait_until(
+            lambda: not os.path.exists(f"/proc/{pids[0]}"), PATIENCE_S, "the shim has reaped it"
+        )
         shim.terminate()
         end = attempt.end()
         assert end.stopped
@@ -239,7 +244,7 @@ def test_a_folder_in_the_place_of_the_end_is_no_obstacle(tmp_path: Path) -> None
     script = 'mkdir -p "$WIIIIIDE_ATTEMPT_DIR/exit.json/x"; exit 4'
     with Attempt(tmp_path, ["sh", "-c", script]) as attempt:
         attempt.start()
-        wait_until(lambda: (attempt.path / "exit.json").is_file(), 30, "a real record")
+        wait_until(lambda: (attempt.path / "exit.json").is_file(), PATIENCE_S, "a real record")
         assert attempt.end().code == 4
 
 
@@ -263,8 +268,8 @@ os.write(1, b"family complete\\n")  # print would write text and newline one by 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "failure"])
 def test_grandchildren_in_their_own_sessions_are_ended(tmp_path: Path, how: str) -> None:
-    rest = "import signal; exit(5) if sys.argv[1] == 'failure' else time.sleep(1000)"
-    argv = [sys.executable, "-c", FAMILY + rest, how]
+    rest = "while not os.path.exists('fail'): time.sleep(0.01)\nexit(5)"
+    argv = [sys.executable, "-c", FAMILY + rest]
     with Attempt(tmp_path, argv, workers=2, grace_s=0.3) as attempt:
         shim = attempt.start()
         listener = attempt.listen()
@@ -276,6 +281,8 @@ def test_grandchildren_in_their_own_sessions_are_ended(tmp_path: Path, how: str)
             listener.send(do="stop", grace_s=0.3, reason="enough")
         elif how == "kill":
             kill(next(p.pid for p in family if p.parent == shim.pid))
+        else:
+            (tmp_path / "work" / "fail").touch()
         attempt.end()
         # The moment exit.json is there nothing runs any more.
         assert not [process.pid for process in family if is_running(process.pid)]
@@ -306,7 +313,8 @@ def test_what_a_rank_leaves_behind_is_killed_with_a_note(tmp_path: Path) -> None
 def test_what_a_rank_leaves_behind_may_finish_by_itself(tmp_path: Path) -> None:
     program = "(sleep 0.3; echo late) & echo early"
     with Attempt(tmp_path, ["sh", "-c", program]) as attempt:
-        assert attempt.run().code == 0
+        start_changed(attempt, "supervise.STRAY_S = 60.0")
+        assert attempt.end().code == 0
         assert [line[1:] for line in attempt.lines()] == [("out", "early"), ("out", "late")]
 
 
@@ -335,8 +343,8 @@ def test_orphans_do_not_stay_as_zombies(tmp_path: Path) -> None:
         attempt.end()
 
 
-def run_changed(attempt: Attempt, change: str) -> int:
-    """Run a shim in which something is broken."""
+def start_changed(attempt: Attempt, change: str) -> subprocess.Popen[bytes]:
+    """Start a shim in which something is different, or broken."""
     program = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import os\n"
@@ -347,14 +355,23 @@ def run_changed(attempt: Attempt, change: str) -> int:
     root = str(Path(supervise.__file__).parents[2])
     attempt.write_order()
     command = [sys.executable, "-I", "-S", "-c", program, root, str(attempt.path)]
-    return subprocess.run(command, check=False).returncode
+    shim = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    attempt.shims.append(shim)
+    return shim
 
 
 def test_an_error_inside_the_shim_is_written_down_and_leaves_nothing(tmp_path: Path) -> None:
     change = "def broken(self): raise ValueError('a bug')\nsupervise.Supervisor._tell = broken"
     with Attempt(tmp_path, ["sleep", "1000"], workers=2) as attempt:
-        assert run_changed(attempt, change) == 0
-        end = attempt.exit()
+        shim = start_changed(attempt, change)
+        end = attempt.end()
+        assert shim.returncode == 0
         assert (end.code, end.reason) == (70, "internal error: ValueError: a bug")
         assert not attempt.running()
         assert not list(attempt.path.glob("ctl.*"))
@@ -371,8 +388,9 @@ def limited():
 os.fork = limited
 """
     with Attempt(tmp_path, ["sleep", "1000"], workers=4) as attempt:
-        assert run_changed(attempt, change) == 0
-        end = attempt.exit()
+        shim = start_changed(attempt, change)
+        end = attempt.end()
+        assert shim.returncode == 0
         assert (end.code, end.codes, end.failed_rank) == (125, {}, 2)
         assert end.reason == "rank 2 cannot be started: Resource temporarily unavailable"
         assert not attempt.running()

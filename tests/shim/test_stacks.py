@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
 from tests.kit.conditions import wait_until
 from tests.kit.shims import PATIENCE_S, Attempt, Listener
+from tests.shim.test_end import start_changed
 from wiiiiided.shim import processes, stacks
 
 HANGING = """
@@ -25,6 +27,12 @@ wait_for_a_lock_that_never_comes()
 """
 
 
+def start(attempt: Attempt, looks: int = 3000) -> subprocess.Popen[bytes]:
+    """A shim with patience: a process that is to answer may not run for a second."""
+    change = f"from wiiiiided.shim import stacks; stacks.MOST_LOOKS = {looks}"
+    return start_changed(attempt, change)
+
+
 def stop(attempt: Attempt, listener: Listener) -> None:
     listener.send(do="stop", grace_s=0, reason="seen enough")
     attempt.end()
@@ -32,7 +40,7 @@ def stop(attempt: Attempt, listener: Listener) -> None:
 
 def test_every_thread_of_every_rank_is_shown(tmp_path: Path) -> None:
     with Attempt(tmp_path, [sys.executable, "-c", HANGING], workers=3) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         pids = {r["rank"]: r["pid"] for r in listener.phase("running")["ranks"]}
         for rank in range(3):
@@ -65,7 +73,7 @@ def test_children_of_a_rank_are_shown_after_it(tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "rank.py").write_text(CHILDREN)
     with Attempt(tmp_path, [sys.executable, "rank.py"]) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         (rank,) = listener.phase("running")["ranks"]
         attempt.wait_for("fork")
@@ -88,10 +96,11 @@ wait
 echo "ended"
 """
     with Attempt(tmp_path, ["bash", "-c", program]) as attempt:
-        shim = attempt.start()
+        shim = start(attempt)
         listener = attempt.listen()
         listener.phase("running")
         attempt.wait_for("isolated")
+        attempt.wait_for("shell")  # all its children are there then
         before = {p.pid for p in processes.descendants(shim.pid)}
         text = listener.stacks()[0]
         assert stacks.NO_HANDLER in text
@@ -104,7 +113,7 @@ echo "ended"
 def test_an_isolated_python_as_rank_gets_a_sentence(tmp_path: Path) -> None:
     argv = [sys.executable, "-I", "-c", "import time; print('up', flush=True); time.sleep(1000)"]
     with Attempt(tmp_path, argv) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         (rank,) = listener.phase("running")["ranks"]
         attempt.wait_for("up")
@@ -118,7 +127,7 @@ def test_a_process_that_is_stopped_gets_a_sentence_and_the_others_their_stacks(
     tmp_path: Path,
 ) -> None:
     with Attempt(tmp_path, [sys.executable, "-c", HANGING], workers=2) as attempt:
-        attempt.start()
+        start(attempt, looks=250)  # five seconds: one that is stopped never answers
         listener = attempt.listen()
         ranks = listener.phase("running")["ranks"]
         for rank in range(2):
@@ -133,7 +142,7 @@ def test_a_process_that_is_stopped_gets_a_sentence_and_the_others_their_stacks(
 def test_a_rank_that_has_ended_gets_a_sentence(tmp_path: Path) -> None:
     program = "[ $RANK = 0 ] || exec sleep 1000"
     with Attempt(tmp_path, ["sh", "-c", program], workers=2) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         listener.until(lambda line: line["ranks"][0]["code"] == 0)
         assert listener.stacks()[0] == stacks.ENDED
@@ -147,7 +156,7 @@ def test_long_stacks_of_many_ranks_fit_into_a_line(tmp_path: Path) -> None:
     program = f"{deep}for _ in range(80):\n"
     program += "    threading.Thread(target=f, args=(90,), daemon=True).start()\nf(90)"
     with Attempt(tmp_path, [sys.executable, "-c", program], workers=4) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         for rank in range(4):
             wait_until(lambda r=rank: len(attempt.texts(r)) == 81, PATIENCE_S, "all are deep")
@@ -161,8 +170,11 @@ def test_output_is_drained_while_stacks_are_collected(tmp_path: Path) -> None:
     program = HANGING.replace(
         "time.sleep(1000)", "[print('x' * 1000, n, flush=True) for n in range(10**9)]"
     )
+    # Not before it hangs: the log that is waited for says so then.
+    begin = "threading.Thread(target=in_the_background, daemon=True).start()"
+    program = program.replace(begin, "").replace('print("hanging", flush=True)', begin)
     with Attempt(tmp_path, [sys.executable, "-c", program], log_bytes=100_000) as attempt:
-        attempt.start()
+        start(attempt)
         listener = attempt.listen()
         listener.phase("running")
         wait_until((attempt.path / "rank-0.log.1").exists, PATIENCE_S, "a full log")

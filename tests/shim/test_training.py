@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.shims import Attempt
+from tests.shim.test_end import start_changed
 
 # As in PyTorch's own tutorial: nothing of WIIIIIDE in it.
 DDP = """
@@ -37,7 +38,7 @@ weights = [torch.zeros(1, 8) for _ in range(size)]
 dist.all_gather(weights, model.module.weight.data)
 assert all(torch.equal(weights[0], other) for other in weights)
 dist.destroy_process_group()
-print("trained", rank, "of", size, flush=True)
+print(f"trained {rank} of {size}", flush=True)  # in one piece
 if sys.argv[1] == "gloo":  # its threads may abort the process while the interpreter ends
     os._exit(0)
 """
@@ -91,7 +92,8 @@ for step in range(1000):
     dist.all_reduce(torch.ones(10))
 """
     with Attempt(tmp_path, [sys.executable, "-c", program], workers=3) as attempt:
-        end = attempt.run()
+        start_changed(attempt, "supervise.MOMENT_S = 60.0")
+        end = attempt.end()
         assert (end.failed_rank, end.code) == (1, 137)
         assert end.codes["0"] == end.codes["2"] == 1  # each ended by itself, with its own word
         for rank in (0, 2):
