@@ -4,19 +4,21 @@ service, ada may use it, bob not."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 
 from tests.kit.fleet import Fleet
 from tests.kit.machines import Machine
 from tests.machines.cluster import Cluster
+from tests.machines.shared import Shared
 from tests.machines.site import Site
 
 STATE = ("/var/lib/wiiiiide", "/var/lib/wiiiiide-jobs")
 
 
-@pytest.fixture(scope="session")
-def installed() -> Iterator[Site]:
+@contextmanager
+def _installed() -> Iterator[Site]:
     with Machine("m1", disk=STATE) as machine:
         machine.wiiiiide("service", "install")
         for name in ("ada", "bob"):
@@ -25,25 +27,37 @@ def installed() -> Iterator[Site]:
         yield Site(machine)
 
 
-@pytest.fixture
-def site(installed: Site) -> Iterator[Site]:
-    """The shared machine, and after the test in order again; also when it was left switched off."""
-    yield installed
-    if not installed.machine.is_on():
-        installed.machine.boot()
-    installed.reset()
-
-
-@pytest.fixture(scope="session")
-def founded() -> Iterator[Cluster]:
+@contextmanager
+def _founded() -> Iterator[Cluster]:
     with Fleet("abc", disk=STATE) as fleet:
         cluster = Cluster(fleet)
         cluster.found()
         yield cluster
 
 
+@pytest.fixture(scope="session")
+def sites() -> Iterator[Shared[Site]]:
+    shared = Shared(_installed, Site.reset)
+    yield shared
+    shared.close()
+
+
 @pytest.fixture
-def cluster(founded: Cluster) -> Iterator[Cluster]:
+def site(sites: Shared[Site]) -> Iterator[Site]:
+    """The shared machine, and after the test in order again."""
+    with sites.lent() as site:
+        yield site
+
+
+@pytest.fixture(scope="session")
+def clusters() -> Iterator[Shared[Cluster]]:
+    shared = Shared(_founded, Cluster.reset)
+    yield shared
+    shared.close()
+
+
+@pytest.fixture
+def cluster(clusters: Shared[Cluster]) -> Iterator[Cluster]:
     """The shared cluster, and after the test in order again."""
-    yield founded
-    founded.reset()
+    with clusters.lent() as cluster:
+        yield cluster

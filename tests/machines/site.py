@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.kit.machines import Machine
 DROP_IN = "/run/systemd/system/wiiiiided.service.d"
 CONFIG = "/etc/wiiiiide/wiiiiided.toml"
 ENDED = ("done", "failed", "cancelled")
+SECONDS = 60.0  # for anything that takes some on an idle machine
 
 JOB = """
 name = "job{number}"
@@ -88,8 +90,15 @@ class Site:
     def running(self, *command: str, **how: Any) -> tuple[int, list[int]]:
         """A job that runs: its number and the pids of its ranks."""
         job = self.submit(*(command or ("sleep", "10000")), **how)
-        self._until(job, lambda: self.state(job) == "running" and None not in self.pids(job), 30)
+        self._until(job, lambda: self.state(job) == "running" and None not in self.pids(job))
         return job, self.pids(job)
+
+    def goes_on(self, job: int, pids: list[int]) -> None:
+        """It runs, with the same processes. A daemon that was just started answers before it has
+        heard of them from the shim."""
+        assert self.state(job) == "running"
+        self._until(job, lambda: None not in self.pids(job))
+        assert self.pids(job) == pids
 
     def restarted(self, job: int) -> None:
         """Until its second attempt runs."""
@@ -99,17 +108,17 @@ class Site:
             assert shown["state"] not in ENDED, shown["why"]
             return (shown["attempt"], shown["state"]) == (2, "running")
 
-        self._until(job, so, 60)
+        self._until(job, so)
 
-    def ended(self, job: int, within_s: float = 60.0) -> dict[str, Any]:
+    def ended(self, job: int, within_s: float = SECONDS) -> dict[str, Any]:
         self._until(job, lambda: self.state(job) in ENDED, within_s)
         return self.show(job)
 
-    def _until(self, job: int, condition: Callable[[], bool], within_s: float) -> None:
+    def _until(self, job: int, condition: Callable[[], bool], within_s: float = SECONDS) -> None:
         try:
             wait_until(condition, within_s, f"job {job} is where it should be")
         except AssertionError as problem:
-            story = self.machine.wiiiiide("show", str(job)).stdout
+            story = self.machine.wiiiiide("show", str(job), check=False).stdout
             raise AssertionError(f"{problem}\n{story}\n{self.machine.journal()}") from None
 
     def log(self, job: int) -> str:
@@ -129,6 +138,12 @@ class Site:
     def main_pid(self) -> int:
         return int(self.machine.show("MainPID"))
 
+    def tells(self, pattern: str) -> None:
+        """Its log says that: now, or when the journal has taken it in."""
+        said = re.compile(pattern)
+        what = f"its log says {pattern!r}"
+        wait_until(lambda: bool(said.search(self.machine.journal())), SECONDS, what)
+
     def set(self, *settings: str) -> None:
         """A drop-in of the [Service] section, until the end of the test."""
         self.machine.run("mkdir", "-p", DROP_IN)
@@ -136,11 +151,23 @@ class Site:
         self.systemctl("daemon-reload")
 
     def reset(self) -> None:
-        """As it was: default settings, the daemon running, no job under way."""
+        """As it was, whatever a test has done: switched on, the service installed, with default
+        settings, the daemon running, no job under way."""
+        if not self.machine.is_on():
+            self.machine.boot()
         self.machine.run("rm", "-rf", DROP_IN, CONFIG)
         self.systemctl("daemon-reload")
+        if self.machine.show("UnitFileState") != "enabled":
+            self.machine.wiiiiide("service", "install")
         self.systemctl("reset-failed", "wiiiiided", check=False)
         self.systemctl("restart", "wiiiiided")
+        wait_until(self._no_jobs, SECONDS, "no job is under way")
+
+    def _no_jobs(self) -> bool:
+        """Whether there is none; else those that there are, are cancelled. One may end by itself
+        meanwhile, which cancel calls an error."""
         jobs = json.loads(self.machine.wiiiiide("ps", "--json").stdout)["jobs"]
-        for job in jobs:
-            self.machine.wiiiiide("cancel", "--now", str(job["id"]))
+        if jobs:
+            ids = [str(job["id"]) for job in jobs]
+            self.machine.wiiiiide("cancel", "--now", *ids, check=False)
+        return not jobs

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 
+import psutil
 import pytest
 
 from tests.kit.conditions import wait_until
@@ -55,12 +57,19 @@ def test_a_killed_daemon_disturbs_nothing(cluster: Cluster, letter: str) -> None
 def test_all_daemons_restarted_at_once_disturb_nothing(cluster: Cluster) -> None:
     job = cluster.training()
     pids = cluster.pids(job)
+    old = {letter: cluster.daemon(letter) for letter in "abc"}
     for machine in cluster.fleet:
         machine.run("systemctl", "restart", "--no-block", "wiiiiided")
+    # The pids first: those that answer could still be the ones that are about to go.
+    wait_until(lambda: _are_others(cluster, old), SECONDS, "all daemons are new ones")
     wait_until(lambda: _answers(cluster), SECONDS, "the daemons are back")
     cluster.all_there()
     cluster.goes_on(job)
     assert cluster.pids(job) == pids
+
+
+def _are_others(cluster: Cluster, old: dict[str, int]) -> bool:
+    return all(cluster.daemon(letter) not in (0, pid) for letter, pid in old.items())
 
 
 def _answers(cluster: Cluster) -> bool:
@@ -88,11 +97,10 @@ def test_a_machine_that_loses_power_is_named_and_comes_back_by_itself(cluster: C
     off_at = time.time()
     cluster.until(
         job,
-        lambda: "rank 2" in _first_attempt(cluster, job),
+        lambda: bool(re.search(r"rank 2 .*on c", _first_attempt(cluster, job))),
         "the others name the rank on it",
         5 * 10.0 + 10,
     )
-    assert re.search(r"rank 2 .*on c", _first_attempt(cluster, job))
     wait_until(lambda: cluster.nodes()["c"]["state"] == "lost", 5 * 12.0, "it is lost")
     cluster.until(job, lambda: cluster.view(job)["state"] == "stopping", "the others have ended")
     assert "c has not been heard of" in cluster.view(job)["why"]
@@ -211,9 +219,17 @@ def test_nothing_but_the_cluster_gets_in(cluster: Cluster) -> None:
         assert "used" in _words(c, f"{join} {token}")
         assert set(cluster.nodes()) == {"a", "b", "c"}
     finally:
-        for process in c.processes_of("ada"):
-            process.kill()
+        wait_until(lambda: _are_gone(c, "ada"), SECONDS, "nothing of ada's writes any more")
         c.run("rm", "-rf", "/home/ada/own")
+
+
+def _are_gone(machine: Machine, user: str) -> bool:
+    """Whether nothing of a user's runs; else it is killed."""
+    left = machine.processes_of(user)
+    for process in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    return not left
 
 
 def _said(machine: Machine, words: str) -> int:

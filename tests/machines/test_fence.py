@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.machines.shared import Shared
 from tests.machines.site import Site
 
-pytestmark = pytest.mark.needs("root", "machines", "disks")
+pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
 
 # Each attempt prints its name and what came of it.
 ATTEMPTS = """
@@ -68,13 +69,14 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def report(installed: Site) -> dict[str, object]:
-    daemon = installed.main_pid()
-    job = installed.submit("python", "try.py", str(daemon), files={"try.py": ATTEMPTS})
-    assert installed.ended(job)["job"]["state"] == "done", installed.log(job)
-    line = next(line for line in installed.log(job).splitlines() if '"done"' in line)
-    found: dict[str, object] = json.loads(line[line.index("{") :])
-    return found
+def report(sites: Shared[Site]) -> dict[str, object]:
+    with sites.lent() as site:
+        daemon = site.main_pid()
+        job = site.submit("python", "try.py", str(daemon), files={"try.py": ATTEMPTS})
+        assert site.ended(job)["job"]["state"] == "done", site.log(job)
+        line = next(line for line in site.log(job).splitlines() if '"done"' in line)
+        found: dict[str, object] = json.loads(line[line.index("{") :])
+        return found
 
 
 def test_a_job_reaches_nothing_of_the_daemons(report: dict[str, dict[str, str]]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.kit.machines import BOOT_ID_DROP_IN
 from tests.machines.site import Site
 
-pytestmark = pytest.mark.needs("root", "machines", "disks")
+pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
 
 RESTART = 'restart = { max = 1, on = ["node-lost"], backoff = "0.1s" }'
 
@@ -36,13 +36,17 @@ def test_a_container_that_shows_its_hosts_boot_id_loses_its_jobs_too(site: Site)
     drop_in = f"/etc/systemd/system/{BOOT_ID_DROP_IN}"
     text = site.machine.run("cat", drop_in).stdout
     site.machine.run("rm", drop_in)
-    site.systemctl("daemon-reload")
-    site.systemctl("restart", "wiiiiided")
-    kept, _ = site.running(policy=RESTART)
-    site.machine.crash()
-    site.machine.boot()
-    site.restarted(kept)
-    site.machine.write(drop_in, text)
+    try:
+        site.systemctl("daemon-reload")
+        site.systemctl("restart", "wiiiiided")
+        kept, _ = site.running(policy=RESTART)
+        site.machine.crash()
+        site.machine.boot()
+        site.restarted(kept)
+    finally:
+        if not site.machine.is_on():
+            site.machine.boot()
+        site.machine.write(drop_in, text)
 
 
 def test_what_was_acknowledged_survives_a_power_loss(site: Site) -> None:

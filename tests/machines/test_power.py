@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.machines import BIN, CHECKOUT, Machine
+from tests.kit.machines import BIN, CHECKOUT, END_S, Machine
 
-pytestmark = pytest.mark.needs("root", "machines", "disks")
+pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
 
 WRITE = """
 import os, sys
@@ -31,9 +32,17 @@ if how == "synced":
 
 
 @pytest.fixture(scope="module")
-def machine() -> Iterator[Machine]:
+def made() -> Iterator[Machine]:
     with Machine("power", disk=["/srv/disk"]) as machine:
         yield machine
+
+
+@pytest.fixture
+def machine(made: Machine) -> Machine:
+    """Switched on, however the test before has ended."""
+    if not made.is_on():
+        made.boot()
+    return made
 
 
 def write(machine: Machine, name: str, how: str) -> None:
@@ -64,9 +73,13 @@ def test_a_crash_keeps_what_was_not_synced(machine: Machine) -> None:
 
 def test_a_crash_ends_every_process_and_gives_a_new_boot_id(machine: Machine) -> None:
     before = machine.boot_id()
-    sleeper = subprocess.Popen(machine.command("sleep", "1000"), stdin=subprocess.DEVNULL)
-    machine.crash()
-    sleeper.wait(timeout=30)
+    command = machine.command("sh", "-c", "echo inside; exec sleep 1000")
+    quiet, pipe = subprocess.DEVNULL, subprocess.PIPE
+    with subprocess.Popen(command, stdin=quiet, stdout=pipe) as sleeper:
+        assert sleeper.stdout is not None
+        assert sleeper.stdout.readline() == b"inside\n"
+        machine.crash()
+        sleeper.wait(timeout=END_S)
     machine.boot()
     assert machine.boot_id() != before
     assert before != Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -80,20 +93,21 @@ DIE = """
 import os, signal
 from tests.kit.machines import Machine
 machine = Machine("orphan", disk=["/srv/disk"]).__enter__()
-print(machine.leader(), machine._id, flush=True)
+image = machine.den_path("disk.0").stat()
+print(machine.leader(), machine._id, image.st_dev, image.st_ino, flush=True)
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 def test_nothing_is_left_when_the_tests_themselves_are_killed() -> None:
-    loops = _loops()
     done = subprocess.run(
-        [sys.executable, "-c", DIE], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, timeout=60
+        [sys.executable, "-c", DIE], cwd=CHECKOUT, stdout=subprocess.PIPE, text=True, timeout=300
     )
-    leader, name = done.stdout.split()
-    wait_until(lambda: not os.path.exists(f"/proc/{leader}"), 30, "the machine has ended")
-    wait_until(lambda: not _cgroups(name), 30, "its cgroups are gone")
-    wait_until(lambda: _loops() <= loops, 30, "its loop device is free again")
+    leader, name, device, inode = done.stdout.split()
+    image = (int(device), int(inode))
+    wait_until(lambda: not os.path.exists(f"/proc/{leader}"), END_S, "the machine has ended")
+    wait_until(lambda: not _cgroups(name), END_S, "its cgroups are gone")
+    wait_until(lambda: image not in _images(), END_S, "its loop device is free again")
 
 
 def _cgroups(name: str) -> list[str]:
@@ -104,5 +118,10 @@ def _cgroups(name: str) -> list[str]:
     ]
 
 
-def _loops() -> set[str]:
-    return {path.parent.name for path in Path("/sys/block").glob("loop*/loop")}
+def _images() -> set[tuple[int, int]]:
+    """Device and inode of the files behind loop devices: also others on this host use some."""
+    listing = ["losetup", "--list", "--noheadings", "--output", "BACK-MAJ:MIN,BACK-INO"]
+    lines = subprocess.run(listing, stdout=subprocess.PIPE, text=True, check=True).stdout
+    # One that is freed while it is listed has empty columns.
+    found = re.findall(r"^ *(\d+):(\d+) +(\d+) *$", lines, re.MULTILINE)
+    return {(os.makedev(int(major), int(minor)), int(inode)) for major, minor, inode in found}

@@ -10,9 +10,9 @@ import pytest
 
 from tests.kit.conditions import wait_until
 from tests.kit.machines import BIN, Machine
-from tests.machines.site import CONFIG, Site
+from tests.machines.site import CONFIG, SECONDS, Site
 
-pytestmark = pytest.mark.needs("root", "machines", "disks")
+pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
 
 SOCKET = "/run/wiiiiide/wiiiiided.sock"
 
@@ -93,8 +93,7 @@ def test_a_restart_leaves_jobs_with_the_same_processes(site: Site) -> None:
     before = site.main_pid()
     site.systemctl("restart", "wiiiiided")
     assert site.main_pid() != before
-    assert site.pids(job) == pids
-    assert site.state(job) == "running"
+    site.goes_on(job, pids)
     assert site.alive(pids)
 
 
@@ -103,13 +102,11 @@ def test_stop_says_what_goes_on_and_start_takes_it_up_again(site: Site) -> None:
     site.systemctl("stop", "wiiiiided")
     assert site.machine.show("ActiveState") == "inactive"
     assert site.alive(pids)
-    told = re.compile(rf"stopping; job {job} \(.*\) goes on running")
-    wait_until(lambda: bool(told.search(site.machine.journal())), 30, "its log says what goes on")
+    site.tells(rf"stopping; job {job} \(.*\) goes on running")
     done = site.machine.wiiiiide("ps", user="ada", check=False)
     assert done.returncode == 4
     site.systemctl("start", "wiiiiided")
-    assert site.pids(job) == pids
-    assert site.state(job) == "running"
+    site.goes_on(job, pids)
 
 
 def test_a_job_that_ended_while_the_daemon_was_stopped_is_known_afterwards(site: Site) -> None:
@@ -117,7 +114,7 @@ def test_a_job_that_ended_while_the_daemon_was_stopped_is_known_afterwards(site:
     site.systemctl("stop", "wiiiiided")
     for pid in pids:
         site.machine.run("kill", "-KILL", str(pid))
-    wait_until(lambda: not site.alive(pids), 30, "the rank has ended")
+    wait_until(lambda: not site.alive(pids), SECONDS, "the rank has ended")
     site.systemctl("start", "wiiiiided")
     assert site.ended(job)["job"]["code"] == 128 + signal.SIGKILL
 
@@ -128,11 +125,10 @@ def test_a_killed_daemon_is_started_again_and_adopts_its_jobs(site: Site) -> Non
     site.machine.run("kill", "-KILL", str(before))
     wait_until(
         lambda: site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active",
-        30,
+        SECONDS,
         "systemd has started it again",
     )
-    assert site.pids(job) == pids
-    assert site.state(job) == "running"
+    site.goes_on(job, pids)
 
 
 def test_a_daemon_that_hangs_is_replaced_by_the_watchdog(site: Site) -> None:
@@ -145,12 +141,11 @@ def test_a_daemon_that_hangs_is_replaced_by_the_watchdog(site: Site) -> None:
     # The pid is read first: "active" read before it could still be the one that hangs.
     wait_until(
         lambda: site.main_pid() not in (0, before) and site.machine.show("ActiveState") == "active",
-        60,
+        SECONDS,
         "the watchdog has replaced it",
     )
-    assert "Watchdog timeout" in site.machine.journal()
-    assert site.pids(job) == pids
-    assert site.state(job) == "running"
+    site.tells("Watchdog timeout")
+    site.goes_on(job, pids)
 
 
 # ---- configuration
@@ -159,20 +154,20 @@ def test_a_daemon_that_hangs_is_replaced_by_the_watchdog(site: Site) -> None:
 def test_a_broken_configuration_ends_it_with_78_and_no_restarts(site: Site) -> None:
     site.machine.write(CONFIG, 'lgo = "verbose"\n')
     site.systemctl("restart", "wiiiiided", check=False)
-    wait_until(lambda: site.machine.show("ActiveState") == "failed", 30, "it has given up")
+    wait_until(lambda: site.machine.show("ActiveState") == "failed", SECONDS, "it has given up")
     assert site.machine.show("ExecMainStatus") == "78"
     assert site.machine.show("NRestarts") == "0"
-    assert f"{CONFIG}: lgo: unknown" in site.machine.journal()
+    site.tells(re.escape(f"{CONFIG}: lgo: unknown"))
 
 
 def test_reload_reads_the_configuration_again_and_refuses_a_broken_one(site: Site) -> None:
     before = site.main_pid()
     site.machine.write(CONFIG, 'log = "verbose"\n')
     site.systemctl("reload", "wiiiiided")
-    wait_until(lambda: "settings read again" in site.machine.journal(), 30, "it has read them")
+    site.tells("settings read again")
     site.machine.write(CONFIG, "log = 3\n")
     site.systemctl("reload", "wiiiiided")
-    wait_until(lambda: "stay as they were" in site.machine.journal(), 30, "it has refused them")
+    site.tells("stay as they were")
     assert site.main_pid() == before
 
 
@@ -188,7 +183,8 @@ def test_the_journal_can_be_asked_for_a_job(site: Site) -> None:
         ask = ("journalctl", "--no-pager", "-o", "cat", "-u", "wiiiiided", f"WIIIIIDE_JOB={job}")
         return site.machine.run(*ask).stdout
 
-    wait_until(lambda: "failed: rank 0 ended" in told(second), 30, "its end is in the journal")
+    ended = "failed: rank 0 ended"
+    wait_until(lambda: ended in told(second), SECONDS, "its end is in the journal")
     assert f"job {second} " in told(second)
     assert f"job {first} " not in told(second)
     fields = site.machine.run("journalctl", "-o", "json", "-n", "1", f"WIIIIIDE_JOB={first}")
@@ -212,7 +208,7 @@ def test_uninstall_refuses_while_a_job_runs_and_leaves_it_alone_when_forced(site
     assert machine.show("ActiveState") in ("inactive", "failed")
     assert site.alive(pids)
     machine.wiiiiide("service", "install")
-    assert site.pids(job) == pids
+    site.goes_on(job, pids)
 
 
 # ---- memory

@@ -6,7 +6,7 @@ import pytest
 
 from tests.machines.site import Site
 
-pytestmark = pytest.mark.needs("root", "machines", "disks")
+pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
 
 TRAIN = """
 import os, sys
