@@ -86,9 +86,27 @@ def test_a_connection_offered_twice_is_served_once(tmp_path: Path) -> None:
         before = shim.num_fds()
         for _ in range(2):
             assert hand_over(attempt, b"R", link) == b"+"
-        wait_until(lambda: shim.num_fds() == before + 1, 5.0, "one copy of it")
+        wait_until(lambda: shim.num_fds() == before + 1, PATIENCE_S, "one copy of it")
         link.close()
         client.sendall(HELLO)
+        assert client.recv(4) == PONG
+
+
+def test_offers_that_a_shim_finds_late_are_one_connection_and_none_is_lost(tmp_path: Path) -> None:
+    """As when the shim was held up for longer than the daemon waits for its answer."""
+    with standing(tmp_path) as attempt, connection() as (client, link):
+        shim = psutil.Process(attempt.shims[0].pid)
+        before = shim.num_fds()
+        shim.suspend()
+        for _ in range(3):
+            with visit(attempt) as door:
+                socket.send_fds(door, [b"R"], [link.fileno()])
+        link.close()
+        client.sendall(HELLO)
+        shim.resume()
+        assert client.recv(4) == PONG
+        wait_until(lambda: shim.num_fds() == before + 1, PATIENCE_S, "one copy of it")
+        client.sendall(HELLO[-5:])
         assert client.recv(4) == PONG
 
 

@@ -38,6 +38,7 @@ print(store.port, flush=True)
 sys.stdin.read()
 """
 ROOT = Path(rendezvous.__file__).parents[2]
+PATIENCE_S = 60.0  # with a server that does not run for a while
 
 
 @contextmanager
@@ -68,15 +69,15 @@ def torchs_port() -> Iterator[int]:
         yield port
 
 
-def client(port: int, timeout_s: float = 20.0) -> Any:
-    limit = timedelta(seconds=timeout_s)
+def client(port: int) -> Any:
+    limit = timedelta(seconds=PATIENCE_S)
     return dist.TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False, timeout=limit)
 
 
 def raw(port: int, data: bytes = b"") -> socket.socket:
     """A client that says what it likes, after the right beginning."""
     link = socket.create_connection(("127.0.0.1", port))
-    link.settimeout(20)
+    link.settimeout(PATIENCE_S)
     link.sendall(b"\0" + struct.pack("=I", rendezvous.MAGIC) + data)
     return link
 
@@ -98,7 +99,7 @@ def outcome(action: Callable[[], Any]) -> Any:
 def conversation(port: int) -> list[Any]:
     """Every request of the protocol, ordinary and odd ones, and what is answered."""
     store = client(port)
-    short = timedelta(milliseconds=50)
+    short, ample = timedelta(milliseconds=50), timedelta(seconds=PATIENCE_S)
     steps: list[Callable[[], Any]] = [
         lambda: store.set("a", "1"),
         lambda: store.get("a"),
@@ -120,8 +121,8 @@ def conversation(port: int) -> list[Any]:
         lambda: store.check(["a", "n"]),
         lambda: store.check(["a", "missing"]),
         lambda: store.check([]),
-        lambda: store.wait(["a", "n"], short),
-        lambda: store.wait([], short),
+        lambda: store.wait(["a", "n"], ample),
+        lambda: store.wait([], ample),
         lambda: store.wait(["missing"], short),
         lambda: store.wait(["a", "missing", "missing too"], short),
         lambda: store.append("text", "one"),
@@ -139,17 +140,17 @@ def conversation(port: int) -> list[Any]:
         lambda: store.queue_push("q", "second"),
         lambda: store.queue_len("q"),
         lambda: store.check(["q"]),
-        lambda: store.wait(["q"], short),
+        lambda: store.wait(["q"], ample),
         lambda: store.num_keys(),
         lambda: store.queue_pop("q"),
         lambda: store.queue_pop("q", False),
         lambda: store.queue_pop("q", False),
         lambda: store.check(["q"]),
-        lambda: store.barrier("b1", 1, short),
+        lambda: store.barrier("b1", 1, ample),
         lambda: store.barrier("b2", 2, short),
         lambda: store.get("b2"),
-        lambda: store.barrier("b2", 2, short),
-        lambda: store.barrier("b2", 2, short),
+        lambda: store.barrier("b2", 2, ample),
+        lambda: store.barrier("b2", 2, ample),
         lambda: store.get("b2"),
         lambda: store.set("big", b"x" * (8 << 20)),
         lambda: len(store.get("big")),
@@ -184,7 +185,7 @@ def test_a_waiter_goes_on_when_the_last_key_is_there(port: int) -> None:
             assert not any(wait.done() for wait in waiting)
             other.set(name, "1")
         for wait in waiting:
-            wait.result(timeout=20)
+            wait.result(PATIENCE_S)
 
 
 @pytest.mark.parametrize("how", ["set", "add", "append", "compare_set", "multi_set"])
@@ -201,7 +202,7 @@ def test_whatever_makes_a_key_wakes_its_waiter(port: int, how: str) -> None:
             "multi_set": lambda: other.multi_set([name], ["7"]),
         }[how]
         action()
-        assert value.result(timeout=20) == b"7"
+        assert value.result(PATIENCE_S) == b"7"
 
 
 def test_a_wait_that_timed_out_leaves_nothing_behind(port: int) -> None:
@@ -237,7 +238,7 @@ def test_each_value_of_a_queue_is_popped_once(port: int) -> None:
     for _ in range(poppers):
         pusher.queue_push("work", "end")
     for thread in threads:
-        thread.join(20)
+        thread.join(PATIENCE_S)
     assert sorted(map(int, popped)) == list(range(count))
 
 
@@ -248,7 +249,7 @@ def test_many_clients_count_and_meet(port: int) -> None:
     def work(store: Any) -> int:
         for _ in range(20):
             last = store.add("counter", 1)
-        store.barrier("all", size, timedelta(seconds=20))
+        store.barrier("all", size, timedelta(seconds=PATIENCE_S))
         return int(store.get("counter")) + 0 * int(last)
 
     with ThreadPoolExecutor(size) as pool:
@@ -288,7 +289,7 @@ def test_a_client_that_breaks_the_rules_loses_its_own_connection(
 )
 def test_a_stranger_to_the_protocol_is_sent_away(port: int, greeting: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port)) as link:
-        link.settimeout(20)
+        link.settimeout(PATIENCE_S)
         link.sendall(greeting)
         assert is_cut_off(link)
 

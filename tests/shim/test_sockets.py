@@ -69,3 +69,16 @@ def test_a_kernel_without_the_tables_cannot_tell(
         monkeypatch.setattr(sockets, "TABLES", (missing, missing))
         with pytest.raises(FileNotFoundError):
             sockets.other_end(*where)
+
+
+def test_what_is_not_acknowledged_counts_between_machines_and_not_within_one() -> None:
+    """A rank that is stopped reads nothing, and keeps its connection."""
+    level, option = socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT
+    with connected("127.0.0.1", socket.socket()) as link:
+        sockets.tune(link)
+        assert link.getsockopt(level, option) == 0
+        sockets.tune(link, far=True)
+        assert 0 < sockets.SILENT_S * 1000 - link.getsockopt(level, option) < 1000
+    given = dict(sockets.KEEPALIVE)
+    probes_s = given[socket.TCP_KEEPINTVL] * given[socket.TCP_KEEPCNT]
+    assert given[socket.TCP_KEEPIDLE] + probes_s == sockets.SILENT_S

@@ -13,16 +13,28 @@ import pytest
 
 from tests.kit.conditions import wait_until
 from tests.kit.shims import PATIENCE_S, Attempt
+from tests.shim.test_end import start_changed
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import Shim
 from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.shim import files, solitude
 
-REASON = "alone for 0.5 s (policy.stop_alone)"
+# How long a share may be alone: longer than it takes to begin, and to tell it what it is to hear.
+ALONE_S = 4.0
+REASON = "alone for 4 s (policy.stop_alone)"
+# A shim that is patient until it has heard something, and then no more.
+SHORT = """
+from wiiiiided.shim.solitude import Solitude
+heard = Solitude.heard
+def then_short(self, at=None):
+    self._alone_s = 0.5
+    heard(self, at)
+Solitude.heard = then_short
+"""
 
 
 def test_a_share_that_nobody_asks_after_ends_itself_as_lost(tmp_path: Path) -> None:
-    with Attempt(tmp_path, ["sleep", "1000"], alone_s=0.5, grace_s=30.0) as attempt:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S, grace_s=30.0) as attempt:
         end = attempt.run()
         assert (end.stopped, end.lost, end.codes) == (REASON, True, {"0": 143})
         assert end.reason == f"stopped: {REASON}"
@@ -48,7 +60,7 @@ def test_a_share_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
 
 
 def test_who_is_asked_after_goes_on(tmp_path: Path) -> None:
-    with Attempt(tmp_path, ["sleep", "1000"], alone_s=2.0) as attempt:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         listener = attempt.listen()
         listener.phase("running")
@@ -60,7 +72,7 @@ def test_who_is_asked_after_goes_on(tmp_path: Path) -> None:
 
         asking = threading.Thread(target=ask)
         asking.start()
-        until = solitude.now() + 4.0  # twice as long as it may be alone
+        until = solitude.now() + 1.5 * ALONE_S
         wait_until(lambda: solitude.now() > until, PATIENCE_S, "time to pass")
         assert attempt.shims[0].poll() is None
         over.set()
@@ -70,16 +82,17 @@ def test_who_is_asked_after_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at", [None, "soon", float("nan"), float("inf"), 1e30, [1]])
 def test_a_time_that_is_none_of_the_past_is_now(tmp_path: Path, at: object) -> None:
-    with Attempt(tmp_path, ["sleep", "1000"], alone_s=0.5) as attempt:
-        attempt.start()
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=600.0) as attempt:
+        start_changed(attempt, SHORT)
         listener = attempt.listen()
         listener.send(do="heard", at=at)
-        assert attempt.end().stopped == REASON  # it did not count for ever
+        end = attempt.end()  # it did not count for ever
+        assert (end.lost, end.stopped) == (True, "alone for 600 s (policy.stop_alone)")
 
 
 def test_the_daemon_keeps_a_share_going(tmp_path: Path) -> None:
     runs = Runs(tmp_path, JobUser.this())
-    with Attempt(runs.job(7), ["sleep", "1000"], alone_s=2.0) as attempt:
+    with Attempt(runs.job(7), ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         attempt.claim()
         ends: list[files.End] = []
@@ -87,7 +100,7 @@ def test_the_daemon_keeps_a_share_going(tmp_path: Path) -> None:
 
         async def follow() -> float:
             following = asyncio.ensure_future(shim.follow(None, lambda: nullcontext({})))
-            until = solitude.now() + 4.0
+            until = solitude.now() + 1.5 * ALONE_S
             while solitude.now() < until:
                 shim.heard(solitude.now())
                 await asyncio.sleep(0.1)
@@ -97,22 +110,20 @@ def test_the_daemon_keeps_a_share_going(tmp_path: Path) -> None:
 
         assert asyncio.run(follow()) > 1.0
         shim.heard(solitude.now())  # to nobody: nothing happens
-        assert [(end.lost, end.stopped) for end in ends] == [
-            (True, "alone for 2 s (policy.stop_alone)")
-        ]
+        assert [(end.lost, end.stopped) for end in ends] == [(True, REASON)]
         attempt.end()
 
 
 def test_old_news_do_not_count(tmp_path: Path) -> None:
     """As when the shim was stopped, and its socket is full of what the daemon said before."""
-    with Attempt(tmp_path, ["sleep", "1000"], alone_s=4.0, grace_s=30.0) as attempt:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S, grace_s=30.0) as attempt:
         attempt.start()
         listener = attempt.listen()
         listener.phase("running")
         attempt.shims[0].send_signal(signal.SIGSTOP)
         said = solitude.now()
         listener.send(do="heard", at=said)
-        wait_until(lambda: solitude.now() > said + 4.0, PATIENCE_S, "time to pass")
+        wait_until(lambda: solitude.now() > said + ALONE_S, PATIENCE_S, "time to pass")
         began = time.monotonic()
         attempt.shims[0].send_signal(signal.SIGCONT)
         assert attempt.end().lost
@@ -120,25 +131,59 @@ def test_old_news_do_not_count(tmp_path: Path) -> None:
 
 
 def test_news_that_are_younger_than_the_alarm_count(tmp_path: Path) -> None:
-    with Attempt(tmp_path, ["sleep", "1000"], alone_s=1.0) as attempt:
+    with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         listener = attempt.listen()
         listener.phase("running")
         attempt.shims[0].send_signal(signal.SIGSTOP)
         began = solitude.now()
-        wait_until(lambda: solitude.now() > began + 1.5, PATIENCE_S, "time to pass")
+        wait_until(lambda: solitude.now() > began + ALONE_S, PATIENCE_S, "time to pass")
         listener.send(do="heard", at=solitude.now())
         attempt.shims[0].send_signal(signal.SIGCONT)
         listener.send(do="stop", grace_s=0, reason="seen")
         assert attempt.end().stopped == "seen"
 
 
-def test_whoever_was_stopped_before_is_not_lost(tmp_path: Path) -> None:
-    trap = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.05; done"]
-    with Attempt(tmp_path, trap, alone_s=1.0, grace_s=2.0) as attempt:
+# It notices a TERM, and goes on.
+STUBBORN = """
+trap 'echo termed' TERM
+echo ready
+while true; do sleep 0.05; done
+"""
+
+
+def test_what_was_slept_through_comes_off_the_grace(tmp_path: Path) -> None:
+    """As when a machine wakes up long after: the share may run elsewhere by now."""
+    grace_s = 1.0
+    with Attempt(tmp_path, ["sh", "-c", STUBBORN], alone_s=ALONE_S, grace_s=grace_s) as attempt:
         attempt.start()
         listener = attempt.listen()
         attempt.wait_for("ready")
-        listener.send(do="stop", grace_s=2.0, reason="cancelled")
+        attempt.shims[0].send_signal(signal.SIGSTOP)
+        until = solitude.now() + ALONE_S + grace_s
+        wait_until(lambda: solitude.now() > until, PATIENCE_S, "time to pass")
+        listener.close()
+        attempt.shims[0].send_signal(signal.SIGCONT)
+        end = attempt.end()
+        assert (end.lost, end.stopped, end.codes) == (True, REASON, {"0": 137})
+        assert attempt.texts() == ["ready"]
+
+
+def test_a_sleep_does_not_lengthen_the_grace(tmp_path: Path) -> None:
+    asleep = "supervise.Supervisor._do_in = lambda *_: None"  # its timers stand still
+    with Attempt(tmp_path, ["sh", "-c", STUBBORN], alone_s=ALONE_S, grace_s=1.0) as attempt:
+        start_changed(attempt, asleep)
+        end = attempt.end()
+        assert (end.lost, end.stopped, end.codes) == (True, REASON, {"0": 137})
+        assert attempt.texts() == ["ready", "termed"]
+
+
+def test_whoever_was_stopped_before_is_not_lost(tmp_path: Path) -> None:
+    trap = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.05; done"]
+    with Attempt(tmp_path, trap, alone_s=ALONE_S, grace_s=30.0) as attempt:
+        attempt.start()
+        listener = attempt.listen()
+        attempt.wait_for("ready")
+        listener.send(do="stop", grace_s=ALONE_S + 0.5, reason="cancelled")  # alone meanwhile
         end = attempt.end()
         assert (end.stopped, end.lost) == ("cancelled", False)

@@ -39,7 +39,7 @@ class Call:
         self._answered, self._failed = answered, failed
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._link = socket.socket(family, socket.SOCK_STREAM)
-        tune(self._link)
+        tune(self._link, far=True)
         self._link.connect_ex(address)  # how it went is asked when something has happened
         loop.watch(self._link.fileno(), WRITE, self._connected)
         self._timer = loop.after(WITHIN_S, lambda: self._fail(NETWORK, "it does not answer"))

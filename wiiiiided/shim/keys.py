@@ -35,6 +35,11 @@ class Keys:
     def __len__(self) -> int:
         return len(self._values)
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether somebody waits for what is not there."""
+        return bool(self._missing)
+
     def names(self) -> list[bytes]:
         return list(self._values)
 

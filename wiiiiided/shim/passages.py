@@ -22,7 +22,7 @@ from wiiiiided.shim.calls import NETWORK, Call
 from wiiiiided.shim.files import Order, host_and_port
 from wiiiiided.shim.knocking import BY_PROOF, PASSING, Knock
 from wiiiiided.shim.loop import READ, WRITE, Loop, Timer
-from wiiiiided.shim.sockets import inode, tune
+from wiiiiided.shim.sockets import SILENCE, SILENT_S, inode, tune
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -177,7 +177,9 @@ class _Passage:
                 self._there.drain(self._far)
                 self._back.fill(self._far)
                 self._back.drain(self._near)
-        except OSError:
+        except OSError as problem:
+            if problem.errno in SILENCE:
+                self._passages.complain(f"it has not answered for {SILENT_S} s")
             self.close()
             return
         gone = self._there.ended and self._far is None

@@ -20,6 +20,9 @@ a length before them, lists their count.
     08 delete       key                  i64       12 barrier     key i64            00 later
     09 append       key value            ─
 
+A guest is a client of another machine. When its connection dies of silence, not of the end of a
+process, that machine is gone, and the server says so together with whether anybody waits.
+
 Lengths are checked before anything is kept. A client that breaks the rules loses its connection and
 nothing else.
 """
@@ -29,6 +32,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import time
 
 from wiiiiided.shim import sockets
 from wiiiiided.shim.door import Door
@@ -53,6 +57,12 @@ REQUEST_BYTES = 16 << 20
 ANSWER_BYTES = 64 << 20
 CLIENTS = 4096
 READ_BYTES = 64 << 10
+
+# Ranks of the backend wiiiiide that look for each other ask again and again, several times a
+# second, for keys that have this in them (engine.join), and not any more once their group stands.
+# Other checks mean nothing: nccl asks all the job long whether something has gone wrong.
+JOINING = b"wiiiiide/"
+JOINING_S = 5.0
 
 
 class _Unfinished(Exception):
@@ -111,9 +121,12 @@ def _bits(value: bytes) -> bytes:
 class _Client:
     """One connection."""
 
-    def __init__(self, server: Rendezvous, link: socket.socket, inode: int) -> None:
+    def __init__(
+        self, server: Rendezvous, link: socket.socket, inode: int, machine: str = ""
+    ) -> None:
         self._server, self._link = server, link
         self.inode = inode
+        self.machine = machine  # a guest's; empty: this one
         self._in, self._out = bytearray(), bytearray()
         self._known = False  # has said the magic number
         self._needed = 1  # bytes of a request before it is worth another look
@@ -133,11 +146,23 @@ class _Client:
         except Refused:
             self.close()
 
+    def joins(self) -> None:
+        """It asked for a rank that is not there yet."""
+        self._server.joining_at = time.monotonic()
+
     def close(self) -> None:
         if self._link.fileno() >= 0:
             self._server.loop.forget(self._link.fileno())
             self._link.close()
             self._server.gone(self)
+
+    def break_off(self, problem: Exception) -> None:
+        """Its connection broke, or it broke the rules."""
+        silent = isinstance(problem, OSError) and problem.errno in sockets.SILENCE
+        waited_for = self._server.waited_for  # by this one too
+        self.close()
+        if silent and self.machine:
+            self._server.on_silence(self.machine, waited_for)
 
     def _ready(self) -> None:
         try:
@@ -151,8 +176,8 @@ class _Client:
                 self.close()
         except BlockingIOError:
             pass
-        except (OSError, Refused):
-            self.close()
+        except (OSError, Refused) as problem:
+            self.break_off(problem)
             self._server.deliver()
 
     def send(self) -> None:
@@ -217,7 +242,12 @@ def _add(keys: Keys, client: _Client, reader: _Reader) -> bytes:
 
 
 def _check(keys: Keys, client: _Client, reader: _Reader) -> bytes:
-    return READY if keys.has(reader.many()) else NOT_READY
+    asked = reader.many()
+    if keys.has(asked):
+        return READY
+    if JOINING in asked[0]:
+        client.joins()
+    return NOT_READY
 
 
 def _wait(keys: Keys, client: _Client, reader: _Reader) -> bytes:
@@ -288,8 +318,16 @@ _REQUESTS: tuple[Callable[[Keys, _Client, _Reader], bytes], ...] = (
 class Rendezvous:
     """The server. `port` is what ranks of a machine alone get as MASTER_PORT."""
 
-    def __init__(self, loop: Loop, on_last_guest: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        loop: Loop,
+        on_last_guest: Callable[[], None] = lambda: None,
+        on_silence: Callable[[str, bool], None] = lambda *_: None,
+    ) -> None:
+        """`on_silence(address, waited_for)`: that machine is gone; did anybody wait then?"""
         self.loop = loop
+        self.on_silence = on_silence
+        self.joining_at = -JOINING_S  # when a rank was last looked for
         self.keys = Keys()
         self.unsent: set[_Client] = set()
         self.port = 0
@@ -309,6 +347,11 @@ class Rendezvous:
     def guests(self) -> int:
         return len(self._guests)
 
+    @property
+    def waited_for(self) -> bool:
+        """Whether ranks wait here for each other."""
+        return self.keys.waited_for or time.monotonic() - self.joining_at < JOINING_S
+
     def take(self, link: socket.socket, guest: bool = False) -> bool:
         """Serve a client that somebody else has let in; False when there is no room. The same
         connection may come twice: a daemon that waited too long for an answer offers it again."""
@@ -318,8 +361,9 @@ class Rendezvous:
             return True
         if len(self._clients) >= CLIENTS:
             return False
-        sockets.tune(link)
-        client = self._clients[inode] = _Client(self, link, inode)
+        sockets.tune(link, far=guest)
+        machine = str(link.getpeername()[0]) if guest else ""  # now: one that broke has none
+        client = self._clients[inode] = _Client(self, link, inode, machine)
         if guest:
             self._guests.add(client)
         return True
@@ -349,8 +393,8 @@ class Rendezvous:
             client = self.unsent.pop()
             try:
                 client.send()
-            except OSError:
-                client.close()
+            except OSError as problem:
+                client.break_off(problem)
 
     def _welcome(self, link: socket.socket, address: tuple[str, int]) -> None:
         if not _is_ours(link, address) or not self.take(link):

@@ -10,6 +10,7 @@ Only an established one counts: a socket whose owner has closed it shows root's 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import sys
@@ -26,6 +27,9 @@ TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 ESTABLISHED = "01"  # the state, as the table prints it
 # A cable that is out for a minute ends nothing; a machine that is gone is noticed in the end.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 6))
+SILENT_S = 120  # the same, for what was sent and is not acknowledged: keepalive rests meanwhile
+# How a connection ends when the other machine is gone, not only the process there.
+SILENCE = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH))
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address on a socket that could speak both
 
 
@@ -71,13 +75,20 @@ def inode(link: socket.socket) -> int:
     return os.fstat(link.fileno()).st_ino
 
 
-def tune(link: socket.socket) -> None:
-    """Small answers at once, and an end to a machine that says nothing any more."""
+def tune(link: socket.socket, far: bool = False) -> None:
+    """Small answers at once, and an end to a machine that says nothing any more.
+
+    `far` is for a connection to another machine's shim, which reads whatever comes. A rank that is
+    stopped reads nothing, and must not lose its connection for that.
+    """
     link.setblocking(False)
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE:
         link.setsockopt(socket.IPPROTO_TCP, option, value)
+    if far:
+        # Less than the last probe's time: the kernel looks at it then.
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENT_S * 1000 - 500)
 
 
 def _rows(table: str) -> Iterator[list[str]]:

@@ -1,11 +1,12 @@
 """A share that nobody has asked after: ended after a time alone, where the job wants that.
 
-    heard ── alone_s by CLOCK_BOOTTIME ──► act
+    heard ── alone_s by CLOCK_BOOTTIME ──► act(overdue_s)
 
 The coordinator starts a lost node's share elsewhere when it must have ended here. So the clock is
 one that goes on while the machine sleeps, and what counts is when the coordinator was heard, not
 when this process came to read of it: a shim that was stopped for an hour and then continued finds
-old words in its socket, and they are old.
+old words in its socket, and they are old. And whoever was asleep when it was time is told how long
+ago that was: so much of the grace is over.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ def now() -> float:
 
 
 class Solitude:
-    """Calls `act` once, when nothing was heard for `alone_s`."""
+    """Calls `act` once, when nothing was heard for `alone_s`, with how long ago that was so."""
 
     def __init__(
-        self, loop: Loop, alone_s: float, act: Callable[[], None], heard_at: float = 0.0
+        self, loop: Loop, alone_s: float, act: Callable[[float], None], heard_at: float = 0.0
     ) -> None:
         """`heard_at` is when the coordinator was heard last; 0: just now."""
         self._loop, self._alone_s, self._act = loop, alone_s, act
@@ -61,8 +62,9 @@ class Solitude:
     def _look(self) -> None:
         if self._alarm < 0:
             return
-        if now() - self._heard_at >= self._alone_s:
+        overdue_s = now() - self._heard_at - self._alone_s
+        if overdue_s >= 0:
             self.close()
-            self._act()
+            self._act(overdue_s)
         else:
             kernel.set_alarm(self._alarm, self._heard_at + self._alone_s)

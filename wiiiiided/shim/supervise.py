@@ -3,7 +3,7 @@
     preparing ── unpacked, every rank has begun ──► running ── all ended ─────────┐
         │                                              │                          │
         │ stop, SIGTERM, a rank that cannot start      │ stop, SIGTERM, a rank    │
-        ▼                                              ▼ that failed              ▼
+        ▼                                              ▼ or machine that failed   ▼
     stopping ── a moment, TERM, grace, KILL ──► no process left ──► exit.json ► ended
 
 Nothing of the attempt runs when exit.json appears (`family` knows). The moment is for ranks to end
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 MOMENT_S = 2.0  # for ranks to notice by themselves that one of them failed
 STRAY_S = 2.0  # for what the ranks left behind, when they ended by themselves
 RETRY_S = 1.0  # when exit.json cannot be written
+ROOM_AGAIN_S = 5.0  # when the disk has no room for the working directory
+FAILED = 1  # of no rank's doing
 TERMINATED = 128 + signal.SIGTERM
 LEAVING = "the shim was asked to end (SIGTERM), as when the machine shuts down"
 MOST_GRACE_S = 86400.0
@@ -157,7 +159,12 @@ class Supervisor:
         note = self._ranks[0].log.note
         try:
             return Meeting(
-                self._loop, self._order, self._given.directory, note, on_last_guest=self._finish
+                self._loop,
+                self._order,
+                self._given.directory,
+                note,
+                on_last_guest=self._finish,
+                on_silence=self._lose,
             )
         except files.Unreadable as problem:
             self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem}"))
@@ -183,7 +190,9 @@ class Supervisor:
         (_, pipe), self._unpacker = self._unpacker, None
         sentence = os.read(pipe, unpacking.SENTENCE_BYTES).decode("utf-8", "replace")
         os.close(pipe)
-        if code:
+        if code == unpacking.NO_ROOM and self._phase == "preparing":
+            self._wait_for_room(sentence)
+        elif code:
             how = f"unpacking the working directory ended with code {code}"
             self._fail(Failure(NOT_PREPARED, sentence or how))
         elif self._phase == "preparing":
@@ -191,6 +200,24 @@ class Supervisor:
                 self._start()
             except OSError as problem:
                 self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem.strerror}"))
+
+    _noted = ""  # the sentence about a full disk that its log has
+
+    def _wait_for_room(self, sentence: str) -> None:
+        """A full disk is the machine's fault, not the job's."""
+        if sentence != self._noted:
+            self._noted = sentence
+            self._ranks[0].log.note(f"{sentence}; trying again every {ROOM_AGAIN_S:g} s")
+        self._loop.after(ROOM_AGAIN_S, self._unpack_again)
+
+    def _unpack_again(self) -> None:
+        if self._phase != "preparing":
+            self._kill()  # it was stopped, and there is no child whose end would say so
+            return
+        try:
+            self._unpacker = unpacking.start(self._order, self._given.archive)
+        except OSError as problem:
+            self._fail(Failure(NOT_PREPARED, f"the job cannot be started: {problem.strerror}"))
 
     # ---- the end
 
@@ -228,6 +255,13 @@ class Supervisor:
         self._enter("stopping")
         self._do_in(MOMENT_S, lambda: self._terminate(self._order.grace_s))
 
+    def _lose(self, sentence: str) -> None:
+        """A machine of this job is gone, and ranks wait for those on it: they would for long."""
+        if self._phase == "running" and not self._all_ended:
+            self._failure = Failure(FAILED, sentence)
+            self._enter("stopping")
+            self._terminate(self._order.grace_s)
+
     def _fail(self, failure: Failure) -> None:
         """It cannot begin: all or none."""
         if self._failure is None and not self._stopped:
@@ -252,9 +286,13 @@ class Supervisor:
         elif time.monotonic() + grace_s < self._next_at:
             self._do_in(grace_s, self._kill)
 
-    def _stop_alone(self) -> None:
+    def _stop_alone(self, overdue_s: float) -> None:
+        """The share may run elsewhere when its grace is over, whether or not this machine slept
+        through a part of it."""
         reason = f"alone for {self._order.alone_s:g} s (policy.stop_alone)"
-        self._stop(self._order.grace_s, reason)
+        grace_s = max(0.0, self._order.grace_s - overdue_s)
+        self._solitude = Solitude(self._loop, grace_s, lambda _: self._kill())
+        self._stop(grace_s, reason)
         self._was_alone = self._stopped == reason
 
     def _leave(self) -> None:
@@ -313,6 +351,8 @@ class Supervisor:
         if failure is not None:
             rank = failure.rank
             number = None if rank is None else rank.number
+            if rank is None and failure.code == FAILED:
+                return files.End(now, self._codes, failure.code, reason=failure.reason)
             if rank is None or not rank.started:  # then none has, as far as the job goes
                 return files.End(now, {}, failure.code, number, failure.reason)
             last = list(rank.log.last_errors)

@@ -3,12 +3,14 @@
     <work>.unpacking.<pid>  ── unpacked, on the disk ──►  rename  ──►  <work>
 
 So a directory that has the final name is whole, whatever happened. It happens in a child: it takes
-memory that a shim should not keep, and it can be killed.
+memory that a shim should not keep, and it can be killed. Where it fails nothing of it stays: on a
+disk that is full (NO_ROOM) it is tried again.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 SENTENCE_BYTES = 4000
+NO_ROOM = 75  # a failure that may pass, by sysexits.h
 
 
 def needed(order: Order) -> bool:
@@ -27,7 +30,8 @@ def needed(order: Order) -> bool:
 
 
 def start(order: Order, archive: int | None) -> tuple[int, int]:
-    """(pid, a pipe with a sentence when it fails). Reap the child; code 0 is success."""
+    """(pid, a pipe with a sentence when it fails). Reap the child; code 0 is success, NO_ROOM that
+    the disk is full."""
     read, write = os.pipe()
     shim = os.getpid()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
@@ -44,6 +48,7 @@ def start(order: Order, archive: int | None) -> tuple[int, int]:
 def _work(
     order: Order, archive: int | None, report: int, shim: int, before: set[int | signal.Signals]
 ) -> NoReturn:
+    code = 1
     try:
         kernel.die_with_parent()
         if os.getppid() != shim:
@@ -57,11 +62,12 @@ def _work(
         make(order, archive)
         os._exit(0)
     except BaseException as problem:
+        code = NO_ROOM if _is_no_room(problem) else 1
         sentence = f"the working directory cannot be made: {_words(problem)}"
         with contextlib.suppress(OSError):
             os.write(report, sentence.encode("utf-8", "replace")[:SENTENCE_BYTES])
     finally:
-        os._exit(1)
+        os._exit(code)
 
 
 def _close_all_but(*kept: int | None) -> None:
@@ -72,9 +78,19 @@ def _close_all_but(*kept: int | None) -> None:
 
 
 def make(order: Order, archive: int | None) -> None:
-    """Make order.work; raises what went wrong."""
+    """Make order.work; raises what went wrong, and nothing of it is left."""
     _remove_leftovers(order.work)
     temporary = f"{order.work}.unpacking.{os.getpid()}"
+    try:
+        _fill(temporary, order, archive)
+        os.rename(temporary, order.work)
+    except BaseException:
+        with contextlib.suppress(trees.NotRemoved):
+            trees.remove(temporary)
+        raise
+
+
+def _fill(temporary: str, order: Order, archive: int | None) -> None:
     os.mkdir(temporary, 0o700)
     os.chmod(temporary, 0o750 if order.file_mode & 0o040 else 0o700)
     if archive is not None:
@@ -92,7 +108,6 @@ def make(order: Order, archive: int | None) -> None:
             )
         # Else a power failure could leave the final name with empty files in it.
         kernel.sync_file_system(temporary)
-    os.rename(temporary, order.work)
 
 
 def _remove_leftovers(work: str) -> None:
@@ -101,6 +116,15 @@ def _remove_leftovers(work: str) -> None:
     for entry in os.listdir(parent):
         if entry.startswith(f"{name}.unpacking."):
             trees.remove(os.path.join(parent, entry))
+
+
+def _is_no_room(problem: BaseException | None) -> bool:
+    """Whether it comes from a full disk, whatever was made of it on the way."""
+    while problem is not None:
+        if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+            return True
+        problem = problem.__cause__ or problem.__context__
+    return False
 
 
 def _words(problem: BaseException) -> str:
