@@ -14,7 +14,7 @@ import msgspec
 
 from wiiiiided.daemon.cluster.dial import Dialer
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives
+from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives, Upload
 from wiiiiided.errors import HostError
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.identity import Place
@@ -53,9 +53,19 @@ class Fetcher:
                     if kind != stream.BLOB:
                         raise HostError(_refused(payload))
                     upload.take(payload)
-                await asyncio.to_thread(upload.finish)
+                await _finish(upload)
         finally:
             talk.close()
+
+
+async def _finish(upload: Upload) -> None:
+    """On the disk, in a thread. Who is cancelled meanwhile waits for it: it must not go on with a
+    descriptor that is closed already, and what it keeps is whole."""
+    finishing = asyncio.ensure_future(asyncio.to_thread(upload.finish))
+    try:
+        await asyncio.shield(finishing)
+    finally:
+        await asyncio.gather(finishing, return_exceptions=True)
 
 
 def _refused(payload: bytes) -> str:

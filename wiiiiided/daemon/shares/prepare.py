@@ -20,13 +20,14 @@ import msgspec
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.order import Surroundings, interpreter
-from wiiiiided.daemon.shares.spawn import HELPER_ENV, end_process, ended, spawn
+from wiiiiided.daemon.shares.spawn import HELPER_ENV, end_process, ended, may_pass, spawn
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
 from wiiiiided.log import about, logger
 
 LOOK_WITHIN_S: Final = 20.0
 TRIES: Final = 3
 AGAIN_S: Final = 1.0
+LATER_S: Final = 10.0  # when this machine cannot: an archive is not fetched every second in vain
 ANSWER_BYTES: Final = 1 << 16
 KEPT: Final = 64  # answers of interpreters
 CANNOT_RUN: Final = 126  # as a shell has it
@@ -55,6 +56,11 @@ class Unprepared(WiiiiideError):
 
 class NotYet(Unprepared):
     """… because the coordinator is not reached: that passes, and is not the job's fault."""
+
+
+class Hindered(Unprepared):
+    """… because of what this machine cannot do just now: a full disk, no descriptors. That passes
+    too, and is not the job's fault; but it takes longer (LATER_S)."""
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -106,12 +112,18 @@ class Preparer:
                 await self._fetch(job.archive)
                 return
             except (WiiiiideError, OSError, EOFError, TimeoutError) as problem:
+                if may_pass(problem):
+                    raise self._hindered("its working directory cannot be kept", problem) from None
                 if number == TRIES or self._fetch is None:
                     text = f"its working directory cannot be fetched: {problem or 'no answer'}"
                     raise (NotYet if _passes(problem) else Unprepared)(text) from problem
                 text = "job %d: its working directory cannot be fetched now: %s"
                 logger.warning(text, job.id, problem, extra=about(job.id))
                 await asyncio.sleep(AGAIN_S)
+
+    def _hindered(self, what: str, problem: BaseException) -> Hindered:
+        why = getattr(problem, "strerror", None) or problem
+        return Hindered(f"{what} on {self._here.node} now: {why}")
 
     # ---- the interpreter
 
@@ -135,6 +147,8 @@ class Preparer:
         try:
             process = spawn(command, self._here.user, env=env, stdout=subprocess.PIPE)
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
+            if may_pass(problem):
+                raise self._hindered(f"its interpreter {python} cannot be run", problem) from None
             why = getattr(problem, "strerror", None) or problem
             raise Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN) from None
         try:

@@ -20,13 +20,20 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from wiiiiided.daemon.shares.runs import Runs
-from wiiiiided.daemon.shares.spawn import HELPER_ENV, end_process, ended, readable, spawn
+from wiiiiided.daemon.shares.spawn import (
+    HELPER_ENV,
+    end_process,
+    ended,
+    may_pass,
+    readable,
+    spawn,
+)
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
 from wiiiiided.shim import files
@@ -36,10 +43,7 @@ CLAIM_WITHIN_S = 60.0  # a loaded machine may take long to start a process; this
 STACKS_WITHIN_S = 10.0
 AGAIN_S = 3.0  # after what this machine could not do just now
 ENFORCE_S = 30.0  # beyond its grace: a shim that has not ended everything by then never will
-MAY_PASS = {
-    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.ENOMEM),
-    *(errno.EMFILE, errno.ENFILE, errno.EINTR),
-}
+NO_PROCESS = {errno.ESRCH, errno.EINVAL, errno.ENOENT}  # 0, -1 and a thread's number name none
 Descriptors = Callable[[], contextlib.AbstractContextManager[dict[str, int]]]
 FORFEITED = "it was stopped before it began"
 UNREADABLE = "unreadable"  # the boot id of a claim that a job has spoiled: only a sweep can tell
@@ -72,6 +76,7 @@ class Shim:
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[dict[str, Any]] = []  # commands from before the connection
         self._stop: dict[str, Any] = {}  # the latest order to end
+        self._stopped = asyncio.Event()  # there is one
         self._claim: files.Claim | None = None  # of the shim that is being followed
         self._over = False
         self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
@@ -148,14 +153,14 @@ class Shim:
                 with descriptors() as fds:
                     return self._launch(fds)
             except OSError as problem:
-                if problem.errno not in MAY_PASS:
+                if not may_pass(problem):
                     return f"it cannot be started: {problem.strerror} ({problem.filename})"
                 # The machine's fault, not the job's: it waits until there is room again.
                 reason = f"cannot be started now: {problem.strerror}"
                 if reason != said:
                     self._log.warning("%s %s; trying again every %g s", self, reason, AGAIN_S)
                 said = reason
-                await asyncio.sleep(AGAIN_S)
+                await self.while_wanted(asyncio.sleep(AGAIN_S))
         return FORFEITED
 
     def _launch(self, fds: dict[str, int]) -> subprocess.Popen[bytes]:
@@ -172,28 +177,52 @@ class Shim:
         """Take the claim ourselves, so that no late shim can begin what is over; or find who has
         it."""
         try:
-            self.runs.make(self.job, self.attempt)
+            try:
+                self.runs.make(self.job, self.attempt)
+            except OSError as problem:
+                if not self._goes_without_room(problem):
+                    raise
             directory = self.runs.open_attempt(self.job, self.attempt)
         except FileNotFoundError:
             return _never(reason)  # without a directory nobody can claim it
         try:
-            name = f".forfeit.{os.getpid()}"
-            claim = files.Claim(0, 0, "", "")
-            mode = self.runs.user.file_mode
-            files.write_durably(directory, name, files.to_bytes(claim), mode)
-            os.link(name, files.CLAIM, src_dir_fd=directory, dst_dir_fd=directory)
+            self._take(directory)
         except FileExistsError:
             return self.claim() or _never(reason)
         finally:
             os.close(directory)
         return _never(reason)
 
+    def _take(self, directory: int) -> None:
+        """Claim it for nobody; FileExistsError when somebody has it."""
+        name = f".forfeit.{os.getpid()}"
+        mode = self.runs.user.file_mode
+        try:
+            claim = files.Claim(0, 0, "", "")
+            files.write_durably(directory, name, files.to_bytes(claim), mode)
+            os.link(name, files.CLAIM, src_dir_fd=directory, dst_dir_fd=directory)
+        except OSError as problem:
+            if not self._goes_without_room(problem):
+                raise
+            # An empty file takes no room, and keeps shims away as well as any other.
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            os.close(os.open(files.CLAIM, flags, mode, dir_fd=directory))
+
+    def _goes_without_room(self, problem: OSError) -> bool:
+        """Whoever stops it need not wait for a disk that is full. Who wants it to run does: what
+        cannot be written here kept its shim from beginning, and both are tried again."""
+        return self.was_stopped and may_pass(problem)
+
     async def _listen(self, claim: files.Claim) -> None:
         """Hear what the shim says until its process has ended."""
         try:
             pidfd = os.pidfd_open(claim.pid)
-        except (ProcessLookupError, ValueError, OverflowError):
+        except (ValueError, OverflowError):
             return
+        except OSError as problem:
+            if problem.errno in NO_PROCESS:
+                return
+            raise
         try:
             if files.start_ticks(claim.pid) != claim.ticks:
                 return  # another process has that number now
@@ -317,6 +346,7 @@ class Shim:
     def stop(self, grace_s: float, reason: str, moment: bool = False) -> None:
         """The shim ends everything; one that does not is ended itself some time later."""
         self._stop = {"do": "stop", "grace_s": grace_s, "reason": reason, "moment": moment}
+        self._stopped.set()
         if self._writer is not None:
             self._writer.write(_line(self._stop))
         loop = asyncio.get_running_loop()
@@ -334,6 +364,19 @@ class Shim:
     def was_stopped(self) -> bool:
         """Whether this daemon asked for its end."""
         return bool(self._stop)
+
+    async def while_wanted(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do it, or as much of it as can be done before this share is to end."""
+        doing = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stopped.wait())
+        try:
+            await asyncio.wait({doing, stopped}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            doing.cancel()
+            stopped.cancel()
+            await asyncio.gather(doing, stopped, return_exceptions=True)
+        if not doing.cancelled():
+            doing.result()
 
     async def stacks(self) -> list[dict[str, Any]]:
         """The stacks of all ranks; an empty list when the shim does not answer."""

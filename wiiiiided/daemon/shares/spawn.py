@@ -7,12 +7,15 @@
 In system mode the child has changed user and groups and has given up every capability before exec:
 permitted, effective, inheritable and with them ambient. It has no descriptor of the daemon's but
 those named.
+
+What keeps a machine from starting one just now (`may_pass`) is never charged to the job: it waits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ctypes
+import errno
 import os
 import pwd
 import subprocess
@@ -24,6 +27,10 @@ from wiiiiided.errors import HostError
 
 JOB_USER = "wiiiiide-job"
 HELPER_ENV = {"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"}  # of our own programs that run as it
+MAY_PASS = {
+    *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.ENOMEM),
+    *(errno.EMFILE, errno.ENFILE, errno.EINTR),
+}
 CAPABILITY_VERSION = 0x20080522  # of capset(2): 64 capabilities in two words of each set
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -70,6 +77,11 @@ class JobUser:
     @property
     def directory_mode(self) -> int:
         return 0o770 if self.other else 0o700
+
+
+def may_pass(problem: BaseException) -> bool:
+    """Whether it is what this machine cannot do just now: no room, no descriptors, no memory."""
+    return isinstance(problem, OSError) and problem.errno in MAY_PASS
 
 
 def spawn(
