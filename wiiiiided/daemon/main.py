@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from wiiiiided import __version__
-from wiiiiided.config import Notification, Paths, inherited, under_journal
+from wiiiiided.config import Notification, Paths, under_journal
 from wiiiiided.control.events import ClockJumped, NodeSeen
 from wiiiiided.daemon.answers import views
 from wiiiiided.daemon.answers.api import Api
@@ -56,7 +56,6 @@ from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Preparer
 from wiiiiided.daemon.shares.runs import Runs
-from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.daemon.shares.workers import Key, Workers
 from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
 from wiiiiided.daemon.watching.courses import Courses
@@ -94,8 +93,6 @@ class Daemon(Host):
         super().__init__(paths, settings, notifier, tier)
         self.identity = identity
         self.store = store
-        system = paths.mode == "system"
-        user = JobUser.service() if system else JobUser.this()
         # Jobs are bound to their node's name: it stays what it was, whatever the host is called.
         detected = this_node()
         own = replace(detected, name=self.store.fact("node", detected.name), version=__version__)
@@ -103,17 +100,10 @@ class Daemon(Host):
         if self.identity is not None:
             place = (self.identity.node, self.identity.address, self.identity.port)
             self.node = replace(own, name=place[0], address=place[1], port=place[2])
-        self.runs = Runs(self.paths.jobs, user)
+        here = Surroundings.of(self.node, paths.mode == "system")
+        self.runs = Runs(self.paths.jobs, here.user)
         whose.settle(self.paths.jobs, "")
         self.archives = Archives(self.paths.state / "archives")
-        here = Surroundings(
-            node=self.node.name,
-            user=user,
-            python=sys.executable,
-            inherited={} if system else inherited(),
-            daemon_uid=os.getuid(),
-            door=self.node.door,
-        )
         preparer = Preparer(self.archives, here)
         self.workers = Workers(self.runs, self.archives, here, lambda: self.settings, preparer)
         self._keep()

@@ -9,15 +9,19 @@ import ipaddress
 import os
 import shlex
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Self
 
 import psutil
 
+from wiiiiided.config import inherited
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.domain.layout import Layout
+from wiiiiided.domain.node import Node
 from wiiiiided.shim.files import FORMAT, WITH_DOOR, Order, host_and_port
 
 DEFAULT_PATH = "/usr/local/bin:/usr/bin:/bin"
@@ -35,6 +39,18 @@ class Surroundings:
     inherited: Mapping[str, str]  # a person's own daemon passes on who and where that person is
     daemon_uid: int
     door: str = ""  # this machine's one port, "ip:port"; empty: a machine alone
+
+    @classmethod
+    def of(cls, node: Node, system: bool) -> Self:
+        """Of this process: `system`, the service, and else a person's own daemon."""
+        return cls(
+            node=node.name,
+            user=JobUser.service() if system else JobUser.this(),
+            python=sys.executable,
+            inherited={} if system else inherited(),
+            daemon_uid=os.getuid(),
+            door=node.door,
+        )
 
 
 def interfaces() -> Table:
