@@ -134,18 +134,32 @@ RISKY = [
     (("nodes", "lost", "a"), m.DeclareLost("a")),
     (("nodes", "remove", "a", "--force"), m.RemoveNode("a", True)),
 ]
+SILENT = machine("a", state="lost", jobs=(3, 17))
+HEARD = machine("a", state="ok", jobs=(3, 17))
 
 
-@pytest.mark.parametrize(("words", "request_"), RISKY)
+@pytest.mark.parametrize(
+    ("words", "request_", "node", "what"),
+    [
+        (*RISKY[0], SILENT, "it counts as ended"),
+        (*RISKY[1], SILENT, "it counts as ended"),
+        (*RISKY[1], HEARD, "it is ended there"),
+    ],
+)
 def test_a_person_sees_which_jobs_end_and_is_asked(
-    program: Program, daemon: FakeDaemon, words: tuple[str, ...], request_: m.Message
+    program: Program,
+    daemon: FakeDaemon,
+    words: tuple[str, ...],
+    request_: m.Message,
+    node: m.NodeView,
+    what: str,
 ) -> None:
-    daemon.answers(m.Nodes, lab())
+    daemon.answers(m.Nodes, m.NodeList("lab", (node,)))
     daemon.answers(type(request_), machine("a", state="lost", why="so be it"))
     for no in ("n\n", "\n", "yes\n", "\x04"):
         result = program.on_terminal(*words, typed=no)
         assert result.code == 1
-        assert "a has a share of jobs 3, 17: it counts as ended" in result.out
+        assert f"a has a share of jobs 3, 17: {what}" in result.out
         assert "nothing was changed" in result.out
     assert daemon.asked(type(request_)) == []
     assert program.on_terminal(*words, typed="y\n").code == 0

@@ -581,6 +581,7 @@ def test_what_cannot_be_done_to_a_node_is_said_in_a_sentence() -> None:
     assert refusal_to_lose(state, "x") == "there is no node x"
     assert "a is the coordinator" in refusal_to_remove(state, "a", "a", force=True)
     assert f"job {job} is on b" in refusal_to_remove(state, "b", "a")
+    assert refusal_to_remove(state, "b", "a").endswith("--force, which ends it there")
     assert refusal_to_remove(state, "b", "a", force=True) == ""
     assert refusal_to_remove(state, "c", "a") == ""
     assert refusal_to_remove(state, "x", "a") == "there is no node x"
@@ -589,6 +590,7 @@ def test_what_cannot_be_done_to_a_node_is_said_in_a_sentence() -> None:
     assert refusal_to_resume(state, "b") == "b is not drained: nothing changed"
     world.node_left("b")
     assert refusal_to_lose(state, "b") == ""
+    assert refusal_to_remove(state, "b", "a").endswith("counts the shares there as ended")
     world.feed(e.NodeDrained(world.now, "b", "root", "old"))
     assert refusal_to_resume(state, "b") == ""
 
@@ -677,6 +679,20 @@ def everything(state: State) -> Any:
     rows: list[NodeRow | None] = [state.roster.row(name) for name in state.nodes]
     claims = {name: dict(jobs) for name, jobs in state.claims.items()}
     return rows, dict(state.absent), dict(state.jobs), claims, list(state.deadlines)
+
+
+def test_a_share_on_a_node_that_nobody_knows_is_not_forgotten_by_a_change_undone() -> None:
+    """It is all that lets somebody vouch for its end."""
+    world = three()
+    job = world.submit(gang((3, 3)))
+    world.started_on(job)
+    state = State([world.state.nodes["a"]], [world.job(job)])
+    step(state, e.NodeDrained(world.now, "a", "root", ""))
+    state.rollback()
+    assert [found.id for found in state.on("c")] == [job]
+    step(state, e.NodeSeen(world.now, Node("x", 2, GIB)))
+    state.rollback()
+    assert set(state.claims) == {"a", "b", "c"}
 
 
 def test_a_node_is_silent_since_its_last_word_not_since_that_was_noticed() -> None:

@@ -83,17 +83,21 @@ class Coordinator:
         self.dialer = FakeDialer({other.node.address: other.serve for other in others})
         self.members = FakeMembers("a", *(other.node.name for other in others))
         self.removed: list[tuple[str, str]] = []
+        self.told: list[tuple[str, str]] = []  # that it is removed, and still listened to
         self.archives = Archives(directory / "state" / "archives")
         self.standing = Standing("coordinator", "lab", "a")
         about = DaemonFacts("private", self.a.node, 1.0, str(directory / "state"))
         asks = Asks(self.a.share, lambda: self.keeper.state.nodes, self.dialer)
-        cluster = Cluster("lab", self.members, lambda *who: self.removed.append(who))  # type: ignore[arg-type]
+        cluster = Cluster("lab", self.members, self._removed)  # type: ignore[arg-type]
         self.requests = Requests(
             *(self.keeper, self.a.workers, self.a.runs, self.archives, about),  # type: ignore[arg-type]
             *(Settings, FakeFigures()),  # type: ignore[arg-type]
             **({} if alone else {"standing": self.standing, "asks": asks, "cluster": cluster}),  # type: ignore[arg-type]
         )
         self.api = Api(directory / "socket", False, self.requests.handle, "a")
+
+    def _removed(self, node: str, by: str, listen: bool = False) -> None:
+        (self.told if listen else self.removed).append((node, by))
 
     # ---- asking
 

@@ -24,6 +24,7 @@ from tests.kit.daemons import (
     private_cluster,
     private_daemon,
 )
+from wiiiiided.domain.spec import Restart
 
 LOST_WITHIN_S = 5 * 12.0  # five times what a silent node may take to be noticed
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(1000)"
@@ -135,6 +136,52 @@ def test_a_machine_that_leaves_by_force_has_ended_its_share_before_anybody_is_to
     leaving.join(60)
     assert view.state == "failed"
     assert left == []
+
+
+def test_a_machine_that_leaves_by_force_gets_no_other_job_meanwhile(own: Cluster) -> None:
+    """What ended on it made room for the next of the queue, which nobody had told to end."""
+    a, b = own
+    first, second = (a.submit("import time; time.sleep(1000)", use=("b",)) for _ in range(2))
+    a.wait_for(first, "running")
+    assert a.state(second) == "queued"
+    assert b.client.leave(force=True).role == "alone"
+    b.client.settle("alone")
+    assert a.end_of(first).state == "failed"
+    assert (a.state(second), starts(a, second)) == ("queued", 0)
+    join_cluster(a, b, "b", "127.0.0.3")
+    a.wait_for(second, "running")  # it is not drained any more
+    a.client.cancel(second, now=True)
+
+
+def test_a_machine_that_is_removed_has_ended_its_share_before_that_begins_elsewhere(
+    own: Cluster, tmp_path: Path
+) -> None:
+    """Each attempt looks whether the one before is still there."""
+    a, b = own
+    script = f"""
+import fcntl, os, sys, time
+print("attempt", flush=True)
+lock = open({str(tmp_path / "one-at-a-time")!r}, "w")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+except OSError:
+    sys.exit(9)
+while not os.path.exists({str(tmp_path / "go")!r}):
+    time.sleep(0.02)
+"""
+    name = a.client.status().node.name
+    a.client.drain(name, "so that it begins on b")
+    restart = Restart(max=1, on=("node-lost",), backoff_s=0.0)
+    job = a.submit(script, policy={"restart": restart})
+    a.wait_for(job, "running")
+    assert a.view(job).nodes == ("b",)
+    a.client.resume(name)
+    a.client.remove_node("b", force=True)
+    assert b.processes() == []
+    assert "b" not in node_states(a)
+    (tmp_path / "go").touch()
+    view = a.end_of(job)
+    assert (view.state, view.nodes, view.attempt) == ("done", (name,), 2)
 
 
 def test_a_share_that_ends_well_because_its_machine_leaves_has_not_done_its_work(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemon.requesting import ADA, ROOT, Coordinator, coordinator
-from tests.daemon.talking import run
+from tests.daemon.talking import pair, run, until
 from wiiiiided.control import events as e
 from wiiiiided.daemon.store import StoreError
+from wiiiiided.domain.spec import Restart
 from wiiiiided.wire import messages as m
 
 CHANGES = [
@@ -171,7 +173,98 @@ def test_a_node_with_jobs_is_removed_by_force_only(tmp_path: Path) -> None:
             no = await cluster.one(m.RemoveNode("b"))
             assert (no.code, "--force" in no.message) == (1, True)
             assert cluster.members.names() == ["a", "b", "c"]
+            removing = asyncio.ensure_future(cluster.one(m.RemoveNode("b", force=True)))
+            await until(lambda: cluster.told == [("b", "root")], "b is told")
+            cluster.report(e.WorkersEnded, job, "b", 143, "stopped", True)
+            assert (await removing).why == "removed by root"
+            assert "b" in cluster.job(job).attempt.results  # type: ignore[union-attr]
+
+    run(scene())
+
+
+def test_a_node_that_is_heard_keeps_its_place_until_its_shares_have_ended(tmp_path: Path) -> None:
+    """Else the same would run twice: there, and where it is started again."""
+
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            restart = Restart(max=1, on=("node-lost",), backoff_s=60.0)
+            job = cluster.submit(nodes=2, policy={"restart": restart})
+            cluster.start(job)
+            removing = asyncio.ensure_future(cluster.one(m.RemoveNode("b", force=True)))
+            await until(lambda: cluster.told == [("b", "root")], "b is told")
+            assert cluster.members.names() == ["a", "c"]  # refused from now on
+            view = next(n for n in (await cluster.one(m.Nodes())).nodes if n.node.name == "b")
+            assert (view.state, view.jobs) == ("drained", (job,))
+            assert "drained by root: is being removed" in view.why
+            assert cluster.job(job).state == "running"
+            assert (removing.done(), cluster.removed) == (False, [])
+            cluster.report(e.WorkersEnded, job, "b", 143, "stopped: it was removed", True)
+            assert (await removing).why == "removed by root"
+            assert (cluster.removed, "b" in cluster.keeper.state.nodes) == ([("b", "root")], False)
+            cluster.end(job, 143)
+            assert cluster.job(job).state == "backoff"  # by the policy for a lost node
+
+    run(scene())
+
+
+def test_a_removal_is_finished_whether_who_asked_listens_or_not(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            here, there = await pair()
+            await here.say(m.RemoveNode("b", force=True))
+            serving = asyncio.ensure_future(cluster.api.serve(there, ROOT))
+            await until(lambda: cluster.told == [("b", "root")], "b is told")
+            here.close()
+            await serving
+            assert "b" in cluster.keeper.state.nodes
+            second = asyncio.ensure_future(cluster.one(m.RemoveNode("b", force=True)))
+            cluster.report(e.WorkersEnded, job, "b", 143, "stopped", True)
+            assert (await second).why == "removed by root"
+            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+            assert (cluster.told, cluster.removed) == ([("b", "root")], [("b", "root")])
+
+    run(scene())
+
+
+def test_shares_that_a_removed_node_does_not_end_are_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.nodes.ENDS_S", 0.1)
+
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
             await cluster.one(m.RemoveNode("b", force=True))
+            result = cluster.job(job).attempt.results["b"]  # type: ignore[union-attr]
+            assert (result.lost, result.reason) == (True, "b was removed by root")
+
+    run(scene())
+
+
+def test_a_share_that_was_not_told_to_start_is_not_waited_for(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2, prepare=False)
+            await cluster.one(m.RemoveNode("b", force=True))
+            attempt = cluster.job(job).attempt
+            assert attempt is not None
+            assert "b" in attempt.results
+            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+
+    run(scene())
+
+
+def test_for_a_node_that_is_not_heard_the_person_vouches(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            cluster.keeper.report(e.NodeLeft(cluster.keeper.clock(), "b"))
+            await cluster.one(m.RemoveNode("b", force=True))
+            assert (cluster.told, cluster.removed) == ([], [("b", "root")])
             assert "b" in cluster.job(job).attempt.results  # type: ignore[union-attr]
 
     run(scene())

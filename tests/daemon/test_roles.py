@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ from tests.kit.daemons import (
 from wiiiiided.client import ClientError
 from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.talk import Caller
+from wiiiiided.daemon.cluster.member import Member
 from wiiiiided.daemon.cluster.roles import Roles
 from wiiiiided.domain.node import Node
 from wiiiiided.wire import messages as m
@@ -46,6 +48,57 @@ def machines(number: int) -> Iterator[list[PrivateDaemon]]:
 
 def waiting(daemon: PrivateDaemon, go: Path, **rest: Any) -> int:
     return daemon.submit(command=("python", "-c", WAITS, str(go)), **rest)
+
+
+# ---- leaving by force
+
+
+class Shares:
+    """Of a member: two in a row, and neither ends unless it is told to, or ever if `stubborn`."""
+
+    def __init__(self, stubborn: bool) -> None:
+        self.stubborn = stubborn
+        policy = SimpleNamespace(grace_s=0.0)
+        self.following = {(1, 1): SimpleNamespace(spec=SimpleNamespace(policy=policy))}
+        self.shims = {(1, 1): SimpleNamespace(was_stopped=False)}
+
+    def reconcile(self, given: tuple[()], reason: str, grace: bool) -> None:
+        for key, shim in list(self.shims.items()):
+            shim.was_stopped = True
+            if not self.stubborn:
+                asyncio.get_running_loop().call_soon(self.end, key)
+
+    def end(self, key: tuple[int, int]) -> None:
+        """The order for the next was on its way already."""
+        del self.shims[key]
+        job = self.following.pop(key)
+        if key == (1, 1):
+            self.shims[2, 1] = SimpleNamespace(was_stopped=False)
+            self.following[2, 1] = job
+
+
+def end_all(shares: Shares) -> None:
+    async def work() -> None:
+        member: Any = SimpleNamespace(workers=shares, loop=asyncio.get_running_loop())
+        async with asyncio.timeout(30):
+            await Member._end_all(member, "it leaves", "resume it")
+
+    asyncio.run(work())
+
+
+def test_a_share_that_was_on_its_way_to_a_machine_that_leaves_ends_as_well() -> None:
+    shares = Shares(stubborn=False)
+    end_all(shares)
+    assert shares.shims == {}
+
+
+def test_a_machine_whose_share_does_not_end_stays_and_says_that_it_is_drained(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.cluster.member.END_S", 0.1)
+    with pytest.raises(Refuse, match="does not end") as caught:
+        end_all(Shares(stubborn=True))
+    assert caught.value.hint == "resume it"
 
 
 # ---- there and back

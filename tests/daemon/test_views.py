@@ -85,5 +85,7 @@ def test_ranks_are_as_their_own_nodes_tell_them_and_else_as_the_control_plane_kn
         ("b", "running", None, None),
         ("b", "running", None, None),
     ]
+    # The daemon of a has just started again, and its shim has not spoken to it yet.
+    assert {(state, pid) for _, state, pid, _ in shown({"a": ShareView()})} == {("running", None)}
     world.ended_on(job, "b", code=1)
     assert [state for _, state, _, _ in shown(told)] == ["running", "ended", "ended", "ended"]

@@ -303,6 +303,28 @@ def test_a_removed_member_is_told_and_not_reported_as_lost(state: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_removed_member_is_heard_until_its_shares_have_ended(state: Path) -> None:
+    """Although all that it has under way is cancelled; it is told once."""
+
+    async def work() -> None:
+        async with head(state) as a:
+            b = await a.link(B)
+            await reconciled(b)
+            a.links.hang_up = lambda node: a.tasks[0].cancel()
+            a.submit(1, nodes=2)
+            assert isinstance(p.decode_from_coordinator(await b.message()), p.Do)
+            a.links.remove("b", "root", listen=True)
+            assert p.decode_from_coordinator(await b.message()) == p.Removed("root")
+            await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "b", 143, "stopped", lost=True)))
+            await until(lambda: a.state(1) == "stopping")
+            a.links.remove("b", "root")
+            with pytest.raises(EOFError):
+                await b.message()
+            assert not a.links.linked("b")
+
+    asyncio.run(work())
+
+
 @pytest.mark.parametrize(
     ("member_at", "ended_at", "found"),
     [

@@ -63,7 +63,7 @@ def list_nodes(context: typer.Context, as_json: Json = False) -> None:
 def remove(
     node: NodeName,
     force: Annotated[
-        bool, typer.Option("--force", help="Also while jobs are on it: they count as ended.")
+        bool, typer.Option("--force", help="Also while jobs are on it: their shares end.")
     ] = False,
     yes: Yes = False,
 ) -> int:
@@ -100,12 +100,15 @@ def _sure(client: Client, node: str, question: str) -> bool:
     nobody to ask, it is what was said. What else is wrong, the daemon says better."""
     if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
         return True
-    jobs = next((one.jobs for one in client.nodes().nodes if one.node.name == node), ())
-    if not jobs:
+    found = next((one for one in client.nodes().nodes if one.node.name == node), None)
+    if found is None or not found.jobs:
         return True
-    what = f"job{'' if len(jobs) == 1 else 's'} {', '.join(map(str, jobs))}"
-    screen.say(f"{node} has a share of {what}: it counts as ended, and may be started elsewhere")
-    screen.say(f"if {node} still runs, the same runs twice then")
+    jobs = f"job{'' if len(found.jobs) == 1 else 's'} {', '.join(map(str, found.jobs))}"
+    if found.state == "lost":
+        screen.say(f"{node} has a share of {jobs}: it counts as ended and may be started elsewhere")
+        screen.say(f"if {node} still runs, the same runs twice then")
+    else:
+        screen.say(f"{node} has a share of {jobs}: it is ended there")
     print(f"{question} y/n ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip() in ("y", "Y"):
         return True

@@ -101,12 +101,12 @@ def refusal_to_remove(state: State, name: str, coordinator: str, force: bool = F
     """Not the coordinator, and by force only while jobs are on it."""
     if name == coordinator:
         return f"{name} is the coordinator, it keeps the queue of all: it cannot be removed"
-    if state.on(name) and not force:
-        what = jobs_on(state, name)
-        verb = "is" if len(state.on(name)) == 1 else "are"
+    if (jobs := state.on(name)) and not force:
+        verb, them = ("is", "it") if len(jobs) == 1 else ("are", "them")
+        does = "counts the shares there as ended" if name in state.absent else f"ends {them} there"
         return (
-            f"{what} {verb} on {name}: wait or cancel first, or use --force, which counts the "
-            "shares there as ended"
+            f"{jobs_on(state, name)} {verb} on {name}: wait or cancel first, or use --force, "
+            f"which {does}"
         )
     return unknown(state, name)
 

@@ -117,8 +117,10 @@ class State:
             self.roster.rollback()
             for name in self.nodes:
                 self.claims.setdefault(name, {})
+            # Those that are not empty are of jobs on a node that nobody knows any more.
             for name in [name for name in self.claims if name not in self.nodes]:
-                del self.claims[name]
+                if not self.claims[name]:
+                    del self.claims[name]
             self._list_all_deadlines()
         self.settled()
 

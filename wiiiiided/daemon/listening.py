@@ -1,7 +1,7 @@
 """How the daemon stops listening without leaving anybody waiting.
 
-    accepted by asyncio ──► given to the server ──► a task of ours
-            └─ here when the server closes: neither answered nor closed (up to Python 3.12)
+accepted by asyncio ──► given to the server ──► a task of ours
+        └─ here when the server closes: neither answered nor closed (up to Python 3.12)
 """
 
 from __future__ import annotations

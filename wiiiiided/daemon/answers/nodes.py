@@ -6,17 +6,25 @@
 
 A machine that is removed is refused from then on whatever else fails: its certificate goes first,
 then its place in the control plane, then its link. Asked again, what is left of that is done.
+
+    heard, with shares    certificate ─► drained, told ─► it ends them and says so ─► place ─► link
+    else                  certificate ─────────────────────────────────────────────► place ─► link
+
+What it runs may begin elsewhere as soon as it has no place. So of a machine that is heard that is
+not before its shares have ended; of one that is silent, the person vouches for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import asyncio
 from dataclasses import dataclass
+from typing import Protocol
 
 from msgspec.structs import replace
 
 from wiiiiided.control import events as e
 from wiiiiided.control.nodes import (
+    jobs_on,
     refusal_to_drain,
     refusal_to_lose,
     refusal_to_remove,
@@ -34,7 +42,16 @@ from wiiiiided.text import plain
 from wiiiiided.wire import messages as m
 
 REASON_CHARS = 200
-NodeRequest = m.Nodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost | m.RemoveNode
+ENDS_S = 20.0  # for shares of a machine that is removed; who asked waits 30 s
+LOOK_S = 0.05
+NodeRequest = m.Nodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
+
+
+class Removed(Protocol):
+    """Tell a machine that it is no member any more, and hang up; with `listen`, hang up on all but
+    its link, on which it says what becomes of its shares."""
+
+    def __call__(self, node: str, by: str, listen: bool = False) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class Cluster:
 
     name: str
     members: Members
-    removed: Callable[[str, str], None]  # (node, by): tell it, and hang up
+    removed: Removed
 
 
 class NodeRequests:
@@ -52,6 +69,7 @@ class NodeRequests:
     def __init__(self, jobs: Jobs, cluster: Cluster | None) -> None:
         self.jobs = jobs
         self.cluster = cluster
+        self._removals: dict[str, asyncio.Task[None]] = {}  # that wait for shares to end
 
     def answer(self, caller: Caller, request: NodeRequest) -> m.Answer:
         match request:
@@ -65,8 +83,6 @@ class NodeRequests:
                 return self.resume(caller, request)
             case m.DeclareLost():
                 return self.declare_lost(caller, request)
-            case m.RemoveNode():
-                return self.remove(caller, request)
 
     def list(self) -> m.NodeList:
         names = self.jobs.keeper.state.nodes
@@ -107,23 +123,63 @@ class NodeRequests:
     def declare_lost(self, caller: Caller, request: m.DeclareLost) -> m.NodeView:
         only_admin(caller, "declare a node lost")
         name, keeper = request.name, self.jobs.keeper
-        self._clustered()
+        # A node of a cluster that is no more is nobody's member, and jobs may still count on it.
+        if name in keeper.state.nodes or not keeper.state.on(name):
+            self._clustered()
         self._check(name, refusal_to_lose(keeper.state, name))
         self.jobs.ask(e.NodeDeclaredLost(keeper.clock(), name, caller.user))
         return self.view(name)
 
-    def remove(self, caller: Caller, request: m.RemoveNode) -> m.NodeView:
+    async def remove(self, caller: Caller, request: m.RemoveNode) -> m.NodeView:
+        """What has begun goes to its end, whether who asked still listens or not."""
         only_admin(caller, "remove a node")
-        cluster, keeper, name = self._clustered(), self.jobs.keeper, request.name
-        half = name in keeper.state.nodes and name not in cluster.members.names()
-        no = refusal_to_remove(keeper.state, name, self.jobs.own, request.force)
-        self._check(name, "" if half else no)
+        cluster, state, name = self._clustered(), self.jobs.keeper.state, request.name
         before = self.view(name)
-        if not half:  # else only its certificate was taken away before something failed
-            cluster.members.remove(name)
-        self.jobs.ask(e.NodeRemoved(keeper.clock(), name, caller.user))
-        cluster.removed(name, caller.user)
+        if name not in self._removals:
+            half = name in state.nodes and name not in cluster.members.names()
+            no = refusal_to_remove(state, name, self.jobs.own, request.force)
+            self._check(name, "" if half else no)
+            if not half:  # else only its certificate was taken away before something failed
+                cluster.members.remove(name)
+            if name in state.absent or not state.on(name):
+                self._removed(cluster, name, caller.user)
+            else:
+                self._begin_removal(cluster, name, caller.user)
+        if work := self._removals.get(name):
+            await asyncio.shield(work)
         return replace(before, state="lost", why=f"removed by {caller.user}", jobs=())
+
+    def _begin_removal(self, cluster: Cluster, name: str, by: str) -> None:
+        """It gets nothing new, and is told to end what it has."""
+        keeper = self.jobs.keeper
+        self.jobs.ask(e.NodeDrained(keeper.clock(), name, by, "is being removed"))
+        if any(job.attempt and not job.attempt.ordered for job in keeper.state.on(name)):
+            # Those run nowhere yet, and must not be told to start there.
+            keeper.report(e.NodeLeft(keeper.clock(), name))
+        cluster.removed(name, by, listen=True)
+        work = asyncio.ensure_future(self._end_removal(cluster, name, by))
+        self._removals[name] = work
+        work.add_done_callback(lambda done: self._removal_ended(name, done))
+
+    async def _end_removal(self, cluster: Cluster, name: str, by: str) -> None:
+        state, loop = self.jobs.keeper.state, asyncio.get_running_loop()
+        deadline = loop.time() + ENDS_S
+        while state.on(name) and loop.time() < deadline:
+            await asyncio.sleep(LOOK_S)
+        if state.on(name):
+            text = "%s did not say within %g s that its share of %s has ended: it counts as ended"
+            logger.warning(text, name, ENDS_S, jobs_on(state, name))
+        self._removed(cluster, name, by)
+
+    def _removed(self, cluster: Cluster, name: str, by: str) -> None:
+        self.jobs.ask(e.NodeRemoved(self.jobs.keeper.clock(), name, by))
+        cluster.removed(name, by)
+
+    def _removal_ended(self, name: str, work: asyncio.Task[None]) -> None:
+        del self._removals[name]
+        if not work.cancelled() and (problem := work.exception()) is not None:
+            text = "%s is refused, but still listed: %s; wiiiiide nodes remove %s does the rest"
+            logger.error(text, name, problem, name)
 
     def _clustered(self) -> Cluster:
         if self.cluster is None:

@@ -83,6 +83,8 @@ class Requests:
                 await self.ranks.pull(talk, request)
             case m.Watch():
                 await self.figures.watch(talk, request)
+            case m.RemoveNode():
+                await talk.say(await self.nodes.remove(talk.caller, request))
             case _:
                 await talk.say(self.answer(talk.caller, request))
 

@@ -71,7 +71,9 @@ class Reader:
         self.ended = False  # the end of the archive was seen
 
     def feed(self, data: bytes) -> Iterator[Found]:
-        self._buffer += data
+        """What it makes of these bytes. Padding follows the end of a tar: it is passed over."""
+        if not self.ended:
+            self._buffer += data
         while not self.ended:
             found = self._file() if self._in_file else self._header()
             if found is None:
@@ -98,6 +100,7 @@ class Reader:
         block = bytes(self._buffer[:BLOCK])
         if block == bytes(BLOCK):
             self.ended = True
+            self._buffer.clear()
             return []
         try:
             info = tarfile.TarInfo.frombuf(block, *ENCODING)

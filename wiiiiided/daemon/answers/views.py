@@ -95,7 +95,8 @@ def ranks(job: Job, told: Mapping[str, ShareView]) -> tuple[RankView, ...]:
 def _rank(attempt: Attempt, node: str, rank: int, told: ShareView | None) -> RankView:
     pid = told.pids.get(rank) if told is not None else None
     code = told.codes.get(rank) if told is not None else None
-    runs = bool(pid) if told is not None else node in attempt.up
+    # Its shim may not have spoken yet to a daemon that has just started: then nobody has a pid.
+    runs = bool(pid) if told is not None and told.pids else node in attempt.up
     if code is not None or node in attempt.results:
         return RankView(rank, node, pid, "ended", code)
     return RankView(rank, node, pid, "running" if runs else "starting", code)

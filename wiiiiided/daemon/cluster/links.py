@@ -57,6 +57,7 @@ class Links:
         self.on_figures: Callable[[str, NodeFigures], None] = lambda node, figures: None
         self.hang_up: Callable[[str], None] = lambda node: None  # on all else it has under way
         self._lines: dict[str, Line] = {}
+        self._leaving: set[str] = set()  # removed, and heard until their shares have ended
         self._closing = False
         self._complaints = Complaints("links")
         self._renewals = asyncio.get_running_loop().call_later(RENEW_LOOK_S, self._look_at_dates)
@@ -75,11 +76,19 @@ class Links:
             for line in self._lines.values():
                 line.say(message)
 
-    def remove(self, node: str, by: str) -> None:
-        """It is no member any more: tell it, and hang up."""
-        if line := self._lines.pop(node, None):
+    def remove(self, node: str, by: str, listen: bool = False) -> None:
+        """It is no member any more: tell it, and hang up. With `listen` the link stays, for what it
+        has to say of the shares that it ends, until this is called again."""
+        line = self._lines.get(node)
+        if line is not None and node not in self._leaving:
             line.say(p.Removed(by))
-            asyncio.get_running_loop().call_later(1.0, line.end, f"{node} was removed by {by}")
+        if listen:
+            self._leaving.add(node)
+        else:
+            self._leaving.discard(node)
+            self._lines.pop(node, None)
+            if line is not None:
+                asyncio.get_running_loop().call_later(1.0, line.end, f"{node} was removed by {by}")
         self.hang_up(node)
 
     def linked(self, node: str) -> bool:
@@ -98,12 +107,25 @@ class Links:
         if no := self.members.verdict(talk.peer):  # removed while it waited with its hello
             raise WiiiiideError(no)
         line = self._take(name, talk, hello)
-        why = await line.run(lambda data: self._heard(name, line, data))
+        why = await self._run(name, line)
         if self._lines.get(name) is line:
             del self._lines[name]
             logger.info("the link of %s has ended: %s", name, why, extra=about(node=(name,)))
             if not self._closing:
                 self.keeper.report(e.NodeLeft(self.keeper.clock(), name, line.silent_s))
+
+    async def _run(self, name: str, line: Line) -> str:
+        """To its end, and why. Of one that is removed all connections are cancelled; not this one,
+        while its shares end."""
+        running = asyncio.ensure_future(line.run(lambda data: self._heard(name, line, data)))
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            if name in self._leaving and not self._closing:
+                return await running
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
 
     def _take(self, name: str, talk: Talk, hello: p.LinkHello) -> Line:
         node = _sound(hello.node, name)
@@ -121,6 +143,7 @@ class Links:
         except BaseException:
             self.keeper.report(e.NodeLeft(self.keeper.clock(), name))
             raise
+        self._leaving.discard(name)  # it has joined again
         line = self._lines[name] = Line(talk)
         line.say(told)
         if is_due(self.members.until(name) or 0.0, self.keeper.clock()):

@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import sys
 import time
+from contextlib import suppress
 
 from msgspec.structs import replace
 
 from wiiiiided import __version__
-from wiiiiided.config import Paths, inherited
+from wiiiiided.config import Paths
 from wiiiiided.control import events as e
 from wiiiiided.daemon.answers.api import Api, Refuse
 from wiiiiided.daemon.answers.relay import Relay
@@ -43,7 +43,6 @@ from wiiiiided.daemon.shares.fetch import Fetcher
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Preparer
 from wiiiiided.daemon.shares.runs import Runs
-from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.daemon.shares.workers import Workers
 from wiiiiided.daemon.store import Store
 from wiiiiided.daemon.watching.machine import Machine
@@ -58,10 +57,12 @@ from wiiiiided.trust.identity import Identity
 from wiiiiided.trust.tls import Peer, why_not_coordinator
 from wiiiiided.wire import messages as m
 
-ANSWER_S = 15.0
+ANSWER_S = 30.0  # of the coordinator, which may wait for the word on a share first
 YOUNG_S = 600.0  # an archive that came by here with a submit, and whose job is still to start
 FORGET_S = 600.0  # for shares to end whose files are to go
+LOOK_S = 0.05
 END_S = 40.0  # beyond a job's grace: shims that do not obey are killed and swept by then
+NOT_HEARD = (Unreachable, Turned, Refuse, EOFError, OSError, TimeoutError)  # or answered with no
 
 
 class Member(Host):
@@ -77,14 +78,13 @@ class Member(Host):
         identity: Identity,
     ) -> None:
         super().__init__(paths, settings, notifier, tier)
-        system = paths.mode == "system"
-        user = JobUser.service() if system else JobUser.this()
         self.store = store
         own = this_node()
         own = replace(own, name=store.fact("node", own.name), version=__version__)
         place = (identity.node, identity.address, identity.port)
         self.node = replace(own, name=place[0], address=place[1], port=place[2])
-        self.runs = Runs(paths.jobs, user)
+        here = Surroundings.of(self.node, paths.mode == "system")
+        self.runs = Runs(paths.jobs, here.user)
         whose.settle(paths.jobs, identity.cluster)
         self.archives = Archives(paths.state / "archives")
         self.credentials = Credentials(identity)
@@ -93,14 +93,6 @@ class Member(Host):
         )
         fetcher = Fetcher(
             self.dialer, lambda: identity.coordinator, self.archives, lambda: self.settings
-        )
-        here = Surroundings(
-            node=self.node.name,
-            user=user,
-            python=sys.executable,
-            inherited={} if system else inherited(),
-            daemon_uid=os.getuid(),
-            door=self.node.door,
         )
         preparer = Preparer(self.archives, here, fetcher.fetch)
         self.workers = Workers(self.runs, self.archives, here, lambda: self.settings, preparer)
@@ -269,10 +261,14 @@ class Member(Host):
     async def part(self, by: str, force: bool) -> None:
         """Tell the coordinator; by force it goes whether that hears it or not."""
         if force:  # first: the coordinator may start elsewhere at once what it was told is gone
-            await self._end_all(f"this machine leaves the cluster ({by})")
+            hint = ""
+            with suppress(*NOT_HEARD):  # else each share that ends makes room for the next job
+                await self._tell(by, m.Drain(self.node.name, "it leaves the cluster"))
+                hint = f"it stays a member, drained: wiiiiide resume {self.node.name} undoes that"
+            await self._end_all(f"this machine leaves the cluster ({by})", hint)
         try:
-            await self._say_goodbye(by, force)
-        except (Unreachable, Turned, Refuse, EOFError, OSError, TimeoutError) as problem:
+            await self._tell(by, m.RemoveNode(self.node.name, force))
+        except NOT_HEARD as problem:
             gone = isinstance(problem, Turned) and problem.removed
             if not force and not gone:
                 text = f"the coordinator does not let this machine go: {problem or 'no answer'}"
@@ -280,12 +276,12 @@ class Member(Host):
                 raise Refuse(code, text, "wiiiiide leave --force goes all the same") from None
         await self._end_all(f"this machine has left the cluster ({by})")
 
-    async def _say_goodbye(self, by: str, force: bool) -> None:
+    async def _tell(self, by: str, request: m.Drain | m.RemoveNode) -> None:
         place = self.credentials.identity.coordinator
         person = p.Person(os.getuid(), by, admin=True)
         talk = await self.dialer.open(place.address, place.port, "request", person)
         try:
-            await talk.say(m.RemoveNode(self.node.name, force))
+            await talk.say(request)
             async with asyncio.timeout(ANSWER_S):
                 answer = m.decode_answer(await talk.message())
         finally:
@@ -293,18 +289,20 @@ class Member(Host):
         if isinstance(answer, m.Refused):
             raise Refuse(answer.code, answer.message, answer.hint)
 
-    async def _end_all(self, reason: str) -> None:
-        """No share may go on without anybody who looks after it."""
-        grace_s = max(
-            (job.spec.policy.grace_s for job in self.workers.following.values()), default=0.0
-        )
-        self.workers.reconcile((), reason=reason, grace=True)
-        deadline = self.loop.time() + grace_s + END_S
-        while self.workers.shims:
-            if self.loop.time() > deadline:
+    async def _end_all(self, reason: str, hint: str = "") -> None:
+        """No share may go on without anybody who looks after it, nor one begin that was on its way
+        here. Refuse: one does not end."""
+        workers, began, grace_s = self.workers, self.loop.time(), 0.0
+        workers.reconcile((), reason=reason, grace=True)
+        while workers.shims:
+            if any(not shim.was_stopped for shim in workers.shims.values()):
+                workers.reconcile((), reason=reason, grace=True)
+            graces = (job.spec.policy.grace_s for job in workers.following.values())
+            grace_s = max((grace_s, *graces))
+            if self.loop.time() > began + grace_s + END_S:
                 text = "its share of a job does not end; the log of this daemon says more"
-                raise Refuse(FAILED, text)
-            await asyncio.sleep(0.05)
+                raise Refuse(FAILED, text, hint)
+            await asyncio.sleep(LOOK_S)
 
     async def renew(self) -> Identity:
         if not self.uplink.linked:

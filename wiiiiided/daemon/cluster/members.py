@@ -187,6 +187,13 @@ class Members:
     def _why_unknown(self, peer: Peer, has_another: bool) -> str:
         if self._one("SELECT 1 FROM refused WHERE fingerprint = ?", peer.fingerprint):
             return f"{peer.name} was removed from the cluster; it can join again with a new token"
+        if has_another and peer.until > (self.until(peer.name) or 0.0):
+            # The state was restored from a copy. Nobody here can tell this one from a removed one.
+            return (
+                f"the certificate of {peer.name} was renewed after this coordinator's state was "
+                f"saved: wiiiiide nodes remove {peer.name}, then there wiiiiide leave --force and "
+                "join"
+            )
         if has_another:
             return f"the certificate of {peer.name} was replaced by a newer one"
         return f"{peer.name} is not a member of the cluster {self.identity.cluster}"
