@@ -50,6 +50,22 @@ ALLOWED = {
     "torch": {"collectives", "engine", "shm", "wire", "errors", "config", "log", "autoload"},
 }
 
+# The daemon's own order, lowest first: its folders, and the modules beside them. Each may import
+# what stands before it, and of its own.
+DAEMON = (
+    {"settings", "notify", "journal", "probe", "records"},
+    {"store"},
+    {"keeper", "views"},
+    {"conversation"},
+    {"shares"},
+    {"port", "watching"},
+    {"cluster"},
+    {"answers"},
+    {"host"},
+    {"member"},
+    {"main"},
+)
+
 # Imports inside a function, of what would be upwards: the entry point makes the first group.
 LATE = {("autoload", "torch")}
 
@@ -122,6 +138,25 @@ def test_the_architecture_names_every_module_of_the_daemon_and_no_other() -> Non
         if there:
             assert named.pop(folder.name) == there, folder.name
     assert not named
+
+
+@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("daemon/")])
+def test_a_module_of_the_daemon_imports_only_from_below(module: str) -> None:
+    def part(name: str) -> str:
+        return name.split(".")[2]
+
+    mine = module.removeprefix("daemon/").removesuffix(".py").split("/")[0]
+    if mine == "__init__":
+        return
+    below: set[str] = {mine}
+    for step in DAEMON:
+        if mine in step:
+            break
+        below |= step
+    else:
+        raise AssertionError(f"{module} has no place in the daemon's order")
+    names = {name for name in _imports(_tree(module)) if name.startswith("wiiiiided.daemon.")}
+    assert {part(name) for name in names} <= below, module
 
 
 def test_the_layers_have_no_circle() -> None:

@@ -14,13 +14,13 @@ from tests.control.world import spec
 from tests.daemon.talking import FakeDialer, FakeNode, answers, pair
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job, Owner
-from wiiiiided.daemon.answers.api import Api
 from wiiiiided.daemon.answers.asks import Asks
 from wiiiiided.daemon.answers.nodes import Cluster
 from wiiiiided.daemon.answers.requests import Requests
 from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts
-from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.conversation.api import Api
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives

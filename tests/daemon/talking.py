@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from wiiiiided.daemon.answers.share import Share
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.dial import Unreachable
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import shim_command
 from wiiiiided.daemon.shares.spawn import JobUser

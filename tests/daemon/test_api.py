@@ -19,8 +19,8 @@ from tests.daemon.test_jobs import FOREVER
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_daemon
 from wiiiiided.client import DaemonRefused
-from wiiiiided.daemon.answers.api import Api
-from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.conversation.api import Api
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
@@ -243,7 +243,7 @@ def _listeners() -> list[tuple[str, str]]:
 def test_no_user_of_any_machine_can_take_all_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("wiiiiided.daemon.answers.api.PER_USER", 2)
+    monkeypatch.setattr("wiiiiided.daemon.conversation.api.PER_USER", 2)
 
     async def wait(talk: Talk, request: m.Request) -> None:
         await asyncio.Event().wait()

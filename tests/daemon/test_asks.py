@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.talking import FakeDialer, FakeNode, FakeShim, run, until
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Asks, NoAnswer
 from wiiiiided.daemon.answers.gather import Bookmark, Follower, Part, lines_of, merged
 from wiiiiided.daemon.answers.share import Lines
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.tls import Peer
 from wiiiiided.wire import messages as m

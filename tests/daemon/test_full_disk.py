@@ -22,8 +22,9 @@ from tests.kit.shims import PATIENCE_S, Attempt
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Attempt as Placed
 from wiiiiided.control.job import Job, Owner, Starting
+from wiiiiided.daemon.cluster import fetch
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares import fetch, prepare, workers
+from wiiiiided.daemon.shares import prepare, workers
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Hindered, Preparer

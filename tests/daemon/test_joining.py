@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from tests.kit.daemons import free_port
 from tests.trust.kit import DAY_S, a_cluster, a_member
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.cluster import joining, own_address
 from wiiiiided.daemon.cluster.joining import init_cluster, join_cluster, view_of
 from wiiiiided.daemon.cluster.members import Members
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.daemon.store import Store
 from wiiiiided.domain.node import PORT, Node
 from wiiiiided.errors import HostError

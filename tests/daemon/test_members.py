@@ -11,9 +11,9 @@ import pytest
 from msgspec.structs import replace
 
 from tests.trust.kit import DAY_S, a_cluster
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.cluster import members as module
 from wiiiiided.daemon.cluster.members import Members
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.daemon.store import Store
 from wiiiiided.domain.node import Node
 from wiiiiided.peering.messages import Joined, JoinRequest

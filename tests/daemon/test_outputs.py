@@ -23,7 +23,7 @@ from wiiiiided.control import events as e
 from wiiiiided.daemon.answers import collecting, outputs
 from wiiiiided.daemon.answers.collecting import Collector, sentence
 from wiiiiided.daemon.answers.outputs import Collection, Part
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.spec import Output
 from wiiiiided.peering import messages as p
 from wiiiiided.wire import messages as m

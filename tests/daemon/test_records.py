@@ -12,8 +12,8 @@ import pytest
 
 from tests.daemon.test_store import put, some_job
 from tests.figures.samples import empty_record, sample
+from wiiiiided.daemon import records as module
 from wiiiiided.daemon.store import Store
-from wiiiiided.daemon.watching import records as module
 from wiiiiided.domain.figures import Point, RankRecord, Rates, RunRecord
 from wiiiiided.log import logger
 

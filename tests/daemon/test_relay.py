@@ -16,12 +16,12 @@ from tests.daemon.requesting import ADA, Coordinator, coordinator
 from tests.daemon.talking import FakeDialer, answers, pair, run, until
 from wiiiiided.client import Client, DaemonRefused
 from wiiiiided.config import Paths
-from wiiiiided.daemon.answers.api import Api
 from wiiiiided.daemon.answers.relay import Relay, patience
 from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts, status_of
-from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.cluster.dial import Turned
+from wiiiiided.daemon.conversation.api import Api
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.peering import messages as p

@@ -13,7 +13,7 @@ import pytest
 from tests.daemon.requesting import ADA, ROOT, coordinator
 from tests.daemon.talking import FakeShim, pair, run, until
 from wiiiiided.control.job import Owner
-from wiiiiided.daemon.answers.talk import NOBODY, Caller
+from wiiiiided.daemon.conversation.talk import NOBODY, Caller
 from wiiiiided.shim import files
 from wiiiiided.wire import messages as m
 

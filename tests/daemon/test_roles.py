@@ -26,10 +26,10 @@ from tests.kit.daemons import (
     private_daemon,
 )
 from wiiiiided.client import ClientError
-from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.talk import Caller
-from wiiiiided.daemon.cluster.member import Member
 from wiiiiided.daemon.cluster.roles import Roles
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Caller
+from wiiiiided.daemon.member import Member
 from wiiiiided.domain.node import Node
 from wiiiiided.wire import messages as m
 
@@ -95,7 +95,7 @@ def test_a_share_that_was_on_its_way_to_a_machine_that_leaves_ends_as_well() -> 
 def test_a_machine_whose_share_does_not_end_stays_and_says_that_it_is_drained(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("wiiiiided.daemon.cluster.member.END_S", 0.1)
+    monkeypatch.setattr("wiiiiided.daemon.member.END_S", 0.1)
     with pytest.raises(Refuse, match="does not end") as caught:
         end_all(Shares(stubborn=True))
     assert caught.value.hint == "resume it"

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.talking import FakeNode, FakeShim, answers, pair, run, until
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.peering import messages as p
 from wiiiiided.shim import files
 from wiiiiided.wire import messages as m

@@ -8,7 +8,7 @@ import os
 import pytest
 
 from tests.daemon.talking import pair, run
-from wiiiiided.daemon.answers.talk import NOBODY, Caller, Talk
+from wiiiiided.daemon.conversation.talk import NOBODY, Caller, Talk
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.control.world import GIB, World, spec
 from wiiiiided.control import events as e
-from wiiiiided.daemon.answers.views import count_states, goes_on, node_view, ranks, summary, view
+from wiiiiided.daemon.views import count_states, goes_on, node_view, ranks, summary, view
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import Restart
 from wiiiiided.peering.messages import ShareView

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster import line
 from wiiiiided.daemon.cluster.links import Links, restamped
 from wiiiiided.daemon.cluster.perform import Assigner, Performer
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import MOST_SKIPPED, Store
 from wiiiiided.domain.node import Node

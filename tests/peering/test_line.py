@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster import line as module
 from wiiiiided.daemon.cluster.line import Line
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.peering import messages as p
 
 

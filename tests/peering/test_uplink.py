@@ -14,10 +14,10 @@ import pytest
 from wiiiiided.control import actions as a
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Attempt, Job, Owner, Starting
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster import uplink as module
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
 from wiiiiided.daemon.cluster.uplink import Uplink
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.layout import Layout, Share
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import JobSpec, Run

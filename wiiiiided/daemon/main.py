@@ -33,8 +33,7 @@ from msgspec.structs import replace
 from wiiiiided import __version__
 from wiiiiided.config import Notification, Paths, under_journal
 from wiiiiided.control.events import ClockJumped, NodeSeen
-from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Api
+from wiiiiided.daemon import views
 from wiiiiided.daemon.answers.asks import Asks
 from wiiiiided.daemon.answers.collecting import Collector
 from wiiiiided.daemon.answers.figures import Figures
@@ -45,6 +44,7 @@ from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts
 from wiiiiided.daemon.cluster.perform import Assigner, Performer
 from wiiiiided.daemon.cluster.roles import Roles
+from wiiiiided.daemon.conversation.api import Api
 from wiiiiided.daemon.host import DAEMON_TIERS, STATUS_EVERY_S, Host
 from wiiiiided.daemon.journal import JournalHandler, say_node
 from wiiiiided.daemon.keeper import JUMP_S, Keeper
@@ -400,7 +400,7 @@ def _built(paths: Paths, settings: Settings, notifier: Notifier, tier: str) -> H
         identity = Identity.load(paths.state)
         if identity is None or identity.role == "coordinator":
             return Daemon(paths, settings, notifier, tier, store, identity)
-        from wiiiiided.daemon.cluster.member import Member
+        from wiiiiided.daemon.member import Member
 
         return Member(paths, settings, notifier, tier, store, identity)
     except BaseException:

@@ -5,7 +5,7 @@
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
     counters  name │ value     the next job's number, never used again; the next end's
     facts     name │ value     what must not change: the name of this node
-    runs      job │ attempt │ name │ state │ body   figures of attempts (watching/records)
+    runs      job │ attempt │ name │ state │ body   figures of attempts (daemon/records)
     nodes     name │ body      the machines of the cluster as the control plane has them
     members   name │ fingerprints of its certificates │ expires │ joined   (cluster/members)
     refused   fingerprint │ name │ at       certificates that are worth nothing any more
@@ -32,7 +32,7 @@ from wiiiiided.control.actions import Tell
 from wiiiiided.control.events import AnyEvent
 from wiiiiided.control.job import Ended, Job
 from wiiiiided.control.roster import NodeRow
-from wiiiiided.daemon.watching.records import Records
+from wiiiiided.daemon.records import Records
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 

@@ -1,1 +1,1 @@
-"""What clients ask, and what they are answered: from the socket to the sentence."""
+"""What is asked, and what is answered: from the request to the sentence."""

@@ -17,10 +17,10 @@ from typing import Protocol, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.share import Lines, Share
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.limits import MAX_WORKERS
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError

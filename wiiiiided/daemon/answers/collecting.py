@@ -21,10 +21,10 @@ from msgspec.structs import replace
 
 from wiiiiided.control.actions import Tell
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Asks, NoAnswer
 from wiiiiided.daemon.answers.outputs import Collection, Outputs, Part, TooLarge
 from wiiiiided.daemon.answers.tars import BadTar
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import StoreError
 from wiiiiided.domain.codes import NO_SUCH

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.watching.picture import Picture
 from wiiiiided.daemon.watching.sampler import LEAST_S
 from wiiiiided.domain.codes import USAGE

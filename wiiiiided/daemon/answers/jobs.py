@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon import views
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import StoreError
 from wiiiiided.domain.codes import FAILED, NEVER, NO_SUCH, NOT_ALLOWED

@@ -30,11 +30,11 @@ from wiiiiided.control.nodes import (
     refusal_to_remove,
     refusal_to_resume,
 )
-from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Refuse, only_admin
+from wiiiiided.daemon import views
 from wiiiiided.daemon.answers.jobs import Jobs
-from wiiiiided.daemon.answers.talk import Caller
 from wiiiiided.daemon.cluster.members import Members
+from wiiiiided.daemon.conversation.refusal import Refuse, only_admin
+from wiiiiided.daemon.conversation.talk import Caller
 from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.domain.node import Node
 from wiiiiided.log import logger

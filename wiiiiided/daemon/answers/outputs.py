@@ -25,8 +25,8 @@ import msgspec
 from msgspec.structs import replace
 
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.tars import BadTar, Entry, Reader
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.figures.predict import as_bytes

@@ -18,12 +18,12 @@ from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Asks, NoAnswer
 from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.outputs import Collection, Outputs
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.answers.tars import END, BadTar, Merge, chosen
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.codes import FAILED, NO_SUCH, USAGE
 from wiiiiided.peering import messages as p
 from wiiiiided.shim.collect import matcher

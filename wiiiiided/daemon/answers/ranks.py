@@ -20,8 +20,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from wiiiiided.control.job import Attempt, Job
-from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon import views
 from wiiiiided.daemon.answers.asks import Asks, NoAnswer
 from wiiiiided.daemon.answers.figures import Figures
 from wiiiiided.daemon.answers.gather import Follower, Part, lines_of
@@ -29,7 +28,8 @@ from wiiiiided.daemon.answers.jobs import Jobs
 from wiiiiided.daemon.answers.outputs import Outputs
 from wiiiiided.daemon.answers.pulling import Pulls
 from wiiiiided.daemon.answers.share import ERROR_CHARS, Lines
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.codes import FAILED
 from wiiiiided.domain.layout import Share as Placed
 from wiiiiided.domain.states import ENDED

@@ -21,10 +21,10 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
 
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.asks import Opens
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives, Upload
 from wiiiiided.domain.codes import FAILED, NO_DAEMON

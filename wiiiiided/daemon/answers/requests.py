@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from wiiiiided.daemon.answers import views
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon import views
 from wiiiiided.daemon.answers.asks import Asks
 from wiiiiided.daemon.answers.figures import Figures
 from wiiiiided.daemon.answers.jobs import Jobs
@@ -26,7 +25,8 @@ from wiiiiided.daemon.answers.share import Share
 from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts, status_of
 from wiiiiided.daemon.answers.submissions import Submissions
-from wiiiiided.daemon.answers.talk import Caller, Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives

@@ -13,9 +13,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.tail import Tail, batches, ranks_written
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.spawn import ended
 from wiiiiided.daemon.shares.workers import Workers

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
 from wiiiiided.control.place import NeverRuns, plan
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.answers.jobs import Jobs
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives
 from wiiiiided.domain.codes import FAILED, INVALID, NEVER

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from wiiiiided import __version__
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.domain.codes import NOT_ALLOWED, USAGE
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, logger

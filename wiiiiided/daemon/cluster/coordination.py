@@ -15,14 +15,15 @@ import time
 import msgspec
 
 from wiiiiided.control import events as e
-from wiiiiided.daemon.answers.api import Api, Refuse
-from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.cluster.control_port import FIRST_WORDS_S, ControlPort, Verdict, nothing_more
 from wiiiiided.daemon.cluster.credentials import Credentials
 from wiiiiided.daemon.cluster.dial import Dialer
 from wiiiiided.daemon.cluster.links import Links
 from wiiiiided.daemon.cluster.members import Members
 from wiiiiided.daemon.cluster.perform import Assigner
+from wiiiiided.daemon.conversation.api import Api
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.port.doors import Doors
 from wiiiiided.daemon.port.gate import Gate

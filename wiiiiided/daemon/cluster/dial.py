@@ -17,7 +17,7 @@ from collections.abc import Callable
 import msgspec
 
 from wiiiiided import __version__
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.tls import Peer, peer_of

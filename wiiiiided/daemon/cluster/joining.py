@@ -36,8 +36,8 @@ import msgspec
 from msgspec.structs import replace
 
 from wiiiiided import __version__
-from wiiiiided.daemon.answers.api import Refuse
 from wiiiiided.daemon.cluster import own_address
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.domain.codes import FAILED, NO_DAEMON, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import PORT, Node
 from wiiiiided.errors import UsageError

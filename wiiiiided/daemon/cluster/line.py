@@ -15,7 +15,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.peering import messages as p
 from wiiiiided.wire import stream

@@ -21,11 +21,11 @@ from msgspec.structs import replace
 
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.answers.api import Refuse
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.line import Line
 from wiiiiided.daemon.cluster.members import Members
 from wiiiiided.daemon.cluster.perform import Assigner
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import StoreError
 from wiiiiided.domain.node import Node

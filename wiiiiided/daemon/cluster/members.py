@@ -25,7 +25,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from wiiiiided.daemon.answers.api import Refuse
+from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.domain.codes import FAILED, NO_SUCH, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import UsageError

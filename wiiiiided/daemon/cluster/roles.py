@@ -16,9 +16,9 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Protocol
 
-from wiiiiided.daemon.answers.api import Refuse, only_admin
-from wiiiiided.daemon.answers.talk import Caller, Talk
 from wiiiiided.daemon.cluster.joining import init_cluster, join_cluster, view_of
+from wiiiiided.daemon.conversation.refusal import Refuse, only_admin
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.domain.codes import FAILED, USAGE
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError

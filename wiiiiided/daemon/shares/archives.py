@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from wiiiiided.daemon.answers.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.errors import HostError, UsageError
 
 SEND_BYTES = 1 << 18

@@ -23,10 +23,10 @@ from msgspec.structs import replace
 
 from wiiiiided.control.job import Ended, Job, Stopping
 from wiiiiided.control.state import State
+from wiiiiided.daemon.records import Records
 from wiiiiided.daemon.shares.shims import Shim
 from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages
 from wiiiiided.daemon.watching.reader import Key, Reader, ranks_on
-from wiiiiided.daemon.watching.records import Records
 from wiiiiided.domain.figures import RankSample, RunRecord
 from wiiiiided.figures.course import Course
 from wiiiiided.figures.rates import blank, fell

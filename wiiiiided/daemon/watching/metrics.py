@@ -24,7 +24,7 @@ import socket
 import stat
 from collections.abc import Callable
 
-from wiiiiided.daemon.listening import stop_listening
+from wiiiiided.daemon.conversation.listening import stop_listening
 from wiiiiided.daemon.settings import Address, Settings
 from wiiiiided.errors import HostError
 from wiiiiided.figures.prometheus import CONTENT_TYPE

@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.answers import views
+from wiiiiided.daemon import views
 from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.watching.sampler import EVERY_S, Sampler
 from wiiiiided.domain.figures import JobNow, NodeNow

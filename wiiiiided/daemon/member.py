@@ -20,17 +20,19 @@ from msgspec.structs import replace
 from wiiiiided import __version__
 from wiiiiided.config import Paths
 from wiiiiided.control import events as e
-from wiiiiided.daemon.answers.api import Api, Refuse
 from wiiiiided.daemon.answers.relay import Relay
 from wiiiiided.daemon.answers.share import Share
 from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts, status_of
-from wiiiiided.daemon.answers.talk import Talk
 from wiiiiided.daemon.cluster.control_port import FIRST_WORDS_S, ControlPort, Verdict
 from wiiiiided.daemon.cluster.credentials import Credentials
 from wiiiiided.daemon.cluster.dial import Dialer, Turned, Unreachable
+from wiiiiided.daemon.cluster.fetch import Fetcher
 from wiiiiided.daemon.cluster.roles import Roles
 from wiiiiided.daemon.cluster.uplink import Uplink
+from wiiiiided.daemon.conversation.api import Api
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.host import Host
 from wiiiiided.daemon.notify import Notifier
 from wiiiiided.daemon.port.doors import Doors
@@ -39,7 +41,6 @@ from wiiiiided.daemon.probe import this_node
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares import whose
 from wiiiiided.daemon.shares.archives import Archives
-from wiiiiided.daemon.shares.fetch import Fetcher
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Preparer
 from wiiiiided.daemon.shares.runs import Runs

@@ -23,9 +23,9 @@ from pathlib import Path
 import msgspec
 
 from wiiiiided import __version__
-from wiiiiided.daemon.answers.talk import Caller, Talk
-from wiiiiided.daemon.listening import stop_listening
-from wiiiiided.domain.codes import NOT_ALLOWED
+from wiiiiided.daemon.conversation.listening import stop_listening
+from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.errors import HostError, WiiiiideError
 from wiiiiided.log import about, logger
 from wiiiiided.wire import messages as m
@@ -37,22 +37,6 @@ RESERVED = 64  # for root and the daemon's own user
 FIRST_WORDS_S = 10.0
 HERE_ONLY = (m.Init, m.Join, m.Leave, m.Renew)  # never for a person on another machine
 BACKLOG = 1024  # a full one refuses clients that do not block
-
-
-class Refuse(WiiiiideError):
-    """The answer is no; becomes a Refused."""
-
-    def __init__(self, code: int, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.code, self.hint = code, hint
-
-
-def only_admin(caller: Caller, what: str) -> None:
-    """Refuse who may not change machines: one sentence, whatever was asked."""
-    if not caller.admin:
-        text = f"only root, or the daemon's own user, may {what}: {caller.user} is neither"
-        raise Refuse(NOT_ALLOWED, text)
-
 
 Handler = Callable[[Talk, m.Request], Awaitable[None]]
 
