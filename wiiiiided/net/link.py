@@ -6,9 +6,9 @@
             it, because the news of a death must not stand in line behind what the dead will
             never read
 
-Both are opened by the same side and authenticated each for itself (wire.handshake). A process that
-ends closes both; only the data connection's end counts, since what was sent before it still lies
-there to be read.
+Each is opened by one side (engine.reach says which) and authenticated for itself (wire.handshake).
+A process that ends closes both; only the data connection's end counts, since what was sent before
+it still lies there to be read.
 """
 
 from __future__ import annotations

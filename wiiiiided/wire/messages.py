@@ -354,7 +354,7 @@ class DaemonStatus(Message, frozen=True):
     jobs_directory: str
     job_user: str
     counts: dict[str, int]  # jobs per state, those not over
-    problem: str = ""  # a sentence when something is wrong: "cannot write its state: disk full"
+    problem: str = ""  # a sentence when something is wrong: "cannot write …: the disk is full"
     role: Literal["alone", "coordinator", "member"] = "alone"
     cluster: str = ""  # empty: alone
     coordinator: str = ""  # the name of that node
