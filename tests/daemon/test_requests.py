@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
-from tests.daemon.requesting import ADA, ROOT, coordinator
+from tests.control.world import spec
+from tests.daemon.requesting import ADA, ARCHIVE, ROOT, coordinator
 from tests.daemon.talking import FakeShim, pair, run, until
+from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
 from wiiiiided.daemon.conversation.talk import NOBODY, Caller
 from wiiiiided.shim import files
@@ -395,5 +397,28 @@ def test_status_says_what_this_machine_is_among_the_others(tmp_path: Path) -> No
             assert said.linked
             cluster.standing.troubles = lambda: "port 9461 is taken"
             assert (await cluster.one(m.Status())).problem == "port 9461 is taken"
+
+    run(scene())
+
+
+def test_what_was_reported_counts_before_what_is_asked_is_decided(tmp_path: Path) -> None:
+    """As when there was no room on the disk for the end of a job: it is over, and can go again."""
+
+    async def scene() -> None:
+        with coordinator(tmp_path, alone=True) as cluster:
+            job = cluster.submit()
+            cluster.start(job)
+            now = cluster.keeper.clock()
+            end = e.WorkersEnded(now, job, 1, "a", 0, "all ranks ended")
+            cluster.keeper._reports.append(end)
+            again = await cluster.one(m.Requeue(job))
+            assert (again.state, again.attempt) == ("starting", 2)
+            cluster.start(job)
+            ended = e.WorkersEnded(now, job, 2, "a", 1, "rank 0 failed")
+            cluster.keeper._reports.append(ended)
+            after = spec(policy={"after": (job,)})
+            cluster.archives.path(ARCHIVE).write_bytes(b"")
+            said = await cluster.one(m.Submit(after, ARCHIVE, 0))
+            assert f"job {job} is failed: a job after it would never run" in said.message
 
     run(scene())

@@ -244,6 +244,24 @@ def test_shares_that_a_removed_node_does_not_end_are_not_waited_for_for_ever(
     run(scene())
 
 
+def test_who_asks_is_told_when_a_share_takes_long_to_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.nodes.ANSWER_S", 0.05)
+
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            said = await cluster.one(m.RemoveNode("b", force=True))
+            assert said.message.startswith(f"b is refused from now on, but its share of job {job} ")
+            assert "b" in cluster.keeper.state.nodes
+            cluster.report(e.WorkersEnded, job, "b", 143, "stopped", True)
+            await until(lambda: "b" not in cluster.keeper.state.nodes, "it is removed")
+
+    run(scene())
+
+
 def test_a_share_that_was_not_told_to_start_is_not_waited_for(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:

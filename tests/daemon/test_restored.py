@@ -3,13 +3,20 @@ files of it, and gives no number twice."""
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+from msgspec.structs import replace
+
+from tests.daemon.test_full_disk import Member, given
 from tests.daemon.test_jobs import FOREVER, alive, running
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_cluster, private_daemon
+from wiiiiided.daemon.shares.runs import Runs
+from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.domain.spec import Restart
 
 PATIENCE_S = 60.0
@@ -58,7 +65,7 @@ def test_a_job_that_the_queue_never_knew_is_ended_and_its_files_stay(tmp_path: P
         daemon.stop()
         daemon.start()  # its number is behind the next one now: that does not make it old
         assert daemon.end_of(daemon.submit("pass")).state == "done"
-        assert f"jobs {job} have files, and this queue never knew them" in daemon.said()
+        assert f"jobs {job} (1) have files, and this queue never knew them" in daemon.said()
         work = daemon.paths.jobs / str(job) / "files" / "work"
         assert (work / "result").read_text() == "of weeks"
 
@@ -108,3 +115,44 @@ def test_a_member_keeps_the_files_of_jobs_that_the_coordinator_forgot(tmp_path: 
         assert b.end_of(again).state == "done"
         work = b.paths.jobs / str(job) / "files" / "work"
         assert (work / "result").read_text() == "of weeks"
+
+
+class _Old:
+    """A shim that takes its time to end."""
+
+    was_stopped = False
+
+    def stop(self, *_: object) -> None:
+        self.was_stopped = True
+
+
+def test_a_start_that_waits_for_a_forgotten_attempt_can_be_cancelled(tmp_path: Path) -> None:
+    async def scene() -> None:
+        member = Member(tmp_path)
+        new = given()
+        key, workers = (new.job.id, 1), member.workers
+        old: Any = _Old()
+        workers.shims[key] = old
+        workers.following[key] = replace(new.job, submitted_at=-1.0)
+        workers.start(new, 1)
+        await member.until(lambda: old.was_stopped)
+        workers.stop(new.job, 1, 0.0, "cancelled by ada")
+        ended = await member.report()
+        assert (ended.id, ended.attempt, ended.code) == (*key, 0)
+        workers.shims.clear()
+        await workers.close()
+        assert len(member.reports) == 1
+
+    asyncio.run(scene())
+
+
+def test_files_of_another_job_of_that_number_are_set_aside(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "jobs", JobUser.this())
+    for content in ("first", "second"):
+        runs.make(3, 1)
+        runs.work(3).mkdir()
+        (runs.work(3) / "result").write_text(content)
+        aside = runs.set_aside(3)
+        assert (aside / "files" / "work" / "result").read_text() == content
+    assert runs.numbers() == []
+    assert sorted(path.name for path in runs.root.iterdir()) == ["3-before-1", "3-before-2"]

@@ -52,12 +52,17 @@ class Keeper:
     # ---- events in
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
-        """What a person wants. StoreError: it did not happen."""
-        self._drain()  # what was reported came first; and so did a change of the clock
-        if self._reports:
-            raise StoreError(self.problem)
+        """What a person wants. StoreError: it did not happen. Who reads the state to decide what
+        the event is catches up before."""
+        self.catch_up()
         self._apply(event, secrets)
         self._set_alarm()
+
+    def catch_up(self) -> None:
+        """What was reported came first, and so did a change of the clock; StoreError: not yet."""
+        self._drain()
+        if self._reports:
+            raise StoreError(self.problem)
 
     def report(self, event: e.AnyEvent) -> None:
         """What has happened already: it is kept until it can be stored."""

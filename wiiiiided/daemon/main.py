@@ -25,7 +25,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -56,7 +55,7 @@ from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Preparer
 from wiiiiided.daemon.shares.runs import Runs
-from wiiiiided.daemon.shares.workers import Key, Workers
+from wiiiiided.daemon.shares.workers import Workers
 from wiiiiided.daemon.store import Store, StoreError, StoreUnusable
 from wiiiiided.daemon.watching.courses import Courses
 from wiiiiided.daemon.watching.machine import Machine
@@ -216,11 +215,10 @@ class Daemon(Host):
         """Find every job that was on this node; then let the queue move."""
         jobs = self.keeper.state.jobs.values()
         found = [job for job in jobs if job.state in ON_NODES]
-        numbers = self.runs.numbers()
-        with contextlib.suppress(StoreError):  # then no number can be given out either
-            self.store.strangers(numbers)
+        with contextlib.suppress(StoreError):  # no room; what a job finds there is set aside then
+            self.store.strangers(self.runs.numbers())
         given = [self.performer.assigner.given(job) for job in found]
-        self.workers.reconcile(given, self._attempts(numbers))
+        self.workers.reconcile(given, latest=self.store.latest_attempts())
         self.sampler.adopt()
         now = self.keeper.clock()
         latest = self.keeper.latest(jobs)
@@ -229,12 +227,6 @@ class Daemon(Host):
         self.keeper.report(NodeSeen(now, self.node))
         self.keeper.tick()
         return f"; looking after {len(found)} that it had started" if found else ""
-
-    def _attempts(self, numbers: list[int]) -> Iterator[Key]:
-        """The latest of each job that the queue knows."""
-        for number in numbers:
-            if (job := self.keeper.job(number)) is not None and job.attempt is not None:
-                yield number, job.attempt.number
 
     def summary(self) -> str:
         jobs = views.summary(self.keeper.state)
@@ -318,8 +310,8 @@ class Daemon(Host):
         """Jobs that have files and no row: their removal was interrupted. Those that this queue
         never gave out are somebody's work."""
         numbers = self.runs.numbers()
-        kept = self.store.strangers(numbers)
-        return [n for n in numbers if n not in kept and self.store.job(n) is None]
+        known = self.store.strangers(numbers) | self.store.numbers()
+        return [number for number in numbers if number not in known]
 
     async def _remove(self, number: int) -> None:
         try:

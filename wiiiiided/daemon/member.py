@@ -58,7 +58,7 @@ from wiiiiided.trust.identity import Identity
 from wiiiiided.trust.tls import Peer, why_not_coordinator
 from wiiiiided.wire import messages as m
 
-ANSWER_S = 30.0  # of the coordinator, which may wait for the word on a share first
+ANSWER_S = 15.0
 YOUNG_S = 600.0  # an archive that came by here with a submit, and whose job is still to start
 FORGET_S = 600.0  # for shares to end whose files are to go
 LOOK_S = 0.05

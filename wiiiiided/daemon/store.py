@@ -37,6 +37,7 @@ from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 
 STRANGER: Final = "stranger-"  # facts about jobs that only their files know of
+SHOWN: Final = 9
 MOST_SKIPPED: Final = 1_000_000  # numbers at once: more is no queue's later state
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
@@ -218,9 +219,10 @@ class Store:
                     self._db.execute(sql, (max(new) + 1,))
             except sqlite3.Error as problem:
                 raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
-            text = "jobs %s have files, and this queue never knew them: it was restored from an "
-            text += "older copy. Their files stay; the next job is number %d"
-            logger.warning(text, ", ".join(map(str, sorted(new)[:9])), self.next_id())
+            shown = ", ".join(map(str, sorted(new)[:SHOWN])) + (" …" if len(new) > SHOWN else "")
+            text = "jobs %s (%d) have files, and this queue never knew them: it was restored from "
+            text += "an older copy, or begun anew. Their files stay; the next job is number %d"
+            logger.warning(text, shown, len(new), self.next_id())
         sql = "SELECT substr(name, ?) FROM facts WHERE name GLOB ?"
         found = self._db.execute(sql, (len(STRANGER) + 1, f"{STRANGER}*"))
         known = {int(row[0]) for row in found}
@@ -244,6 +246,16 @@ class Store:
     def nodes(self) -> list[NodeRow]:
         """The machines of the cluster, in the order they joined."""
         return self._all("node", _node, "SELECT body FROM nodes ORDER BY rowid")
+
+    def latest_attempts(self) -> dict[int, int]:
+        """Of every job, over or not, the number of its latest attempt; 0: it had none. Without
+        reading them whole: there may be a hundred thousand."""
+        sql = "SELECT id, json_extract(CAST(body AS TEXT), '$.attempt.number') FROM jobs"
+        return {number: attempt or 0 for number, attempt in self._db.execute(sql)}
+
+    def numbers(self) -> set[int]:
+        """All jobs, over or not."""
+        return {row[0] for row in self._db.execute("SELECT id FROM jobs")}
 
     def next_id(self) -> int:
         row = self._db.execute("SELECT value FROM counters WHERE name = 'next_job'").fetchone()

@@ -7,6 +7,9 @@ machine of the cluster, may change everything.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
 from wiiiiided.daemon import views
@@ -61,6 +64,7 @@ class Jobs:
 
     def change(self, caller: Caller, request: m.Hold | m.Release | m.Requeue) -> m.JobView:
         """hold, release, requeue: refused in a sentence where the table has no such move."""
+        self.catch_up()
         job = self.owned(caller, request.id)
         now, by = self.keeper.clock(), caller.user
         event: e.AnyEvent
@@ -92,10 +96,13 @@ class Jobs:
         return job
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
-        try:
+        with _stored():
             self.keeper.ask(event, secrets)
-        except StoreError as problem:
-            raise Refuse(FAILED, f"{problem}; nothing was changed") from problem
+
+    def catch_up(self) -> None:
+        """Before the state is read for an event: what it waits for may just have ended."""
+        with _stored():
+            self.keeper.catch_up()
 
     def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """The jobs it must wait for. One that is over and was not done is a refusal."""
@@ -138,3 +145,11 @@ class Jobs:
         finally:
             self.keeper.unwatch(request.id, watcher)
         await talk.say(m.End())
+
+
+@contextmanager
+def _stored() -> Iterator[None]:
+    try:
+        yield
+    except StoreError as problem:
+        raise Refuse(FAILED, f"{problem}; nothing was changed") from problem

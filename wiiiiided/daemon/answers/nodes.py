@@ -42,7 +42,8 @@ from wiiiiided.text import plain
 from wiiiiided.wire import messages as m
 
 REASON_CHARS = 200
-ENDS_S = 20.0  # for shares of a machine that is removed; who asked waits 30 s
+ENDS_S = 60.0  # for shares of a machine that is removed; a shim that disobeys is killed by then
+ANSWER_S = 20.0  # who asked waits 30 s
 LOOK_S = 0.05
 NodeRequest = m.Nodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
 
@@ -146,7 +147,12 @@ class NodeRequests:
             else:
                 self._begin_removal(cluster, name, caller.user)
         if work := self._removals.get(name):
-            await asyncio.shield(work)
+            await asyncio.wait({work}, timeout=ANSWER_S)
+            if not work.done():
+                what = f"its share of {jobs_on(state, name)} has not ended yet"
+                text = f"{name} is refused from now on, but {what}"
+                raise Refuse(FAILED, f"{text}; it is listed until then, {ENDS_S:g} s at most")
+            work.result()
         return replace(before, state="lost", why=f"removed by {caller.user}", jobs=())
 
     def _begin_removal(self, cluster: Cluster, name: str, by: str) -> None:

@@ -43,6 +43,7 @@ class Submissions:
 
     def _store(self, talk: Talk, request: m.Submit) -> int:
         caller, keeper = talk.caller, self.jobs.keeper
+        self.jobs.catch_up()
         number = keeper.store.next_id()
         owner = Owner(caller.node or self.jobs.own, caller.uid, caller.user)
         waits_for = self.jobs.dependencies(request.spec.policy.after)

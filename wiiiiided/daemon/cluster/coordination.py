@@ -93,6 +93,11 @@ class Coordination:
     async def open(self) -> None:
         await self.gate.open()
         self._tell_shims()
+        for name in set(self.keeper.state.nodes) - {*self.members.names(), self.identity.node}:
+            text = (
+                "%s was being removed when the daemon ended: wiiiiide nodes remove %s does the rest"
+            )
+            logger.warning(text, name, name)
 
     def judge(self, peer: Peer | None) -> Verdict:
         """Whether a certificate counts, by this machine's tables and clock."""

@@ -41,7 +41,6 @@ from wiiiiided.wire.messages import Message
 HELLO_S = 10.0
 AGO_S = 86400.0  # the longest ago that something can have happened and still be news
 RENEW_LOOK_S = 3600.0
-HAS = 10_000  # jobs with files on a node that are looked up at once; the rest at its next link
 FIGURES_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop everybody
 VERSION_CHARS = 64
 LARGEST = 1 << 62  # of a count: what the store and JSON hold exactly
@@ -158,10 +157,11 @@ class Links:
 
     def _reconciliation(self, name: str, has: tuple[int, ...]) -> p.Reconcile:
         jobs = [job for job in self.keeper.state.jobs.values() if _is_on(job, name)]
-        numbers = [number for number in has[:HAS] if 0 < number < LARGEST]
+        numbers = [number for number in has if 0 < number < LARGEST]
+        store = self.keeper.store
         try:
-            kept = self.keeper.store.strangers(numbers)
-            gone = tuple(n for n in numbers if n not in kept and self.keeper.job(n) is None)
+            known = store.strangers(numbers) | store.numbers()
+            gone = tuple(number for number in numbers if number not in known)
         except StoreError:  # no room: at the next link
             gone = ()
         return p.Reconcile(tuple(p.pack(self.assigner.given(job)) for job in jobs), gone)

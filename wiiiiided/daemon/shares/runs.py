@@ -3,7 +3,7 @@
     <jobs>/                 the daemon's; in system mode readable for the jobs' group
         home/               HOME of the jobs' user (system mode)
         <id>/               the daemon's: jobs cannot put anything here
-            job.json        the job, as it was given to this node (several machines)
+            job.json        the job, as it was given to this node
             files/work/     the working directory
             <attempt>/      what shim and daemon share (shim/__init__)
 
@@ -15,6 +15,7 @@ only the jobs' user's or the daemon's, and only so many bytes are read.
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat
 from pathlib import Path
@@ -66,6 +67,19 @@ class Runs:
     def numbers(self) -> list[int]:
         """Jobs that have a directory."""
         return [int(name) for name in os.listdir(self.root) if name.isdecimal()]
+
+    def began(self, number: int, attempt: int) -> bool:
+        """Whether there is a directory of that attempt."""
+        return self.attempt(number, attempt).exists()
+
+    def set_aside(self, number: int) -> Path:
+        """Keep a job's directory under a name that no job has, whose it may ever be; which."""
+        for copy in itertools.count(1):
+            path = self.root / f"{number}-before-{copy}"
+            if not path.exists():
+                os.rename(self.job(number), path)
+                return path
+        raise AssertionError
 
     def make(self, number: int, attempt: int) -> None:
         """The directories of an attempt, if they are not there yet."""

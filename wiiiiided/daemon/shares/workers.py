@@ -22,7 +22,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -89,6 +89,7 @@ class Workers:
         self._started: set[Key] = set()
         self._forsaken: set[Key] = set()  # ended by this node, which was not asked to
         self._superseded: set[Key] = set()  # … and of another job than the one of that number now
+        self._later: dict[Key, asyncio.Task[None]] = {}  # that wait for another to end
         self._preparing: dict[Key, asyncio.Task[None]] = {}
         self._prepared: dict[Key, e.WorkersPrepared] = {}
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +134,9 @@ class Workers:
             self._say_again(key)
             return
         if key in self.shims:
-            self._spawn_task(self._start_later(given, attempt))
+            if key not in self._later:
+                task = self._later[key] = self._spawn_task(self._start_later(given, attempt))
+                task.add_done_callback(lambda _: self._later.pop(key, None))
             return
         assert given.job.attempt is not None
         layout = given.job.attempt.layout
@@ -157,6 +160,11 @@ class Workers:
         if task := self._preparing.get(key):
             task.cancel()
         self._prepared.pop(key, None)
+        if later := self._later.get(key):
+            # It waits for one of that number that the queue forgot, and has not begun.
+            later.cancel()
+            self._soon(e.WorkersEnded(self.clock(), *key, self.here.node, 0, FORFEITED))
+            return
         if key not in self.shims:
             self._follow(Assignment(job, ""), attempt, None)
         self.following[key] = job
@@ -188,7 +196,7 @@ class Workers:
         elif isinstance(job.phase, Hung):
             self._spawn_task(self._dump(job.id, attempt.number))
 
-    # ---- a member's own view
+    # ---- what this node has, against what the queue believes
 
     def find(self) -> int:
         """Follow every share that this node's files say may run; how many. Where there is an order
@@ -196,8 +204,12 @@ class Workers:
         self._find((files.ORDER, files.CLAIM), set())
         return len(self.shims)
 
-    def _find(self, marks: tuple[str, ...], but: set[Key]) -> None:
+    def _find(
+        self, marks: tuple[str, ...], but: set[Key], latest: Mapping[int, int] | None = None
+    ) -> None:
         for number in self.runs.numbers():
+            if latest and number in latest and not self.runs.began(number, latest[number] + 1):
+                continue
             job = self.kept(number)
             if job is None or job.attempt is None:
                 continue
@@ -214,16 +226,19 @@ class Workers:
         others: Iterable[Key] = (),
         reason: str = UNKNOWN,
         grace: bool = False,
+        latest: Mapping[int, int] | None = None,
     ) -> None:
         """What the queue believes to be here: make it so. What it does not know ends, for that
         `reason`; `others` are attempts that it knows and of which nothing more can be read.
-        Without a grace: it counts as ended already, and may have begun again elsewhere."""
+        Without a grace: it counts as ended already, and may have begun again elsewhere.
+        `latest` attempts of all jobs of the queue, where those are known, spare reading their
+        files: only what is later can be unknown."""
         known = set(others)
         for one in given:
             if one.job.attempt is not None:
                 known.add((one.job.id, one.job.attempt.number))
                 self.adopt(one)
-        self._find((files.ORDER,), known)  # also a shim that has not claimed yet
+        self._find((files.ORDER,), known, latest)  # also a shim that has not claimed yet
         for key in {*self.shims, *self._preparing, *self._prepared} - known:
             self.end(key, reason, grace)
 
@@ -326,8 +341,8 @@ class Workers:
             except NotYet:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _make_room(self, key: Key, job: Job) -> None:
-        """Until nothing of the job's earlier attempts is here, nor of another job that had its
+    async def _until_alone(self, key: Key, job: Job) -> None:
+        """Until nothing of the job's earlier attempts runs here, nor of another job that had its
         number. There may be: somebody vouched that this machine was lost, and it was not; the
         coordinator was restored from an old copy, and gives numbers anew."""
         while before := [other for other in self.shims if self._is_before(other, key, job)]:
@@ -336,13 +351,22 @@ class Workers:
                     self._superseded.add(other)
                 self.end(other, UNKNOWN, grace=False)
             await asyncio.sleep(LOOK_EVERY_S)
+
+    async def _make_room(self, key: Key, job: Job) -> None:
+        """For files: those of a forgotten attempt go, those of another job are somebody's work."""
         kept = self.kept(job.id)
-        if kept is not None and is_another(kept, job):
-            text = "job %d: files of another job, or attempt, of that number are removed"
+        if kept is None or not is_another(kept, job):
+            return
+        if kept.submitted_at != job.submitted_at:
+            text = "job %d: files of another job of that number are kept in %s"
+            logger.warning(text, job.id, self.runs.set_aside(job.id), extra=about(job.id))
+        else:
+            text = "job %d: files of attempts that the queue does not remember are removed"
             logger.warning(text, job.id, extra=about(job.id))
-            await self.remove(job.id, 0 if kept.submitted_at != job.submitted_at else key[1])
+            await self.remove(job.id, key[1])
 
     async def _have_room(self, key: Key, job: Job, shim: Shim) -> None:
+        await self._until_alone(key, job)
         while not shim.was_stopped:
             try:
                 await self._make_room(key, job)
@@ -360,7 +384,7 @@ class Workers:
         return key in self.shims and not is_another(self.following[key], job)
 
     async def _start_later(self, given: Assignment, attempt: int) -> None:
-        await self._make_room((given.job.id, attempt), given.job)
+        await self._until_alone((given.job.id, attempt), given.job)
         self.start(given, attempt)
 
     def _say_again(self, key: Key) -> None:
