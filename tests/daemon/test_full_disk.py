@@ -303,8 +303,7 @@ def cluster() -> Iterator[tuple[PrivateDaemon, PrivateDaemon]]:
 
 
 @pytest.mark.needs("root", "mount")
-@pytest.mark.parametrize("disk", ["archives", "jobs"])
-@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize(("disk", "nodes"), [("archives", 1), ("jobs", 2)])
 def test_jobs_on_a_member_whose_disk_is_full_wait_and_none_is_failed(
     cluster: tuple[PrivateDaemon, PrivateDaemon], tmp_path: Path, disk: str, nodes: int
 ) -> None:

@@ -155,16 +155,25 @@ def test_a_shim_that_is_told_to_end_by_somebody_else_has_not_done_its_work(
     daemon.client.cancel(job, now=True)
 
 
-def test_a_stopped_shim_is_ended_all_the_same(daemon: PrivateDaemon) -> None:
+HASTY = """
+from wiiiiided.daemon import main
+from wiiiiided.daemon.shares import shims
+shims.ENFORCE_S = 2.0  # instead of thirty
+raise SystemExit(main.main())
+"""
+
+
+def test_a_stopped_shim_is_ended_all_the_same() -> None:
     """SIGSTOP keeps it from obeying; the daemon ends it, and the sweeper what it had."""
-    job = daemon.submit(FOREVER)
-    pids = running(daemon, job)
-    pid = claim_of(daemon, job)["pid"]
-    assert isinstance(pid, int)
-    os.kill(pid, signal.SIGSTOP)
-    view = daemon.client.cancel(job, now=True)  # thirty seconds later
-    assert view.state == "cancelled"
-    assert not [pid for pid in pids if alive(pid)]
+    with private_daemon(program=(sys.executable, "-c", HASTY)) as daemon:
+        job = daemon.submit(FOREVER)
+        pids = running(daemon, job)
+        pid = claim_of(daemon, job)["pid"]
+        assert isinstance(pid, int)
+        os.kill(pid, signal.SIGSTOP)
+        view = daemon.client.cancel(job, now=True)
+        assert view.state == "cancelled"
+        assert not [pid for pid in pids if alive(pid)]
 
 
 def test_a_shim_killed_before_its_claim_never_runs_beside_the_next_attempt() -> None:

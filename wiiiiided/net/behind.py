@@ -40,12 +40,7 @@ SILENT_S: Final = 10.0
 DOOR_S: Final = 15.0  # what a process may need to open its door, and a daemon to find its jobs
 
 _LABEL: Final = b"wiiiiide group\0"
-_AGAIN_S: Final[dict[int, float]] = {
-    Reason.BUSY: math.inf,
-    Reason.ABSENT: DOOR_S,
-    Reason.UNKNOWN: DOOR_S,
-    Reason.PROOF: DOOR_S,
-}
+_SOON: Final = frozenset({Reason.ABSENT, Reason.UNKNOWN, Reason.PROOF})  # it may be otherwise
 
 
 class Behind:
@@ -162,7 +157,9 @@ class Passings:
 def again_s(guest: Outgoing | None, why: OSError | HostError) -> float:
     """For how long it is worth to knock again after this; 0: not at all."""
     if isinstance(why, Unwelcome):
-        return _AGAIN_S.get(why.reason, 0.0)
+        if why.reason == Reason.BUSY:
+            return math.inf
+        return DOOR_S if why.reason in _SOON else 0.0
     if getattr(why, "errno", 0) == errno.ECONNREFUSED:
         return math.inf  # the daemon restarts
     broken = isinstance(why, Ended) or getattr(why, "errno", 0) in (errno.ECONNRESET, errno.EPIPE)
