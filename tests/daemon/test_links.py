@@ -237,6 +237,7 @@ def test_a_drained_node_gets_no_new_job_until_it_is_resumed(cluster: Cluster) ->
     assert a.end_of(job).nodes == ("c",)
 
 
+@pytest.mark.soak
 def test_a_member_that_was_frozen_is_lost_and_comes_back(own: Cluster, go: Path) -> None:
     a, b, _ = own
     job = waiting(a, go)
@@ -250,6 +251,7 @@ def test_a_member_that_was_frozen_is_lost_and_comes_back(own: Cluster, go: Path)
     assert len(starts(a, job)) == 1
 
 
+@pytest.mark.soak
 def test_a_node_declared_lost_ends_its_share_when_it_comes_back(own: Cluster, go: Path) -> None:
     """Also one that does not want to end; nothing of the next attempt runs beside it."""
     a, b, _ = own

@@ -201,6 +201,7 @@ def test_a_share_that_ends_well_because_its_machine_leaves_has_not_done_its_work
     assert "leaves the cluster" in view.why
 
 
+@pytest.mark.soak
 def test_a_removed_machine_ends_its_share_also_when_another_has_its_name(own: Cluster) -> None:
     a, b = own
     job = a.submit(STUBBORN, use=("b",), policy={"grace_s": 1.0})

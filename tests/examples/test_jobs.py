@@ -73,7 +73,12 @@ RESUMING = [
 
 
 @pytest.mark.parametrize(
-    ("folder", "command", "first", "saved", "resumed"), RESUMING, ids=[case[0] for case in RESUMING]
+    ("folder", "command", "first", "saved", "resumed"),
+    [
+        # One here, all in make soak; that each resumes, test_several_machines shows as well.
+        pytest.param(*case, id=case[0], marks=() if case[0] == "ddp" else pytest.mark.soak)
+        for case in RESUMING
+    ],
 )
 def test_a_killed_rank_is_started_again_and_goes_on_from_its_checkpoint(
     folder: str, command: str, first: str, saved: str, resumed: str

@@ -175,6 +175,7 @@ def fill_a_slow_link(me: Rank) -> dict[str, Any]:
     return {"done": done, "lines": lines.said, "digest": float(z.sum())}
 
 
+@pytest.mark.soak
 def test_a_link_at_ten_megabit_full_of_our_own_traffic_gives_no_false_alarm() -> None:
     with Network("ab") as network:
         network.shape("10mbit")

@@ -51,7 +51,7 @@ def tcp_listeners(attempt: Attempt) -> list[str]:
     return [str(one.laddr) for one in found if one.status == psutil.CONN_LISTEN]
 
 
-@pytest.mark.parametrize("backend", ["gloo", "wiiiiide"])
+@pytest.mark.parametrize("backend", [pytest.param("gloo", marks=pytest.mark.soak), "wiiiiide"])
 def test_a_script_made_for_torchrun_trains_over_two_machines(
     machines: tuple[Machine, Machine], backend: str
 ) -> None:
