@@ -41,8 +41,9 @@ class Resources(Struct, frozen=True):
     avoid: tuple[str, ...] = ()
 
 
-class Network(Struct, frozen=True):
-    """How ranks talk to each other."""
+class Network(Struct, frozen=True, forbid_unknown_fields=False):
+    """How ranks talk to each other. Jobs that were queued before it was taken out may still have
+    `gradients`, which never had an effect: passed over, so that their queue can be read."""
 
     backend: Literal["wiiiiide", "gloo", "nccl"] = "wiiiiide"
     codec: Literal["auto", "none", "lz4"] = "auto"
