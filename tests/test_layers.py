@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wiiiiided"
@@ -86,12 +85,15 @@ MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py", *SERIALIZED}
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
-def _tree(module: str) -> ast.Module:
+def _parse(module: str) -> ast.Module:
     return ast.parse((PACKAGE / module).read_text())
 
 
+_tree = functools.cache(_parse)
+
+
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of everything imported anywhere below: `from a.b import c` is a.b and a.b.c."""
+    """Full names of everything imported anywhere below: `from a.b import c` is a.b.c."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -101,9 +103,10 @@ def _imports(tree: ast.AST) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+@functools.cache
 def _at_import(module: str) -> set[str]:
     """What is imported when the module is: not what stands inside functions."""
-    tree = _tree(module)
+    tree = _parse(module)  # its own: the bodies are taken out
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             node.body = [ast.Pass()]
@@ -119,14 +122,16 @@ def _layers_of(imports: set[str]) -> set[str]:
     return found - {"__version__"}
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
-def test_a_module_imports_only_from_below(module: str) -> None:
-    layer = _layer(module)
-    assert layer in ALLOWED, f"{module} belongs to no layer"
-    found = _layers_of(set(_imports(_tree(module)))) - {layer}
-    late = {to for source, to in LATE if source == layer}
-    assert found - late <= ALLOWED[layer], f"{module} imports {found - ALLOWED[layer]}"
-    assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
+def test_a_module_imports_only_from_below() -> None:
+    for module in MODULES:
+        if module == "__init__.py":
+            continue
+        layer = _layer(module)
+        assert layer in ALLOWED, f"{module} belongs to no layer"
+        found = _layers_of(set(_imports(_tree(module)))) - {layer}
+        late = {to for source, to in LATE if source == layer}
+        assert found - late <= ALLOWED[layer], f"{module} imports {found - ALLOWED[layer]}"
+        assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
 
 
 def test_the_architecture_names_every_module_of_the_daemon_and_no_other() -> None:
@@ -140,23 +145,23 @@ def test_the_architecture_names_every_module_of_the_daemon_and_no_other() -> Non
     assert not named
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if m.startswith("daemon/")])
-def test_a_module_of_the_daemon_imports_only_from_below(module: str) -> None:
-    def part(name: str) -> str:
-        return name.split(".")[2]
-
-    mine = module.removeprefix("daemon/").removesuffix(".py").split("/")[0]
-    if mine == "__init__":
-        return
-    below: set[str] = {mine}
+def _below_in_the_daemon(part: str) -> set[str]:
+    """What that folder or module of the daemon may import of the daemon, itself included."""
+    below: set[str] = {part}
     for step in DAEMON:
-        if mine in step:
-            break
+        if part in step:
+            return below
         below |= step
-    else:
-        raise AssertionError(f"{module} has no place in the daemon's order")
-    names = {name for name in _imports(_tree(module)) if name.startswith("wiiiiided.daemon.")}
-    assert {part(name) for name in names} <= below, module
+    raise AssertionError(f"{part} has no place in the daemon's order")
+
+
+def test_a_module_of_the_daemon_imports_only_from_below() -> None:
+    for module in MODULES:
+        mine = module.removeprefix("daemon/").removesuffix(".py").split("/")[0]
+        if module.startswith("daemon/") and mine != "__init__":
+            names = (name.split(".") for name in _imports(_tree(module)))
+            parts = {name[2] for name in names if name[:2] == ["wiiiiided", "daemon"]}
+            assert parts <= _below_in_the_daemon(mine), module
 
 
 def test_the_layers_have_no_circle() -> None:
@@ -174,25 +179,25 @@ def test_the_bottom_imports_nothing_heavy() -> None:
     assert _at_import("__init__.py") == set()
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_torch_and_numpy_are_imported_where_they_are_needed_only(module: str) -> None:
-    roots = {name.split(".")[0] for name in _at_import(module)}
-    layer = _layer(module)
-    if "torch" in roots:
-        assert layer in ("torch", "collectives") or module in MAY_IMPORT_TORCH, module
-    if "numpy" in roots and layer in ("wire", "codec", "net", "shm", *BOTTOM):
-        assert module in MAY_IMPORT_NUMPY, module
+def test_torch_and_numpy_are_imported_where_they_are_needed_only() -> None:
+    for module in MODULES:
+        roots = {name.split(".")[0] for name in _at_import(module)}
+        layer = _layer(module)
+        if "torch" in roots:
+            assert layer in ("torch", "collectives") or module in MAY_IMPORT_TORCH, module
+        if "numpy" in roots and layer in ("wire", "codec", "net", "shm", *BOTTOM):
+            assert module in MAY_IMPORT_NUMPY, module
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if _layer(m) in LIGHT])
-def test_daemon_and_commands_load_neither_torch_nor_numpy(module: str) -> None:
-    roots = {name.split(".")[0] for name in _imports(_tree(module))}
-    assert not roots & {"torch", "numpy"}, module
+def test_daemon_and_commands_load_neither_torch_nor_numpy() -> None:
+    for module in MODULES:
+        roots = {name.split(".")[0] for name in _imports(_tree(module))}
+        assert _layer(module) not in LIGHT or not roots & {"torch", "numpy"}, module
 
 
-@pytest.mark.parametrize("module", [m for m in MODULES if _layer(m) == "shim"])
-def test_the_shim_uses_the_standard_library_alone(module: str) -> None:
-    for name in _imports(_tree(module)):
+def test_the_shim_uses_the_standard_library_alone() -> None:
+    imports = ((m, name) for m in MODULES if _layer(m) == "shim" for name in _imports(_tree(m)))
+    for module, name in imports:
         root, *rest = name.split(".")
         if root == "wiiiiided":
             assert rest[0] == "shim" or f"{rest[0]}/{rest[1]}.py" in SHIM_USES, (module, name)
@@ -214,14 +219,12 @@ def test_the_control_plane_has_no_clock_no_chance_and_no_io() -> None:
             assert roots <= allowed, f"{module} imports {roots - allowed}"
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_the_environment_is_read_in_one_place(module: str) -> None:
-    reads = [
-        node.lineno
+def test_the_environment_is_read_in_one_place() -> None:
+    readers = {
+        module
+        for module in MODULES
         for node in ast.walk(_tree(module))
         if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"))
         or (isinstance(node, ast.Name) and node.id in ("environ", "getenv"))
-    ]
-    assert module in ("config.py", BOOTSTRAP) or not reads, (
-        f"{module} reads the environment in {reads}"
-    )
+    }
+    assert readers <= {"config.py", BOOTSTRAP}
