@@ -53,9 +53,10 @@ def test_commands_are_completed(cli: Cli) -> None:
 
 def test_options_are_completed(cli: Cli) -> None:
     assert complete(cli, "logs", "--") == [
-        *("--follow", "--rank", "--node", "--all", "--tail", "--attempt", "--time", "--json"),
-        "--help",
+        *("--follow", "--rank", "--node", "--all", "--tail", "--grep", "--since", "--attempt"),
+        *("--time", "--json", "--help"),
     ]
+    assert complete(cli, "ps", "--state", "r") == ["running"]
     assert complete(cli, "submit", "job.toml", "--dr") == ["--dry-run"]
 
 

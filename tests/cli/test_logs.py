@@ -360,3 +360,50 @@ def test_a_pipe_that_is_closed_is_no_error(program: Program, daemon: FakeDaemon)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, err) == (141, "")
     wait_until(lambda: process.poll() is not None, PATIENCE_S, "it ended")
+
+
+# ---- which lines
+
+
+def test_grep_chooses_lines_as_they_are_shown(cli: Cli, daemon: FakeDaemon) -> None:
+    writes(daemon, line("epoch 1"), line("10%\repoch 2", 1), line("Epoch 3\r 99%"), line("loss"))
+    assert cli("logs", "17", "--grep", "^epoch [0-9]$").out == "0 │ epoch 1\n1 │ epoch 2\n"
+    (found,) = cli("logs", "17", "--grep", "(?i)LOSS", "--json").jsons
+    assert found["text"] == "loss"
+    nothing = cli("logs", "17", "--grep", "nowhere")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.err == "no line is as asked for; job 17 (digits): runs on a\n"
+
+
+@pytest.mark.parametrize("bad", ["(", "[z-a]", "*x", "(?P<n>.)(?P<n>.)"])
+def test_a_pattern_that_is_none_is_refused_before_anything_is_asked(
+    cli: Cli, daemon: FakeDaemon, bad: str
+) -> None:
+    result = cli("logs", "17", "--grep", bad)
+    assert result.code == 2
+    assert "is not a regular expression: " in result.err
+    assert daemon.requests == []
+
+
+def test_since_shows_what_was_written_from_then_on(cli: Cli, daemon: FakeDaemon) -> None:
+    now = time.time()
+    writes(daemon, line("old", at=now - 700), line("new", 1, at=now - 500))
+    assert cli("logs", "17", "--since", "10m").out == "1 │ new\n"
+    at = time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(now - 600))
+    assert cli("logs", "17", "--since", at).out == "1 │ new\n"
+    assert cli("logs", "17", "--since", at.replace("T", " ")).out == "1 │ new\n"
+    for bad in ("yesterday", "25:00", "2026-13-01", "10", "", "12", "99999999999d"):
+        result = cli("logs", "17", "--since", bad)
+        assert (result.code, "is no time such as 10m" in result.err) == (2, True), bad
+
+
+def test_following_chooses_lines_too(cli: Cli, daemon: FakeDaemon) -> None:
+    def lines(request: m.Logs, talk: Talk) -> None:
+        talk.say(m.LogLines((line("epoch 1", at=5.0), line("noise", at=6.0))))
+        talk.say(m.LogLines((line("epoch 2", at=7.0),)), m.End())
+
+    daemon.does(m.Logs, lines)
+    daemon.answers(m.Wait, view(), ended(), m.End())
+    words = ("-n", "5", "--grep", "epoch", "--since", "1970-01-01T00:00:06Z")
+    assert cli("logs", "-f", "17", *words).out == "0 │ epoch 2\n"
+    assert daemon.asked(m.Logs) == [m.Logs(17, follow=True, tail=5)]

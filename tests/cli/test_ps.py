@@ -156,3 +156,37 @@ def test_rows_fit_a_narrow_terminal(program: Program, daemon: FakeDaemon) -> Non
 def test_a_pipe_gets_whole_rows(program: Program, daemon: FakeDaemon) -> None:
     daemon.answers(m.List, m.Jobs((view(why="y" * 500),)))
     assert "y" * 500 in program.run("ps").out
+
+
+# ---- which jobs
+
+
+def test_jobs_are_chosen_by_state_and_name(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, jobs())
+
+    def found(*words: str) -> list[int]:
+        return [job["id"] for job in cli("ps", "--json", *words).json["jobs"]]
+
+    assert found("--state", "running,queued") == [17, 18]
+    assert found("--state", "held", "--state", "queued") == [18, 19]
+    assert found("--name", "digits") == [17]
+    assert found("--name", "*-[lm]odel", "--state", "queued") == [18]
+    assert found("--name", "DIGITS") == []
+    assert daemon.requests == [m.List(0)] * 5
+    nothing = cli("ps", "--name", "nothing")
+    assert (nothing.code, nothing.out) == (0, "")
+    assert nothing.err == "no job is as asked for; wiiiiide ps lists all\n"
+
+
+def test_a_state_of_the_end_looks_at_what_is_over(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.List, m.Jobs((ended(3, "failed", 1), ended(4), *jobs().jobs)))
+    listed = cli("ps", "--state", "failed,running", "--json").json["jobs"]
+    assert [job["id"] for job in listed] == [3, 17]
+    assert daemon.requests == [m.List(1001)]
+
+
+def test_an_unknown_state_is_refused_with_those_there_are(cli: Cli, daemon: FakeDaemon) -> None:
+    result = cli("ps", "--state", "running,runing")
+    assert result.code == 2
+    assert "--state 'runing' is none of held, queued, starting, running" in result.err
+    assert daemon.requests == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import typer
 
-from wiiiiided.cli.words import code_words, count, job_id, number, seconds, span
+from wiiiiided.cli.words import code_words, count, job_id, moment_of, number, seconds, span
 
 
 @pytest.mark.parametrize(
@@ -57,3 +59,15 @@ def test_what_is_no_number_or_duration_names_the_option(text: str) -> None:
         seconds(text, "--timeout")
     with pytest.raises(typer.BadParameter, match="--tail"):
         number(text, "--tail")
+
+
+def test_a_time_of_day_is_the_last_time_it_was_that() -> None:
+    now = time.time()
+    for text in ("00:00", "12:30", "23:59:59"):
+        at = moment_of(text, "--since")
+        assert now - 26 * 3600 < at <= time.time()
+        assert time.strftime("%H:%M:%S", time.localtime(at)).startswith(text)
+    soon = time.strftime("%H:%M", time.localtime(now + 7200))
+    assert moment_of(soon, "--since") < now - 20 * 3600
+    assert abs(moment_of("1h30m", "--since") - (now - 5400)) < 60
+    assert moment_of("1970-01-02T00:00Z", "--since") == 86400.0

@@ -74,6 +74,8 @@ def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, 
         yield from _jobs(LIVE)
     elif before and before[-1] == "--node":
         yield from _nodes()
+    elif before and before[-1] == "--state":
+        yield from STATES.items()
     elif before and _takes_value(made, before[-1]):
         return
     elif last.startswith("-"):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import fields
 from wiiiiided.cli.jobs import ending, exit_code, is_over, line
-from wiiiiided.cli.lines import Lines, NoSuchNode, check_node, check_ranks, is_of
+from wiiiiided.cli.lines import ALL, Lines, NoSuchNode, Wanted, check_node, check_ranks
 from wiiiiided.client import Client, DaemonLost
 from wiiiiided.wire.messages import JobView, LogLine
 
@@ -19,7 +19,7 @@ def follow(
     *,
     ranks: Sequence[int] = (),
     tail: int | None = None,
-    node: str | None = None,
+    wanted: Wanted = ALL,
     times: bool = False,
     as_json: bool = False,
     told: str = "",
@@ -27,16 +27,16 @@ def follow(
     """Show everything until the job is over; its exit code. `told` is what was said already."""
     view: JobView | None = None
     lines = Lines(times=times)
-    for item in client.follow(job, ranks, tail, () if node is None else (node,)):
+    for item in client.follow(job, ranks, tail, wanted.nodes):
         if isinstance(item, LogLine):
-            if is_of(item, view, node):
+            if wanted.takes(item, view):
                 _line(lines, item, as_json)
             continue
         check_ranks(item, ranks)
         lines.job = item
         changed = view is None or item.state != view.state
         if view is None or item.nodes != view.nodes:
-            _note_node(item, node)
+            _note_node(item, wanted.node)
         view = item
         if changed and not is_over(item) and line(item) != told and not as_json:
             screen.say(line(item))

@@ -13,8 +13,10 @@ returns, as progress bars do, the last version is shown, as on a terminal.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.text import cell, clean, columns
@@ -66,10 +68,41 @@ def check_node(job: JobView, node: str | None) -> None:
         raise NoSuchNode(f"{share}: it is on {', '.join(job.nodes)}" if job.nodes else share)
 
 
-def is_of(line: LogLine, job: JobView | None, node: str | None) -> bool:
-    """Whether a line is of that node, or any is wanted. A machine alone does not say its name."""
-    alone = "" if job is None or len(job.nodes) != 1 else job.nodes[0]
-    return node is None or (line.node or alone) == node
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines are shown. Chosen here, not by the daemon: a pattern may take for ever, and then
+    it is only this command that does."""
+
+    node: str | None = None
+    pattern: re.Pattern[str] | None = None
+    since: float | None = None  # seconds since 1970
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those to be asked; none is all."""
+        return () if self.node is None else (self.node,)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether silence may be the choice and not the job's."""
+        return self.pattern is not None or self.since is not None
+
+    def takes(self, line: LogLine, job: JobView | None) -> bool:
+        # A machine alone does not say its name.
+        alone = "" if job is None or len(job.nodes) != 1 else job.nodes[0]
+        if self.node is not None and (line.node or alone) != self.node:
+            return False
+        if self.since is not None and line.at < self.since:
+            return False
+        return self.pattern is None or self.pattern.search(shown(line)) is not None
+
+
+ALL = Wanted()
+
+
+def shown(line: LogLine) -> str:
+    """Of a line that was overwritten its last version, as on a terminal."""
+    return line.text.rstrip("\r").rpartition("\r")[2]
 
 
 class Lines:
@@ -84,7 +117,7 @@ class Lines:
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
 
     def put(self, line: LogLine) -> None:
-        text = clean(line.text.rstrip("\r").rpartition("\r")[2])
+        text = clean(shown(line))
         bad = self._is_traceback(line, text)
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:

@@ -10,9 +10,9 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobs import line
-from wiiiiided.cli.lines import Lines, check_attempt, check_node, check_ranks, is_of
+from wiiiiided.cli.lines import Lines, Wanted, check_attempt, check_node, check_ranks
 from wiiiiided.cli.options import Id, Json
-from wiiiiided.cli.words import job_id, number
+from wiiiiided.cli.words import job_id, moment_of, number, pattern
 from wiiiiided.client import Client
 
 
@@ -35,6 +35,14 @@ def command(
         str | None,
         typer.Option("-n", "--tail", metavar="N", help="Only the last N lines of each rank."),
     ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(metavar="PATTERN", help="Only lines that match this regular expression."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option(metavar="TIME", help="Only lines from then on: 10m, 12:30, 2026-11-18T12:00."),
+    ] = None,
     attempt: Annotated[
         str | None,
         typer.Option(metavar="N", help="Of this attempt; the latest without it."),
@@ -55,11 +63,16 @@ def command(
     if following and attempt is not None:
         raise typer.BadParameter("--follow shows the latest attempt; leave --attempt out")
     last = None if tail is None else number(tail, "--tail")
+    wanted = Wanted(
+        node,
+        None if grep is None else pattern(grep, "--grep"),
+        None if since is None else moment_of(since, "--since"),
+    )
     client, of = connect(), job_id(job)
     if following:
-        return _follow(client, of, chosen, last, node, times, as_json)
+        return _follow(client, of, chosen, last, wanted, times, as_json)
     one = None if attempt is None else number(attempt, "--attempt")
-    _print(client, of, chosen, last, one, node, times, as_json)
+    _print(client, of, chosen, last, one, wanted, times, as_json)
     return 0
 
 
@@ -68,12 +81,14 @@ def _follow(
     job: int,
     ranks: list[int],
     tail: int | None,
-    node: str | None,
+    wanted: Wanted,
     times: bool,
     as_json: bool,
 ) -> int:
     try:
-        return follow(client, job, ranks=ranks, tail=tail, node=node, times=times, as_json=as_json)
+        return follow(
+            client, job, ranks=ranks, tail=tail, wanted=wanted, times=times, as_json=as_json
+        )
     except KeyboardInterrupt:
         screen.say(f"wiiiiide: detached; job {job} goes on")
         raise
@@ -85,7 +100,7 @@ def _print(
     ranks: list[int],
     tail: int | None,
     attempt: int | None,
-    node: str | None,
+    wanted: Wanted,
     times: bool,
     as_json: bool,
 ) -> None:
@@ -93,13 +108,13 @@ def _print(
     check_ranks(view, ranks)
     check_attempt(view, attempt)
     if attempt in (None, view.attempt):  # of an earlier one, where it ran is not told
-        check_node(view, node)
+        check_node(view, wanted.node)
     if tail == 0:
         return
     lines = Lines(view, times)
     nothing = True
-    for item in client.logs(job, ranks, tail, attempt, () if node is None else (node,)):
-        if not is_of(item, view, node):
+    for item in client.logs(job, ranks, tail, attempt, wanted.nodes):
+        if not wanted.takes(item, view):
             continue
         nothing = False
         if as_json:
@@ -107,4 +122,5 @@ def _print(
         else:
             lines.put(item)
     if nothing and not as_json:
-        screen.say(f"nothing was written; {line(view)}")
+        said = "no line is as asked for" if wanted.chooses else "nothing was written"
+        screen.say(f"{said}; {line(view)}")

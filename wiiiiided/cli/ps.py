@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -12,6 +14,8 @@ from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.jobs import attempts, is_over, put_table, reason, took
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.table import Column
+from wiiiiided.domain.states import ENDED as OVER
+from wiiiiided.domain.states import STATES
 from wiiiiided.wire.messages import JobView
 
 ENDED = 1000  # of those that are over, the latest: a daemon may keep a hundred times as many
@@ -32,6 +36,13 @@ def command(
     everything: Annotated[
         bool, typer.Option("-a", "--all", help="Also the jobs that are over.")
     ] = False,
+    state: Annotated[
+        list[str] | None,
+        typer.Option(metavar="STATE", help="Only jobs in this state; several: running,queued."),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="GLOB", help="Only jobs whose name matches: 'digits*'.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """List the jobs: those that run, then the queue in its order.
@@ -39,20 +50,38 @@ def command(
     TIME is how long a job has been running, or waiting, or ran. TRY is the attempt, and how many
     its restart policy allows. A narrow screen shows fewer columns; --json has everything.
     """
+    states = _states(state or ())
+    everything = everything or not OVER.isdisjoint(states)
     jobs = connect().list(ended=ENDED + 1 if everything else 0)  # one more says that there are
     if sum(map(is_over, jobs)) > ENDED:
         jobs = jobs[1:]  # the oldest comes first
         said = f"the latest {ENDED:,} that are over are listed"
         screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
+    found = [job for job in jobs if _matches(job, states, name)]
     if as_json:
-        screen.put_json({"jobs": [fields(job) for job in jobs]})
-    elif jobs:
+        screen.put_json({"jobs": [fields(job) for job in found]})
+    elif found:
         now = time.time()
-        put_table(COLUMNS, [job.state for job in jobs], [_row(job, now) for job in jobs])
+        put_table(COLUMNS, [job.state for job in found], [_row(job, now) for job in found])
+    elif jobs:
+        screen.say("no job is as asked for; wiiiiide ps lists all")
     elif everything:
         screen.say("no jobs yet; wiiiiide submit job.toml queues one")
     else:
         screen.say("no jobs; wiiiiide ps -a shows ended ones")
+
+
+def _states(texts: Sequence[str]) -> set[str]:
+    """The states named; none is all."""
+    chosen = [text for given in texts for text in given.split(",")]
+    for text in chosen:
+        if text not in STATES:
+            raise typer.BadParameter(f"--state {text!r} is none of {', '.join(STATES)}")
+    return set(chosen)
+
+
+def _matches(job: JobView, states: set[str], name: str | None) -> bool:
+    return (not states or job.state in states) and (name is None or fnmatchcase(job.name, name))
 
 
 def _row(job: JobView, now: float) -> list[str]:

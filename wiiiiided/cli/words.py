@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import time
 
@@ -65,3 +66,37 @@ def seconds(text: str, option: str) -> float:
     if found is None:
         raise typer.BadParameter(f"{option} {text!r} is not a duration such as 90s, 10m or 1h30m")
     return found
+
+
+def pattern(text: str, option: str) -> re.Pattern[str]:
+    """A regular expression given to an option."""
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as problem:
+        raise typer.BadParameter(
+            f"{option} {text!r} is not a regular expression: {problem}"
+        ) from problem
+
+
+def moment_of(text: str, option: str) -> float:
+    """A moment given to an option, in this machine's own time: so long ago (10m), the last time it
+    was 12:30, or a date with or without a time of day."""
+    from datetime import datetime, timedelta
+    from datetime import time as time_of_day
+
+    from wiiiiided.jobfile.values import duration
+
+    now, day = datetime.now().astimezone(), timedelta(days=1)
+    try:
+        if (ago := duration(text)) is not None:
+            return now.timestamp() - ago
+        if "-" in text:
+            return datetime.fromisoformat(text).timestamp()
+        if ":" in text:
+            then = datetime.combine(now.date(), time_of_day.fromisoformat(text)).astimezone()
+            return (then if then <= now else then.replace(tzinfo=None) - day).timestamp()
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise typer.BadParameter(
+        f"{option} {text!r} is no time such as 10m (ago), 12:30 or 2026-11-18T12:00"
+    )
