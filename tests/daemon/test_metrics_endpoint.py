@@ -8,7 +8,7 @@ import http.client
 import os
 import signal
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -59,12 +59,64 @@ def head(first: str = "GET /metrics HTTP/1.1", *headers: str) -> bytes:
         (head("GET /metrics HTTP/1.1", RIGHT, " folded"), 400),
         (head("GET /metrics HTTP/1.1", RIGHT, "no colon"), 400),
         (head("GET /metrics HTTP/1.1", RIGHT, "Blank : x"), 400),
+        (head("GET /metrics HTTP/1.1", RIGHT, ": x"), 400),
+        (head("GET /metrics HTTP/1.1", RIGHT, "Bare: x\ny"), 400),
+        (head("GET /metrics HTTP/1.1", RIGHT, "Bare: x\ry"), 400),
+        (head("GET /metrics HTTP/1.1", RIGHT, "Zero: x\0"), 400),
+        (head("get /metrics HTTP/1.1"), 400),
+        (head("G1T /metrics HTTP/1.1"), 400),
+        (head(" /metrics HTTP/1.1"), 400),
+        (head("GET /metrics HTTP/1.1 "), 400),
+        (head("GET /m\tetrics HTTP/1.1"), 400),
         (b"\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", 400),
     ],
 )
 def test_a_request_is_judged(request_bytes: bytes, code: int) -> None:
     assert judge(request_bytes, TOKEN.encode()) == code
+
+
+def test_no_token_is_right_where_there_is_none() -> None:
+    assert judge(head("GET /metrics HTTP/1.1", "Authorization: Bearer "), b"") == 401
+
+
+@contextlib.contextmanager
+def processor_seconds(limit: float) -> Iterator[None]:
+    """Ends what takes longer, by the processor's time: what else the machine does is no matter."""
+
+    def enough(*_: object) -> None:
+        raise AssertionError(f"more than {limit:g} s of the processor for a few heads")
+
+    before = signal.signal(signal.SIGVTALRM, enough)
+    signal.setitimer(signal.ITIMER_VIRTUAL, limit)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        (b"GET / HTTP/1.1\r\na:", b"\n\r\n\r\n"),  # blanks here took minutes once
+        (b"GET / HTTP/1.1\r\nAuthorization: Bearer ", b"\n\r\n\r\n"),
+        (b"GET / HTTP/1.1\r\nAuthorization: Bearer x", b" x\r\n\r\n"),
+        (b"GET / HTTP/1.1\r\n", b"\n\r\n\r\n"),
+        (b"GET /", b"\n\r\n\r\n"),
+        (b"", b"\n\r\n\r\n"),
+    ],
+)
+def test_no_head_takes_long_whatever_it_is_full_of(around: tuple[bytes, bytes]) -> None:
+    """All 256 bytes, alone and in turns with a blank: under a second together where each is read
+    once, and minutes for one of them where it is read again from each of its places."""
+    first, last = around
+    room = HEAD_BYTES - len(first) - len(last)
+    with processor_seconds(30):
+        for byte in range(256):
+            for filling in (bytes([byte]), bytes([byte]) + b" ", b"\r\n" + bytes([byte])):
+                full = (filling * room)[:room]
+                assert judge(first + full + last, TOKEN.encode()) in (400, 401)
 
 
 # ---- the token
