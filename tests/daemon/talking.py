@@ -12,6 +12,7 @@ from typing import Any
 from wiiiiided.daemon.answers.share import Share
 from wiiiiided.daemon.cluster.dial import Unreachable
 from wiiiiided.daemon.conversation.talk import Talk
+from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import shim_command
 from wiiiiided.daemon.shares.spawn import JobUser
@@ -121,6 +122,7 @@ class FakeWorkers:
         self.tars: list[subprocess.Popen[bytes]] = []
         self.shims: dict[tuple[int, int], Any] = {}
         self.following: dict[tuple[int, int], Any] = {}
+        self.settings = Settings
 
     def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
         command = shim_command("--tar", str(self.runs.work(number)), *globs)

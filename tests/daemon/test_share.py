@@ -6,12 +6,14 @@ import asyncio
 import io
 import json
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.daemon.talking import FakeNode, FakeShim, answers, pair, run, until
+from wiiiiided.daemon.answers import tail
 from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.peering import messages as p
 from wiiiiided.shim import files
@@ -44,6 +46,31 @@ def test_lines_name_the_node_and_come_by_time(node: FakeNode) -> None:
         ("three", 2, "b"),
     ]
     assert end == m.End()
+
+
+@pytest.mark.parametrize("slow", ["ranks_written", "_last_lines", "_after_zeros"])
+def test_a_disk_that_does_not_answer_holds_up_nobody_else(
+    node: FakeNode, slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.write(2, (1.0, "one"))
+    begun, answered = threading.Event(), threading.Event()
+    real = getattr(tail, slow)
+
+    def wait(*args: Any) -> Any:
+        begun.set()
+        assert answered.wait(60), "the loop waits for the disk"
+        return real(*args)
+
+    monkeypatch.setattr(tail, slow, wait)
+
+    async def others() -> list[Any]:
+        asking = asyncio.ensure_future(asked(node, p.NodeLogs(1, 1, tail=5)))
+        await until(begun.is_set, "the disk is asked")
+        answered.set()  # the loop goes on, so this is reached
+        return await asking
+
+    lines, _ = run(others())
+    assert [line.text for line in lines.lines] == ["one"]
 
 
 def test_only_the_ranks_that_are_asked_for(node: FakeNode) -> None:

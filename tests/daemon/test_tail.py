@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,60 @@ def test_a_line_without_an_end_is_given_in_pieces(runs: Runs) -> None:
     lines = list(Tail(runs, 1, 1, (), None).more())
     assert sum(line.text.count("q") for line in lines) == 3 * PIECE_BYTES
     assert lines[-1].text == "last"
+
+
+@pytest.mark.parametrize("lines", [None, 10])
+def test_of_a_file_larger_than_a_log_only_the_end_is_read(
+    runs: Runs, lines: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A TiB without a block on the disk, and lines behind it: as much is read as a log may have."""
+    path = runs.attempt(1, 1) / "rank-0.log"
+    write(runs, 0, 0, 3)
+    os.truncate(path, 1 << 40)
+    write(runs, 0, 3, 6)
+    read: list[int] = []
+
+    def pread(fd: int, count: int, offset: int, real: Any = os.pread) -> bytes:
+        data: bytes = real(fd, count, offset)
+        read.append(len(data))
+        assert sum(read) < 4 << 20, "more is read than is needed"
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+    tail = Tail(runs, 1, 1, (), lines, log_bytes=1 << 20)
+    *notes, first, second, third = tail.more()
+    assert [note.stream for note in notes] == ["note", "note"]
+    limit = "more than its limit (limits.log) allows: only the last 2 MiB are read"
+    assert notes[0].text == f"this file has 1 TiB, {limit}"
+    assert notes[1].text == "2 MiB of zeros are left out here: no rank wrote them"
+    assert numbers([first, second, third]) == [3, 4, 5]
+    assert list(tail.more()) == []
+    os.truncate(path, 1 << 41)
+    assert {line.stream for line in tail.more()} == {"note"}
+    write(runs, 0, 6, 7)
+    assert numbers(tail.more()) == [6]
+
+
+def test_a_larger_file_is_said_to_be_cut_and_begins_with_a_whole_line(runs: Runs) -> None:
+    """The limit of its time was another, or a job has written to its own log."""
+    write(runs, 0, 0, 50_000, "x" * 100)
+    note, *lines = Tail(runs, 1, 1, (), None, log_bytes=1 << 20).more()
+    assert "only the last 2 MiB are read" in note.text
+    found = numbers(lines)
+    assert found == list(range(found[0], 50_000))
+    assert len(found) > 10_000
+    assert numbers(Tail(runs, 1, 1, (), 5, log_bytes=1 << 20).more()) == list(range(49_995, 50_000))
+
+
+def test_zeros_that_a_crash_has_left_are_no_lines(runs: Runs) -> None:
+    write(runs, 0, 0, 2)
+    path = runs.attempt(1, 1) / "rank-0.log"
+    with path.open("ab") as file:
+        file.write(bytes(3 * PIECE_BYTES))
+    write(runs, 0, 2, 4)
+    first, second, note, third, fourth = Tail(runs, 1, 1, (), None).more()
+    assert "zeros are left out here" in note.text
+    assert numbers([first, second, third, fourth]) == [0, 1, 2, 3]
 
 
 def test_a_large_log_and_long_lines_reach_a_client() -> None:

@@ -72,15 +72,19 @@ class Share:
         """What the ranks here wrote; with `follow` until the attempt is over here. An empty batch
         now and then says that there is just nothing new."""
         number, attempt = request.id, request.attempt
-        tail = Tail(self.runs, number, attempt, request.ranks, request.tail, self.node)
+        # In a thread: files of a job are as large as it likes, and on a disk that may not answer.
+        limit = self.workers.settings().log_bytes
+        tail = await asyncio.to_thread(
+            Tail, self.runs, number, attempt, request.ranks, request.tail, self.node, limit
+        )
         quiet_s = 0.0
         while True:
             # Before we look: what is written after the end of a share is not there to be missed.
             live = request.follow and (number, attempt) in self.workers.following
-            for batch in batches(tail.more()):
+            found = batches(tail.more())
+            while batch := await asyncio.to_thread(next, found, ()):
                 quiet_s = 0.0
                 yield batch
-                await asyncio.sleep(0)  # a fast reader never makes us wait: others have their turn
             if not live:
                 return
             if quiet_s >= QUIET_S:
