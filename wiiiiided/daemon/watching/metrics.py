@@ -7,8 +7,9 @@
 
 Everything a stranger can do is bounded: few connections (more are closed unheard), few bytes, few
 seconds. Nothing is read but one request's head, and that by splitting it: a regular expression that
-tries one line in n³ ways held up the whole daemon, and no timeout helps where nothing else runs. A web page that reaches the port by a trick of DNS
-has no token, so it learns nothing. There is no TLS: listen on loopback, or where only a proxy is.
+tries one line in n³ ways held up the whole daemon, and no timeout helps where nothing else runs.
+A web page that reaches the port by a trick of DNS has no token, so it learns nothing. There is no
+TLS: listen on loopback, or where only a proxy is.
 
 Jobs matter more than figures: what keeps the endpoint from opening is a line in the log, and the
 daemon goes on. A reload reads the token again, and moves, opens or closes the endpoint.
