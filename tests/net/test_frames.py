@@ -200,6 +200,37 @@ def test_frames_arrive_whole_and_in_order_over_any_line_both_ways(
     assert not a.frames.wants_to_write
 
 
+@settings(deadline=None, max_examples=60)
+@given(mail=MAIL, allowed=st.lists(st.integers(50, 9000), min_size=1, max_size=8))
+def test_who_is_told_that_a_frame_is_out_may_send_the_next(
+    mail: Sequence[tuple[int, int]], allowed: list[int]
+) -> None:
+    sent, told = letters(mail), []
+    wire = Wire()
+    frames = Frames(wire, Inbox())
+
+    def out(number: int) -> None:
+        told.append(number)
+        put(frames, 1, len(sent) + number, b"answer")
+        frames.flush()
+
+    for number, (group, payload) in enumerate(sent):
+        put(frames, group, number, payload, partial(out, number))
+    turn = 0
+    while frames.wants_to_write:
+        wire.allowed = allowed[turn % len(allowed)]
+        turn += 1
+        frames.flush()
+    feed, inbox = Feed(bytes(wire.taken), [4096]), Inbox()
+    back = Frames(feed, inbox)
+    while feed.data:
+        back.receive()
+    numbers = [header.sequence for header, _ in inbox.got]
+    assert [number for number in numbers if number < len(sent)] == list(range(len(sent)))
+    assert sorted(numbers) == list(range(2 * len(sent)))
+    assert told == list(range(len(sent)))
+
+
 @settings(deadline=None)
 @given(mail=MAIL, portions=st.lists(st.integers(1, 5000), min_size=1, max_size=8))
 def test_any_split_of_the_bytes_gives_the_same_frames(

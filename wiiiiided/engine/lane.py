@@ -93,6 +93,8 @@ class Lanes:
             raise HostError(
                 f"a peer announced chunk {frame.tag} of {frame.c} bytes, which is not there"
             )
+        if into is not None and frame.c > into.size:
+            raise HostError(f"a peer sent {frame.c} bytes where {into.size} of a message are left")
         if into is not None:
             into[: frame.c] = self._in[start : start + frame.c]
         self._send(Frame(Kind.TAKEN, tag=frame.tag), -1)

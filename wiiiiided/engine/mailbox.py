@@ -6,7 +6,9 @@
 A message matches a receive with its source (or any) and tag, in the order they were sent; what
 comes before its receive is posted waits here. An offer waits at no cost; eager messages are limited
 by a window for each pair of ranks, beyond which even small messages are offered, so a receiver that
-is behind holds at most EAGER_WINDOW bytes for each peer.
+is behind holds at most EAGER_WINDOW bytes for each peer. Of messages and offers that nobody has
+asked for it keeps WAITING for each: who sends more, or says another size than it sends, has gone
+mad, and the group fails with a sentence that names it.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 ANY: Final = -1
 EAGER_BYTES: Final = 16 * 1024
 EAGER_WINDOW: Final = 1024 * 1024
+WAITING: Final = 65_536  # messages of one peer; far beyond what a program has under way
 
 
 @dataclass(slots=True, eq=False)
@@ -76,6 +79,7 @@ class Mailbox:
         self._window = [EAGER_WINDOW] * group.size
         self._owed = [0] * group.size  # eager bytes taken and not yet credited back
         self._held = [0] * group.size  # eager bytes come and not yet credited back
+        self._waiting = [0] * group.size  # messages in _arrived
 
     # -- calls ----
 
@@ -153,8 +157,7 @@ class Mailbox:
         match frame.kind:
             case Kind.EAGER | Kind.OFFER:
                 payload = frame.payload if frame.kind is Kind.EAGER else None
-                if payload is not None:
-                    self._hold(source, frame.c)
+                self._admit(link, frame)
                 order = next(self._orders)
                 arrived = _Arrived(source, number, frame.dtype, frame.c, payload, order)
                 self._deliver(arrived, frame.tag)
@@ -199,7 +202,7 @@ class Mailbox:
             if (posts := self._posted.get(key))
         ]
         if not candidates:
-            self._arrived[arrived.source, tag].append(arrived)
+            self._keep(arrived, tag)
             return
         post = min(candidates, key=lambda p: p.order)
         key = (post.source, tag)
@@ -216,6 +219,7 @@ class Mailbox:
         first = min(heads, key=lambda a: a.order)
         queue = self._arrived[first.source, tag]
         queue.popleft()
+        self._waiting[first.source] -= 1
         if not queue:
             del self._arrived[first.source, tag]
         return first
@@ -284,14 +288,32 @@ class Mailbox:
             del self._coming[key]
             self._received(post.op)
 
-    def _hold(self, source: int, nbytes: int) -> None:
+    def _admit(self, link: AnyLink, frame: Frame) -> None:
         """A member that sends more than it was given would fill our memory."""
-        self._held[source] += nbytes
+        source, came = frame.a, len(frame.payload)
+        if self._group.links.get(source) is not link:
+            raise BadFrame(f"a message in the name of rank {source}, whose link this is not")
+        if came != (frame.c if frame.kind is Kind.EAGER else 0):
+            raise BadFrame(f"rank {source} sent {came} bytes as a message of {frame.c}")
+        if frame.dtype >= len(self._group.process.dtype_names):
+            raise BadFrame(f"rank {source} sent a message of dtype {frame.dtype}: there is none")
+        self._held[source] += came
         if self._held[source] > EAGER_WINDOW:
             raise BadFrame(
                 f"rank {source} sent {self._held[source]} bytes that nobody has received yet; "
                 f"it may send {EAGER_WINDOW}"
             )
+
+    def _keep(self, arrived: _Arrived, tag: int) -> None:
+        """Until somebody asks for it."""
+        source = arrived.source
+        self._waiting[source] += 1
+        if self._waiting[source] > WAITING:
+            raise BadFrame(
+                f"rank {source} sent {self._waiting[source]} messages that nobody has received "
+                f"yet; {WAITING} may wait"
+            )
+        self._arrived[source, tag].append(arrived)
 
     def _credit(self, source: int, nbytes: int) -> None:
         self._owed[source] += nbytes

@@ -25,7 +25,6 @@ from wiiiiided.net.gauge import Gauge
 from wiiiiided.net.link import WideLink, is_silence
 from wiiiiided.net.stream import Stream
 from wiiiiided.shm import stats
-from wiiiiided.shm.kernels import DTYPE_NAMES
 from wiiiiided.wire.frame import Frame, Kind
 from wiiiiided.wire.handshake import Claim
 from wiiiiided.wire.header import Header
@@ -330,8 +329,6 @@ class Mesh:
             # To be kept until the group stands, or nowhere: but a nowhere of its own, because
             # what comes is summed, and two links may be at it.
             return memoryview(bytearray(header.raw))
-        if header.dtype >= len(DTYPE_NAMES) and header.kind in (Kind.EAGER, Kind.OFFER):
-            raise BadFrame(f"a message of dtype {header.dtype}, which there is not")
         match header.kind:
             case Kind.OPEN | Kind.PIECE:
                 assert group.wide is not None

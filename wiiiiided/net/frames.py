@@ -62,6 +62,7 @@ class Frames:
         self.sent_bytes = self.received_bytes = 0
         self._sink = sink
         self._out: deque[_Out] = deque()
+        self._sent: deque[Then] = deque()  # of frames that the kernel has, not told yet
         self._scratch = bytearray(SCRATCH_BYTES)
         self._view = memoryview(self._scratch)
         self._begin = self._end = 0  # what of the scratch is not used yet
@@ -99,13 +100,18 @@ class Frames:
         return bool(self._out) or self.stream.wants_write()
 
     def flush(self) -> None:
-        """Send what waits, as far as the kernel takes it. OSError: the stream is broken."""
+        """Send what waits, as far as the kernel takes it. OSError: the stream is broken.
+
+        A `then` may put and flush again: it is called when nothing is left of what was sent.
+        """
         while self._out:
             sent = self.stream.send(list(self._next()))
             if not sent:
                 return
             self.sent_bytes += sent
             self._taken(sent)
+            while self._sent:
+                self._sent.popleft()()
         if self.stream.wants_write():
             self.stream.send(())  # TLS: what it took may still have to be written
 
@@ -127,7 +133,7 @@ class Frames:
             count -= size
             self._out.popleft()
             if first.then is not None:
-                first.then()
+                self._sent.append(first.then)
 
     # -- in ----
 
