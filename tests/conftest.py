@@ -16,6 +16,8 @@ from collections.abc import Callable
 import hypothesis
 import pytest
 
+from tests.kit.machines import has_debians_python
+
 # How long an example takes says nothing on a machine that does something else meanwhile.
 hypothesis.settings.register_profile("patient", deadline=None)
 hypothesis.settings.load_profile("patient")
@@ -44,6 +46,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "machines": (
         _can_boot,
         "apt-get install systemd-container dbus libpam-systemd util-linux, and be allowed to mount",
+    ),
+    "debian-python": (
+        has_debians_python,
+        "apt-get install python3, and a .venv of a Python of the same version",
     ),
     "chromium": (lambda: shutil.which("chromium") is not None, "apt-get install chromium"),
     "disks": (

@@ -13,6 +13,7 @@ import socket
 import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -588,6 +589,23 @@ def test_a_defect_in_the_daemons_own_part_is_logged_and_closes_one_connection(
         assert sock.recv(10) == b""
     wait_until(lambda: bool(lines()), WITHIN_S, "a line in the log")
     assert "defect of wiiiiided" in lines()[0]
+
+
+def test_a_connection_that_was_closed_on_both_sides_is_no_defect(
+    port: Port, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def closed(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.close()
+
+    def abort(transport: Any) -> None:  # Python 3.11.2's
+        transport._ssl_protocol._abort()
+
+    monkeypatch.setattr(port.gate, "_on_control", closed)
+    monkeypatch.setattr(asyncio.sslproto._SSLProtocolTransport, "abort", abort)
+    with port.connect() as raw, tls.client_context().wrap_socket(raw) as sock:
+        assert sock.recv(10) == b""
+    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "the gate has forgotten it")
+    assert not lines()
 
 
 # -- who is at the other end ----

@@ -26,9 +26,15 @@ ADDRESSES = "10.44.0.{}/24"
 class Fleet:
     """A machine for each letter. Use it as a context."""
 
-    def __init__(self, letters: str = "abc", rate: str = "", disk: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        letters: str = "abc",
+        rate: str = "",
+        disk: Sequence[str] = (),
+        debian: bool = False,
+    ) -> None:
         self.letters = letters
-        self._rate, self._disk = rate, disk
+        self._rate, self._disk, self._debian = rate, disk, debian
         self._stack = contextlib.ExitStack()
         self._machines: dict[str, Machine] = {}
 
@@ -38,7 +44,8 @@ class Fleet:
             if self._rate:
                 self.network.shape(self._rate)
             for letter in self.letters:
-                machine = Machine(letter, self._disk, self.network.hosts[letter])
+                host = self.network.hosts[letter]
+                machine = Machine(letter, self._disk, host, self._debian)
                 self._machines[letter] = machine
                 self._stack.callback(machine.close)
             with ThreadPoolExecutor(len(self.letters)) as pool:

@@ -27,6 +27,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -39,6 +40,8 @@ from tests.kit.networks import Space
 
 CHECKOUT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent  # where `wiiiiide` and `wiiiiided` of this venv are
+DEBIAN = Path("/usr/bin/python3")  # what people install with, as the README has it
+VENV = Path("/opt/wiiiiide")  # … and where to
 HOME = "/run/machine"  # the machine's things, in the den
 DISK_BYTES = 128 << 20
 BOOT_S = 120.0
@@ -98,11 +101,18 @@ class Machine:
     """A machine with this checkout installed as it is on the host. Use it as a context."""
 
     def __init__(
-        self, name: str = "m1", disk: Sequence[str] = (), network: Space | None = None
+        self,
+        name: str = "m1",
+        disk: Sequence[str] = (),
+        network: Space | None = None,
+        debian: bool = False,
     ) -> None:
         """`disk` names the directories that lie on a disk of the machine's own; `network` is what
-        its cables are plugged into, None: it has none."""
+        its cables are plugged into, None: it has none; `debian`: wiiiiided runs on Debian's own
+        Python there, where that can be."""
         self.name = name
+        self._debian = debian and has_debians_python()
+        self.bin = VENV / "bin" if self._debian else BIN
         self._network = network
         self._id = f"wiiiiide-test-{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._den: subprocess.Popen[bytes] | None = None
@@ -225,7 +235,7 @@ class Machine:
     def wiiiiide(
         self, *argv: str, user: str = "root", **how: object
     ) -> subprocess.CompletedProcess[str]:
-        return self.run(BIN / "wiiiiide", *argv, user=user, **how)  # type: ignore[arg-type]
+        return self.run(self.bin / "wiiiiide", *argv, user=user, **how)  # type: ignore[arg-type]
 
     def command(self, *argv: str | Path, user: str = "root", cwd: str = "/") -> list[str]:
         """The command line that runs `argv` in the machine, for a Popen of one's own."""
@@ -245,6 +255,12 @@ class Machine:
     def journal(self, unit: str = "wiiiiided") -> str:
         """What a unit has said since the machine was booted."""
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit).stdout
+
+    def no_defects(self) -> None:
+        """Its daemon has met nothing that nobody had thought of."""
+        lines = self.journal().splitlines()
+        at = next((i for i, line in enumerate(lines) if "defect" in line), None)
+        assert at is None, "\n".join([f"{self.name}:", *lines[at : at + 40]])
 
     def show(self, name: str, unit: str = "wiiiiided") -> str:
         """A property of a unit, as systemd has it now."""
@@ -377,6 +393,8 @@ class Machine:
             shutil.rmtree(root / left, ignore_errors=True)
         for tree in _trees():
             self._bring(tree)
+        if self._debian:
+            _make_venv(root)
 
     def _bring(self, tree: Path) -> None:
         """Make a directory of the host's readable for everyone in the machine, and only there."""
@@ -440,6 +458,33 @@ def _trees() -> Iterator[Path]:
     for tree in sorted(wanted):
         if not any(tree != other and tree.is_relative_to(other) for other in wanted):
             yield tree
+
+
+def has_debians_python() -> bool:
+    """Whether there is one that can load what this venv has, compiled as it is for one version."""
+    version = "import sys; print(*sys.version_info[:2])"
+    asked = [DEBIAN, "-c", version]
+    if not DEBIAN.exists():
+        return False
+    said = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.split()
+    return said == [str(number) for number in sys.version_info[:2]]
+
+
+def _make_venv(root: Path) -> None:
+    """One of Debian's Python in the machine, with the packages that the tests' own has."""
+    venv = root / VENV.relative_to("/")
+    subprocess.run([DEBIAN, "-m", "venv", "--without-pip", venv], check=True)
+    packages = sysconfig.get_path("purelib")
+    (own,) = venv.glob("lib/python*/site-packages")
+    # Not the directory's name alone: what its own .pth files name is wanted as well.
+    (own / "tests.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
+    for name, module in (("wiiiiide", "cli"), ("wiiiiided", "daemon")):
+        program = venv / "bin" / name
+        program.write_text(
+            f"#!{VENV}/bin/python3\nimport sys\nfrom wiiiiided.{module}.main import main\n"
+            "sys.exit(main())\n"
+        )
+        program.chmod(0o755)
 
 
 def _is_elsewhere(tree: Path) -> bool:

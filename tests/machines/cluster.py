@@ -291,7 +291,7 @@ class Cluster:
 
     def reset(self) -> None:
         """In order again, whatever a test has done: all on, plugged in, members and no others, none
-        drained, no job under way."""
+        drained, no job under way; and no defect in their logs."""
         for letter in self.fleet.letters:
             self.fleet.heal(letter)
             machine = self.fleet[letter]
@@ -305,6 +305,8 @@ class Cluster:
         self.all_there()
         wait_until(self._no_jobs, SECONDS, "no job is under way")
         self.nothing_left()
+        for machine in self.fleet:
+            machine.no_defects()
 
     def _found_again(self) -> None:
         """The members are those it was founded with."""

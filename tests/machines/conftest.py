@@ -1,5 +1,6 @@
 """What most of these tests share: a machine, and three that are a cluster. wiiiiided is their
-service, ada may use it, bob not."""
+service, ada may use it, bob not. The cluster runs on Debian's own Python, the single machine on
+that of the tests: what only one of the two does shows here."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def _installed() -> Iterator[Site]:
 
 @contextmanager
 def _founded() -> Iterator[Cluster]:
-    with Fleet("abc", disk=STATE) as fleet:
+    with Fleet("abc", disk=STATE, debian=True) as fleet:
         cluster = Cluster(fleet)
         cluster.found()
         yield cluster

@@ -152,7 +152,7 @@ class Site:
 
     def reset(self) -> None:
         """As it was, whatever a test has done: switched on, the service installed, with default
-        settings, the daemon running, no job under way."""
+        settings, the daemon running, no job under way; and no defect in its log."""
         if not self.machine.is_on():
             self.machine.boot()
         self.machine.run("rm", "-rf", DROP_IN, CONFIG)
@@ -162,6 +162,7 @@ class Site:
         self.systemctl("reset-failed", "wiiiiided", check=False)
         self.systemctl("restart", "wiiiiided")
         wait_until(self._no_jobs, SECONDS, "no job is under way")
+        self.machine.no_defects()
 
     def _no_jobs(self) -> bool:
         """Whether there is none; else those that there are, are cancelled. One may end by itself

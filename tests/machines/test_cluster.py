@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.machines import BIN
+from tests.kit.machines import DEBIAN
 from tests.machines.cluster import SECONDS, Cluster
 
 pytestmark = [pytest.mark.needs("root", "machines", "disks", "ip"), pytest.mark.timeout(600)]
@@ -45,6 +45,14 @@ def test_another_backend_finds_its_way(cluster: Cluster, backend: str) -> None:
     assert cluster.log(job).count("sum 3.0") == 3
 
 
+@pytest.mark.needs("debian-python")
+def test_it_runs_on_debians_own_python(cluster: Cluster) -> None:
+    """And every test of a cluster ends with a look for defects in the logs."""
+    for machine in cluster.fleet:
+        program = machine.run("readlink", f"/proc/{machine.show('MainPID')}/exe").stdout.strip()
+        assert program == str(DEBIAN.resolve())
+
+
 def test_any_machine_shows_all_of_them(cluster: Cluster) -> None:
     job = cluster.training()
     for letter in "abc":
@@ -77,9 +85,9 @@ def test_any_machine_shows_all_of_them(cluster: Cluster) -> None:
 
 def test_logs_are_followed_from_another_machine(cluster: Cluster) -> None:
     job = cluster.train(40, 0.05, at="a")
-    command = cluster.fleet["c"].command
+    c = cluster.fleet["c"]
     followed = subprocess.run(
-        command(BIN / "wiiiiide", "logs", "-f", str(job)),
+        c.command(c.bin / "wiiiiide", "logs", "-f", str(job)),
         capture_output=True,
         text=True,
         timeout=SECONDS,

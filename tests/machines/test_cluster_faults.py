@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.machines import BIN, Machine
+from tests.kit.machines import Machine
 from tests.machines.cluster import SECONDS, Cluster
 
 pytestmark = [pytest.mark.needs("root", "machines", "disks", "ip"), pytest.mark.timeout(600)]
@@ -203,7 +203,7 @@ def test_nothing_but_the_cluster_gets_in(cluster: Cluster) -> None:
     assert stranger.returncode in (3, 5)
     assert c.wiiiiide("ps", user="bob", check=False).returncode == 5
     # A machine outside: a daemon of ada's own, on the same wire.
-    outside = f"WIIIIIDE_HOME=/home/ada/own {BIN}"
+    outside = f"WIIIIIDE_HOME=/home/ada/own {c.bin}"
     c.run("sh", "-c", f"{outside}/wiiiiided >/home/ada/own.log 2>&1 &", user="ada")
     join = f"{outside}/wiiiiide join --name outside --port 9462 {door}"
     try:

@@ -20,7 +20,7 @@ from typing import Final
 import msgspec
 
 from wiiiiided import __version__
-from wiiiiided.daemon.conversation.talk import Talk
+from wiiiiided.daemon.conversation.talk import Talk, abort
 from wiiiiided.domain.codes import NOT_ALLOWED, USAGE
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import Complaints, logger
@@ -78,7 +78,7 @@ class ControlPort:
         if not who and len(here) >= STRANGERS:
             _end_oldest(here)  # who comes to join needs a moment; who stays does not join
         if len(here) >= 2 * PER_MACHINE:  # so many that not even a sentence is spared
-            writer.transport.abort()
+            abort(writer.transport)
             return
         talk = Talk(reader, writer, stream.REQUEST_BYTES if who else STRANGERS_BYTES)
         talk.peer = peer

@@ -38,6 +38,7 @@ from msgspec.structs import replace
 from wiiiiided import __version__
 from wiiiiided.daemon.cluster import own_address
 from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.conversation.talk import abort
 from wiiiiided.domain.codes import FAILED, NO_DAEMON, NOT_ALLOWED, USAGE
 from wiiiiided.domain.node import PORT, Node
 from wiiiiided.errors import UsageError
@@ -253,7 +254,7 @@ async def _connected(host: str, port: int, context: ssl.SSLContext) -> AsyncIter
     try:
         yield _Talk(where, reader, writer)
     finally:
-        writer.transport.abort()  # all is said; TLS's good-bye would be one more wait
+        abort(writer.transport)  # all is said; TLS's good-bye would be one more wait
 
 
 def _unreachable(where: str, problem: OSError | UnicodeError) -> Refuse:

@@ -35,6 +35,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from wiiiiided import log
+from wiiiiided.daemon.conversation.talk import abort
 from wiiiiided.daemon.port.doors import DoorBusy, Doors, NoDoor
 from wiiiiided.daemon.shares.spawn import readable
 from wiiiiided.errors import HostError, Refused, WiiiiideError
@@ -252,7 +253,7 @@ class Gate:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()  # until then it has a descriptor, and counts
         finally:
-            transport.abort()
+            abort(transport)
 
     async def _knock(self, sock: socket.socket) -> None:
         """Who proves that it belongs to an attempt is passed to the process it wants."""
