@@ -140,6 +140,8 @@ def test_an_archive_that_is_not_what_it_was_said_to_be_is_refused(daemon: Privat
         ({"run": {"command": []}}, "command"),
         ({"run": {"command": ["a\0b"]}}, "impossible text"),
         ({"policy": {"grace_s": 1e300}}, "duration"),
+        ({"resources": {"use": ["x" * 300_000]}}, "all its texts together; at most 262144 are"),
+        ({"notify": {"command": ["x" * 200_000]}}, "notify.command is too long"),
     ],
 )
 def test_a_spec_that_no_job_file_could_give_is_refused(

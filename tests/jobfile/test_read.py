@@ -258,7 +258,7 @@ def test_a_file_with_a_strange_name_can_be_told_of() -> None:
 def test_every_message_fits_a_few_lines() -> None:
     for bad in BAD.values():
         assert all(len(says) < 400 for says in bad.says)
-    text = f'["{"x" * 9000}"]\n[run]\ncommand = "{"x" * 9000}"\nworkdir = "~{"y" * 9000}"\n'
+    text = f'["{"x" * 13000}"]\n[run]\ncommand = "{"x" * 13000}"\nworkdir = "~{"y" * 9000}"\n'
     assert all(len(str(problem)) < 900 for problem in problems_of(text))
 
 
@@ -271,3 +271,15 @@ def test_invalid_is_an_error_of_this_package_and_its_text_has_every_problem() ->
 def test_a_problem_is_a_sentence_with_and_without_its_parts() -> None:
     assert str(Problem("f", 7, "a.b", "wrong", "do it")) == "f:7: a.b: wrong; do it"
     assert str(Problem("f", None, "", "wrong")) == "f: wrong"
+
+
+def test_a_job_of_more_text_than_is_stored_is_told_what_to_do_about_it() -> None:
+    globs = ", ".join(f'"{n:04}/{"x" * 300}"' for n in range(1000))
+    (problem,) = problems_of(f"{RUN}[output]\ncollect = [{globs}]\n")
+    assert "all its texts together; at most 262144 are possible" in str(problem)
+    assert "put what is long into a file of the working directory" in str(problem)
+    words = ", ".join(f'"{"{reason}" * 1000}"' for _ in range(17))
+    (problem,) = problems_of(f"{RUN}[notify]\ncommand = [{words}]\n")
+    assert "notify.command: has 136000 characters, all its words together; at most 131072" in str(
+        problem
+    )

@@ -32,6 +32,8 @@ A, B, C = (
     for number, name in enumerate("abc", 2)
 )
 
+OWNER = Owner("a", 0, "root")
+
 
 class Workers:
     def perform(self, action: Any, given: p.Assignment) -> None:
@@ -77,7 +79,9 @@ class Head:
         self.tasks: list[asyncio.Task[None]] = []
         self.talks: list[Talk] = []
 
-    async def link(self, node: Node, name: str = "", has: tuple[int, ...] = ()) -> Talk:
+    async def link(
+        self, node: Node, name: str = "", has: tuple[int, ...] = (), in_parts: bool = False
+    ) -> Talk:
         """A member's end of a link, after its hello; the reconciliation is the next it hears."""
         here, there = socket.socketpair()
         ours = Talk(*await asyncio.open_connection(sock=here))
@@ -86,7 +90,7 @@ class Head:
         self.tasks[-1].add_done_callback(lambda _: ours.close())  # as the port does
         talk = Talk(*await asyncio.open_connection(sock=there))
         self.talks.append(talk)
-        await talk.say(p.LinkHello(node, has))
+        await talk.say(p.LinkHello(node, has, in_parts))
         return talk
 
     def submit(
@@ -98,8 +102,7 @@ class Head:
     ) -> None:
         run = Run(("python",), pass_env=tuple(secrets or ()))
         spec = JobSpec("test", run, Resources((nodes, nodes)), policy=policy or Policy())
-        owner = Owner("a", 0, "root")
-        event = e.JobSubmitted(self.keeper.clock(), number, spec, owner, "ab" * 32)
+        event = e.JobSubmitted(self.keeper.clock(), number, spec, OWNER, "ab" * 32)
         self.keeper.ask(event, secrets)
 
     def state(self, number: int) -> str:
@@ -158,6 +161,46 @@ def test_a_member_is_told_all_that_is_believed_to_be_on_it(state: Path) -> None:
             assert again.forget == ()
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_a_member_with_more_than_one_message_holds_is_heard_again(
+    state: Path, in_parts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one reads a single message: of what does not fit it learns that it is there."""
+    monkeypatch.setattr(p, "RECONCILE_BYTES", 5000)
+    monkeypatch.setattr(line, "QUEUE_BYTES", 5000)
+
+    async def work() -> None:
+        async with head(state) as a:
+            b = await a.link(replace(B, cores=64))
+            await reconciled(b)
+            for number in range(1, 8):
+                run = Run(("python", "x" * 2000))
+                resources = Resources(cores_per_worker=1, use=("b",))
+                event = e.JobSubmitted(
+                    a.keeper.clock(), number, JobSpec("test", run, resources), OWNER, "ab" * 32
+                )
+                a.keeper.ask(event)
+            again = await a.link(replace(B, cores=64), in_parts=in_parts)
+            parts = [await reconciled(again)]
+            while parts[-1].more:
+                parts.append(await reconciled(again))
+            packed = [one for part in parts for one in part.assignments]
+            assert (len(parts) > 2) == in_parts
+            assert [_number(one) for one in packed] == list(range(1, 8))
+            assert all(len(p.encode(part)) < 10_000 for part in parts)
+            a.submit(8, nodes=2)
+            assert a.links.linked("b")
+
+    asyncio.run(work())
+
+
+def _number(packed: Any) -> int:
+    try:
+        return p.unpack(packed).job.id
+    except p.Unreadable as problem:
+        return problem.job
 
 
 def test_a_member_forgets_what_the_queue_forgot_and_keeps_what_it_never_knew(state: Path) -> None:

@@ -57,6 +57,42 @@ def test_what_is_said_arrives_in_order(quick: None) -> None:
     run(work())
 
 
+def test_what_is_said_first_may_be_more_than_a_queue_holds(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And takes as long as it takes: the other end says nothing before it has read all of it."""
+    monkeypatch.setattr(module, "QUEUE_BYTES", 10_000)
+
+    async def work() -> None:
+        here, there = await talks()
+        first = [p.Forget(tuple(range(number, number + 100_000))) for number in range(5)]
+        one = Line(here, first)
+        one.say(p.RenewDue())
+        running = asyncio.ensure_future(one.run(lambda data: None))
+        await asyncio.sleep(3 * module.LOST_BEATS * module.BEAT_S)  # nobody reads yet
+        for sent in first:
+            assert p.decode_from_coordinator(await there.message()) == sent
+        assert p.decode_from_coordinator(await there.message()) == p.RenewDue()
+        assert "nothing was heard" in await running  # and from now on silence counts
+        there.close()
+
+    run(work())
+
+
+def test_one_that_takes_nothing_of_what_is_said_first_is_given_up(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FIRST_WITHIN_S", 0.1)
+
+    async def work() -> None:
+        here, there = await talks()
+        found = await Line(here, [p.Forget(tuple(range(2_000_000)))]).run(lambda data: None)
+        assert found == "it took nothing for 0.1 s"
+        there.close()
+
+    run(work())
+
+
 def test_two_quiet_ends_keep_each_other_alive(quick: None) -> None:
     async def work() -> None:
         here, there = await talks()

@@ -149,7 +149,7 @@ def test_a_link_begins_with_what_is_there_on_both_sides() -> None:
         await talk.message()
 
     _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
-    assert hellos == [p.LinkHello(NODE, (3, 4))]
+    assert hellos == [p.LinkHello(NODE, (3, 4), in_parts=True)]
     assert ("reconcile", [7], set()) in workers.told
 
 
@@ -201,6 +201,55 @@ def test_a_job_of_a_newer_version_is_declined_and_the_rest_is_done() -> None:
 
     _, workers = played(Coordinator(play), twice)
     assert ("reconcile", [8], {(7, 1)}) in workers.told
+
+
+def test_a_reconciliation_in_parts_counts_when_all_of_it_is_here() -> None:
+    async def play(talk: Talk) -> None:
+        await talk.message()
+        first, second = (p.pack(p.Assignment(job(number), "")) for number in (7, 8))
+        await talk.say(p.Reconcile((first,), more=True))
+        await talk.say(p.Reconcile((second,), (3,)))
+        await talk.message()
+
+    _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
+    assert ("reconcile", [7, 8], set()) in workers.told
+    assert ("reconcile", [7], set()) not in workers.told
+
+
+def test_a_job_too_large_to_be_sent_is_declined_and_can_be_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(p, "ASSIGNMENT_BYTES", 1000)
+    large = p.pack(p.Assignment(job(7), "", secrets={"A": "x" * 1000}))
+    with pytest.raises(p.Unreadable, match=r"must be told has .* bytes, too many to be sent"):
+        p.unpack(large)
+
+    async def play(talk: Talk) -> None:
+        await talk.message()
+        await talk.say(p.Reconcile((large, p.pack(p.Assignment(job(8), "")))))
+        await talk.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "enough"), large))
+        await talk.message()
+
+    async def follow(talk: Talk) -> None:
+        workers.following[7, 1] = job(7)
+        await play(talk)
+
+    def declined(link: Uplink, workers: Workers) -> bool:
+        return workers.told.count(("decline", 7, 1)) == 2
+
+    _, workers = played(Coordinator(play), declined)
+    assert ("reconcile", [8], {(7, 1)}) in workers.told
+    link, workers = member(Coordinator(follow))
+    asyncio.run(_until_told(link, ("StopWorkers", 7, {}), workers))
+
+
+async def _until_told(link: Uplink, what: Any, workers: Workers) -> None:
+    running = asyncio.ensure_future(link.run())
+    async with asyncio.timeout(20):
+        while what not in workers.told:
+            await asyncio.sleep(0.002)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_the_shims_hear_that_the_coordinator_is_there_while_it_is() -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Final
 
+import msgspec
+
 from wiiiiided.domain.spec import JobSpec
 
 MAX_WORKERS: Final = 4096
@@ -14,7 +16,8 @@ MAX_NODES: Final = 1024
 MAX_NAME: Final = 64
 MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
 MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
-MAX_TEXTS: Final = 1 << 18  # of a command and its environment: what a shim is told has 1 MiB
+MAX_SPEC: Final = 1 << 18  # as it is stored and sent; a shim's order, in which a text may be three
+# times as long, has 1 MiB. Without it the queue, and what a link carries, would have no bound.
 MAX_SECONDS: Final = 10 * 365 * 86400.0
 LEAST_ALONE_S: Final = 15.0  # of stop_alone: a restart of a daemon must not look like loneliness
 
@@ -34,7 +37,7 @@ def problems_of(spec: JobSpec) -> list[str]:
         (bool(spec.run.command) and all(spec.run.command[:1]), "run.command is empty"),
         (len(texts) <= MAX_WORDS, "run has too many words"),
         (all(len(t) <= MAX_TEXT and "\0" not in t for t in texts), "run has an impossible text"),
-        (sum(map(len, texts)) <= MAX_TEXTS, "run has more text than fits"),
+        (sum(map(len, spec.notify.command)) <= MAX_TEXT, "notify.command is too long"),
         (not any("=" in name or not name for name in spec.run.env), "run.env has a bad name"),
         (0 <= policy.priority <= 100, "policy.priority is not from 0 to 100"),
         (len(policy.after) <= MAX_WORDS, "policy.after is too long"),
@@ -48,7 +51,15 @@ def problems_of(spec: JobSpec) -> list[str]:
         (1 <= least <= (most or least) <= MAX_NODES, "resources.nodes is impossible"),
         (isinstance(workers, str) or 1 <= workers <= MAX_WORKERS, "workers_per_node is impossible"),
         (1 <= (resources.cores_per_worker or 1) <= MAX_WORKERS, "cores_per_worker is impossible"),
-        (len(spec.notify.command) <= MAX_WORDS, "notify.command is too long"),
+        (len(spec.notify.command) <= MAX_WORDS, "notify.command has too many words"),
         (len(spec.output.collect) <= MAX_WORDS, "output.collect is too long"),
     )
-    return [sentence for good, sentence in checks if not good]
+    return [sentence for good, sentence in checks if not good] + too_large(spec)
+
+
+def too_large(spec: JobSpec) -> list[str]:
+    """A sentence where all its texts together are more than a job may have."""
+    size = len(msgspec.json.encode(spec))
+    if size <= MAX_SPEC:
+        return []
+    return [f"the job has {size} bytes, all its texts together; at most {MAX_SPEC} are possible"]

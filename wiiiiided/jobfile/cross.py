@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from wiiiiided.domain.limits import MAX_TEXT
 from wiiiiided.jobfile.check import Values
 from wiiiiided.jobfile.findings import Findings
 from wiiiiided.jobfile.values import spoken_duration
@@ -18,6 +19,7 @@ Rule = Callable[[Values, Findings], None]
 # Command and variables together. They travel in one file to the shim that has at most 1 MiB and in
 # which a character may take six; and no kernel starts a program with more than 2 MiB of them.
 START_BYTES = 128 << 10
+INTO_A_FILE = "put what is long into a file of the working directory"
 
 
 def passed_and_set(values: Values, findings: Findings) -> None:
@@ -41,7 +43,14 @@ def start_size(values: Values, findings: Findings) -> None:
     size = sum(len(text.encode(errors="replace")) + 1 for text in texts if text is not None)
     if size > START_BYTES:
         message = f"command and env together have {size} bytes; at most {START_BYTES} are possible"
-        findings.add(("run",), message, "put what is long into a file of the working directory")
+        findings.add(("run",), message, INTO_A_FILE)
+
+
+def notify_size(values: Values, findings: Findings) -> None:
+    size = sum(len(text) for text in values.get(("notify", "command"), ()) if text is not None)
+    if size > MAX_TEXT:
+        message = f"has {size} characters, all its words together; at most {MAX_TEXT} are possible"
+        findings.add(("notify", "command"), message, INTO_A_FILE)
 
 
 def used_and_avoided(values: Values, findings: Findings) -> None:
@@ -92,6 +101,7 @@ RULES: tuple[Rule, ...] = (
     passed_and_set,
     logged_twice,
     start_size,
+    notify_size,
     used_and_avoided,
     too_few_used,
     warned_too_early,

@@ -14,6 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from wiiiiided.errors import WiiiiideError
+
 NAMES = ("id", "name", "state", "code", "reason")
 
 _WORD = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -24,6 +26,27 @@ def unknown(text: str) -> list[str]:
     return [word for word in _WORD.findall(text) if word not in NAMES]
 
 
-def fill(command: Iterable[str], values: Mapping[str, str]) -> list[str]:
-    """The command with its placeholders filled in, once: a value's own braces stay."""
-    return [_WORD.sub(lambda word: values.get(word[1], word[0]), part) for part in command]
+class TooLong(WiiiiideError):
+    """With everything filled in there would be more than was allowed."""
+
+
+def fill(command: Iterable[str], values: Mapping[str, str], most: int) -> list[str]:
+    """The command with its placeholders filled in, once: a value's own braces stay. TooLong before
+    more than `most` characters of it are made: eight of a command may become a thousand."""
+    room = most
+
+    def put(word: re.Match[str]) -> str:
+        nonlocal room
+        text = values.get(word[1], word[0])
+        room -= len(text) - len(word[0])
+        if room < 0:
+            raise TooLong(f"it would have more than {most} characters")
+        return text
+
+    filled = []
+    for part in command:
+        room -= len(part)
+        filled.append(_WORD.sub(put, part))
+    if room < 0:
+        raise TooLong(f"it would have more than {most} characters")
+    return filled

@@ -13,10 +13,11 @@ import tomllib
 from collections.abc import Sequence
 from typing import Any
 
+from wiiiiided.domain.limits import too_large
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.jobfile import sets as options
 from wiiiiided.jobfile.check import Values, check
-from wiiiiided.jobfile.cross import check_together
+from wiiiiided.jobfile.cross import INTO_A_FILE, check_together
 from wiiiiided.jobfile.findings import Findings, Option, Places
 from wiiiiided.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.jobfile.locate import DEPTH, Scan, scan
@@ -54,7 +55,10 @@ def read(text: str, file: str, sets: Sequence[str] = (), *, look: bool = False) 
         _look(values, file, findings)
     if problems := findings.problems():
         raise Invalid(problems)
-    return _spec(values, file)
+    spec = _spec(values, file)
+    if large := too_large(spec):
+        raise Invalid([Problem(shown, None, "", sentence, INTO_A_FILE) for sentence in large])
+    return spec
 
 
 def _look(values: Values, file: str, findings: Findings) -> None:

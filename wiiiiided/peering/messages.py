@@ -11,6 +11,7 @@
                             fetch      FetchArchive ──►   ◄── blob frames, end of blob
     coordinator → a member  ask        one of NodeRequest ──►   ◄── its answers
 
+                                       (a Reconcile that would be too large comes in parts)
     link, from a member     Report, Figures, RenewRequest, Ping
     link, to a member       Do, Forget, RenewDue, Renewed, Removed, Ping
 
@@ -28,10 +29,12 @@ true of each, and ends what the coordinator does not know.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 import msgspec
 
+from wiiiiided import __version__
 from wiiiiided.control import actions as a
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
@@ -41,6 +44,8 @@ from wiiiiided.peering.figures import NodeFigures
 from wiiiiided.wire.messages import Message
 
 PROTOCOLS = (1, 1)  # the oldest and the newest this package speaks
+ASSIGNMENT_BYTES = 8 << 20  # a job has at most a few hundred kilobytes, and its secrets a megabyte
+RECONCILE_BYTES = 16 << 20  # of the assignments in one message
 Purpose = Literal["greet", "join", "link", "request", "fetch", "ask"]
 
 
@@ -108,7 +113,8 @@ class Assignment(msgspec.Struct, frozen=True):
 
 
 class Unreadable(WiiiiideError):
-    """An assignment that only a newer version understands, and which attempt it is about."""
+    """An assignment that only a newer version understands, or that was too large to be sent, and
+    which attempt it is about."""
 
     def __init__(self, job: int, attempt: int, why: str) -> None:
         super().__init__(why)
@@ -116,8 +122,39 @@ class Unreadable(WiiiiideError):
 
 
 def pack(given: Assignment) -> msgspec.Raw:
-    """An assignment as it travels: who cannot read one must still be able to read the rest."""
-    return msgspec.Raw(encode(given))
+    """An assignment as it travels: who cannot read one must still be able to read the rest. Of one
+    that is too large only a sketch is sent: its node declines that job, and hears all others."""
+    data = encode(given)
+    return msgspec.Raw(data) if len(data) <= ASSIGNMENT_BYTES else sketch(given, len(data))
+
+
+def sketch(given: Assignment, size: int) -> msgspec.Raw:
+    """In the place of an assignment: that there is one. What runs of it goes on, what is told to
+    end does; what has not begun never will."""
+    attempt = _AttemptSketch(given.job.attempt.number) if given.job.attempt else None
+    why = f"what its node must be told has {size} bytes, too many to be sent"
+    return msgspec.Raw(encode(_Sketch(_JobSketch(given.job.id, attempt), why)))
+
+
+def reconciliation(
+    given: Iterable[Assignment], forget: tuple[int, ...], in_parts: bool
+) -> list[Reconcile]:
+    """All that a node is to have, in messages that can be sent. A node that reads one message only
+    has sketches of what is too much for it."""
+    parts: list[list[msgspec.Raw]] = [[]]
+    size = 0
+    for one in given:
+        packed = pack(one)
+        size += len(packed)
+        if size > RECONCILE_BYTES and parts[-1]:
+            if in_parts:
+                parts.append([])
+                size = len(packed)
+            else:
+                packed = sketch(one, len(packed))
+        parts[-1].append(packed)
+    *first, last = parts
+    return [*(Reconcile(tuple(part), more=True) for part in first), Reconcile(tuple(last), forget)]
 
 
 def unpack(packed: msgspec.Raw) -> Assignment:
@@ -125,9 +162,10 @@ def unpack(packed: msgspec.Raw) -> Assignment:
     try:
         return _assignment(packed)
     except msgspec.ValidationError as problem:
-        sketch = _sketch(packed)
-        attempt = sketch.job.attempt
-        raise Unreadable(sketch.job.id, attempt.number if attempt else 0, str(problem)) from None
+        found = _sketch(packed)
+        attempt = found.job.attempt
+        why = found.why or f"wiiiiided {__version__} cannot read the job, upgrade it: {problem}"
+        raise Unreadable(found.job.id, attempt.number if attempt else 0, why) from None
 
 
 class _AttemptSketch(msgspec.Struct, frozen=True):
@@ -143,11 +181,13 @@ class _Sketch(msgspec.Struct, frozen=True):
     """What every version has said of an assignment, and will."""
 
     job: _JobSketch
+    why: str = ""  # it is no more than a sketch
 
 
 class LinkHello(Message, frozen=True):
     node: Node
     has: tuple[int, ...] = ()  # jobs that have files there
+    in_parts: bool = False  # it reads more than one Reconcile
 
 
 class Reconcile(Message, frozen=True):
@@ -156,6 +196,7 @@ class Reconcile(Message, frozen=True):
 
     assignments: tuple[msgspec.Raw, ...]  # packed
     forget: tuple[int, ...] = ()  # of `has`: jobs that nobody knows any more
+    more: bool = False  # another one follows, and only all of them are everything
 
 
 NodeEvent = (

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.errors import WiiiiideError
@@ -23,7 +23,8 @@ from wiiiiided.wire.messages import Message
 
 BEAT_S = 2.0
 LOST_BEATS = 5  # without a word: ten seconds
-QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most a few hundred kilobytes
+QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most ASSIGNMENT_BYTES
+FIRST_WITHIN_S = 30.0  # that one of the first messages may take to be sent
 
 
 class LineEnded(WiiiiideError):
@@ -31,10 +32,12 @@ class LineEnded(WiiiiideError):
 
 
 class Line:
-    """One end of a link. `run` it until it ends."""
+    """One end of a link. `run` it until it ends. What it says `first` may be more than a queue
+    holds, and takes its time: the other end answers nothing before it has all of it."""
 
-    def __init__(self, talk: Talk) -> None:
+    def __init__(self, talk: Talk, first: Iterable[Message] = ()) -> None:
         self._talk = talk
+        self._first = deque(first)
         self._queue: deque[bytes] = deque()
         self._bytes = 0
         self._more = asyncio.Event()
@@ -87,6 +90,10 @@ class Line:
             heard(message)
 
     async def _write(self) -> None:
+        while self._first:
+            async with asyncio.timeout(FIRST_WITHIN_S):
+                await self._talk.say(self._first[0])
+            self._first.popleft()
         while True:
             while self._queue:
                 data = self._queue.popleft()
@@ -99,14 +106,16 @@ class Line:
     async def _beat(self) -> None:
         while self._silent < LOST_BEATS:
             await asyncio.sleep(BEAT_S)
-            self._silent = 0 if self._heard else self._silent + 1
-            if not self._said and not self._queue:
+            self._silent = 0 if self._heard or self._first else self._silent + 1
+            if not self._said and not self._queue and not self._first:
                 self.say(p.Ping())
             self._said = self._heard = False
         raise LineEnded(f"nothing was heard for {self.silent_s:g} s")
 
 
 def _words(problem: Exception) -> str:
+    if isinstance(problem, TimeoutError):
+        return f"it took nothing for {FIRST_WITHIN_S:g} s"
     if isinstance(problem, EOFError):
         return "the other side closed it"
     if isinstance(problem, OSError):

@@ -1,7 +1,7 @@
 """The coordinator's ends of the links: one a member, which the member dials.
 
     LinkHello ──► NodeSeen: the control plane hears of it
-              ◄── Reconcile: all that is believed to be there, in one message
+              ◄── Reconcile: all that is believed to be there, in as many messages as it needs
     Report    ──► re-stamped by this machine's clock, to the keeper
     Figures   ──► to whoever draws the picture
     the end, or ten seconds of silence ──► NodeLeft; what is on that node may go on
@@ -138,13 +138,12 @@ class Links:
         # Before the line is there: what this event lets start is in the reconciliation.
         self.keeper.report(e.NodeSeen(self.keeper.clock(), node))
         try:
-            told = self._reconciliation(name, hello.has)
+            told = self._reconciliation(name, hello)
         except BaseException:
             self.keeper.report(e.NodeLeft(self.keeper.clock(), name))
             raise
         self._leaving.discard(name)  # it has joined again
-        line = self._lines[name] = Line(talk)
-        line.say(told)
+        line = self._lines[name] = Line(talk, told)
         if is_due(self.members.until(name) or 0.0, self.keeper.clock()):
             line.say(p.RenewDue())
         return line
@@ -155,16 +154,16 @@ class Links:
         known = self.keeper.state.nodes.get(node.name)
         return known is not None and known.boot_id != node.boot_id
 
-    def _reconciliation(self, name: str, has: tuple[int, ...]) -> p.Reconcile:
+    def _reconciliation(self, name: str, hello: p.LinkHello) -> list[p.Reconcile]:
         jobs = [job for job in self.keeper.state.jobs.values() if _is_on(job, name)]
-        numbers = [number for number in has if 0 < number < LARGEST]
+        numbers = [number for number in hello.has if 0 < number < LARGEST]
         store = self.keeper.store
         try:
             known = store.strangers(numbers) | store.numbers()
             gone = tuple(number for number in numbers if number not in known)
         except StoreError:  # no room: at the next link
             gone = ()
-        return p.Reconcile(tuple(p.pack(self.assigner.given(job)) for job in jobs), gone)
+        return p.reconciliation(map(self.assigner.given, jobs), gone, hello.in_parts)
 
     def _heard(self, name: str, line: Line, data: bytes) -> None:
         if self._lines.get(name) is not line:

@@ -22,6 +22,7 @@ from wiiiiided.control import events as e
 from wiiiiided.daemon.cluster.credentials import Credentials
 from wiiiiided.daemon.cluster.dial import Dialer, Turned, Unreachable
 from wiiiiided.daemon.cluster.line import Line
+from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.shares.workers import HEARD_S, Workers
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
@@ -127,11 +128,9 @@ class Uplink:
         place = self.credentials.identity.coordinator
         talk = await self._dialer.open(place.address, place.port, "link")
         try:
-            await talk.say(p.LinkHello(self._node(), tuple(self._workers.runs.numbers())))
-            async with asyncio.timeout(RECONCILE_S):
-                told = p.decode_reconcile(await talk.message())
-            if isinstance(told, p.TurnedAway):
-                raise Turned(told.code, told.message, told.hint, told.removed)
+            has = tuple(self._workers.runs.numbers())
+            await talk.say(p.LinkHello(self._node(), has, in_parts=True))
+            told = await _reconciliation(talk)
         except BaseException:
             talk.close()
             raise
@@ -273,6 +272,19 @@ class Uplink:
     def close(self) -> None:
         for task in self._tasks:
             task.cancel()
+
+
+async def _reconciliation(talk: Talk) -> p.Reconcile:
+    """All parts of it as one; Turned."""
+    given: list[msgspec.Raw] = []
+    while True:
+        async with asyncio.timeout(RECONCILE_S):
+            told = p.decode_reconcile(await talk.message())
+        if isinstance(told, p.TurnedAway):
+            raise Turned(told.code, told.message, told.hint, told.removed)
+        given += told.assignments
+        if not told.more:
+            return p.Reconcile(tuple(given), told.forget)
 
 
 def _now() -> float:

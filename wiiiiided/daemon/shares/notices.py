@@ -14,7 +14,8 @@ from wiiiiided.control.actions import RunNotify
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.shares.order import Surroundings, environment, interpreter
 from wiiiiided.daemon.shares.spawn import end_process, ended, spawn
-from wiiiiided.jobfile.placeholders import fill
+from wiiiiided.domain.limits import MAX_TEXT
+from wiiiiided.jobfile.placeholders import TooLong, fill
 from wiiiiided.log import about, logger
 
 WITHIN_S = 60.0
@@ -36,7 +37,12 @@ class Notices:
             "code": "" if action.code is None else str(action.code),
             "reason": action.reason,
         }
-        argv = fill(job.spec.notify.command, fields)
+        try:
+            argv = fill(job.spec.notify.command, fields, MAX_TEXT)
+        except TooLong as problem:
+            text = "job %d: its notify command is not run: filled in, %s"
+            logger.warning(text, job.id, problem, extra=about(job.id))
+            return
         python = interpreter(job.spec.run.python, self._here.python)
         env = environment(job, python, self._here)
         async with self._running:

@@ -28,7 +28,6 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from wiiiiided import __version__
 from wiiiiided.control import actions as a
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Hung, Job, Running, Starting, Stopping
@@ -243,11 +242,10 @@ class Workers:
             self.end(key, reason, grace)
 
     def decline(self, number: int, attempt: int, why: str) -> None:
-        """An attempt that this version cannot read: a share that never began never will."""
-        text = f"wiiiiided {__version__} on {self.here.node} cannot read the job, upgrade it: {why}"
-        logger.error("job %d: %s", number, text, extra=about(number))
+        """An attempt of which this node cannot know all: a share that never began never will."""
+        node, reason = self.here.node, plain(f"{self.here.node} declines it: {why}")
+        logger.error("job %d: %s", number, reason, extra=about(number))
         if (number, attempt) not in self.shims and not self._has((number, attempt), files.ORDER):
-            node, reason = self.here.node, plain(text)
             self.report(e.WorkersEnded(self.clock(), number, attempt, node, 1, reason))
 
     def end(self, key: Key, reason: str, grace: bool) -> None:
