@@ -58,7 +58,7 @@ def test_ranks_of_all_nodes_are_one_job(site: TwoNodes) -> None:
 
 
 def test_the_straggler_is_found_wherever_it_is(site: TwoNodes) -> None:
-    site.work(20, late=3)
+    site.work(40, late=3)
     late = now_of(site).straggler
     assert (late.rank, late.node) == (3, "b")
     assert late.why.startswith("rank 3 on b costs +100 % step time")

@@ -47,6 +47,13 @@ def test_a_run_in_a_few_lines() -> None:
     }
 
 
+def test_where_no_one_rank_was_slow_they_took_turns() -> None:
+    waiting = tuple(rank(number, held_s=12.0, waiting_s=20.0) for number in range(2))
+    assert dict(figures(run(ranks=waiting)))["slowest"] == (
+        "none: ranks took turns: they waited 20 % of the time in the mean, for no one rank"
+    )
+
+
 def test_the_slowest_rank_is_named() -> None:
     assert dict(facts(restarted()))["slowest"] == (
         "rank 4 on c was the slowest for 2m18s (46 % of the time); the others waited 52s for it"

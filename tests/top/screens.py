@@ -82,6 +82,7 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         "paused-readonly": (Scene(s.three(), Ui(paused=True, readonly=True)), 100, 16),
         "message": (Scene(s.three(), Ui(message="job 17 is being cancelled")), 80, 16),
         **{f"stragglers-{width}": (Scene(s.two_slow()), width, 12) for width in (40, 60, 80)},
+        **{f"turns-{width}": (Scene(s.turns()), width, 12) for width in (40, 80)},
         "unmeasured": (Scene(s.unmeasured()), 140, 12),
         "diverged": (Scene(s.snapshot(s.node(), jobs=(s.doing(diverged=True),))), 80, 12),
         "no-match": (

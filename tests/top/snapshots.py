@@ -188,6 +188,12 @@ def two_slow() -> Snapshot:
     return snapshot(node("vm", state="slow"), jobs=(slow_job(), doing(18, straggler=found)))
 
 
+def turns() -> Snapshot:
+    """Ranks wait for each other, and for no one in particular."""
+    why = "ranks take turns: they wait 31 % of the time in the mean, for no one rank"
+    return snapshot(node("vm"), jobs=(doing(17, turns=why),))
+
+
 def unmeasured() -> Snapshot:
     """Jobs over another backend, or none: only what scripts say is known."""
     said = Rates(steps=3.22, samples=412.0, measured=False)

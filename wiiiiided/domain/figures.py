@@ -107,6 +107,7 @@ class JobNow(msgspec.Struct, frozen=True):
     straggler: Straggler | None = None
     ranks: tuple[RankNow, ...] = ()
     diverged: bool = False  # a rank's loss is not a finite number: shown as nan
+    turns: str = ""  # the sentence when ranks wait notably, and for no one rank; else empty
 
 
 class NodeNow(msgspec.Struct, frozen=True):

@@ -98,6 +98,7 @@ class Course:
             eta_s=self._pace.left_s(self.at, total),
             memory=sum(memory) if memory else None,
             straggler=self.verdict.straggler,
+            turns=self.verdict.why if self.verdict.turns else "",
             ranks=tuple(self._rank(rank) for rank in sorted(self.ranks)),
         )
 

@@ -14,7 +14,7 @@ from wiiiiided.report.history import History, Line
 from wiiiiided.report.line_chart import Series, line_chart
 from wiiiiided.report.markup import Markup, tag
 from wiiiiided.report.ranks import diverged, is_measured
-from wiiiiided.report.summary import has_figures
+from wiiiiided.report.summary import has_figures, slowest_of
 from wiiiiided.report.ticks import amounts, around, sizes
 from wiiiiided.report.timeline import held, timeline
 
@@ -125,10 +125,12 @@ def _wire(past: History) -> Iterator[Markup]:
 def _happened(past: History) -> Iterator[Markup]:
     slow = held(past)
     told = words.count(len(past.attempts), "attempt")
-    if slow:
-        told += f"; rank {slow[0].rank} on {slow[0].node} was the slowest for longest."
+    named = [rank for a in past.attempts if (rank := slowest_of(a.run)) is not None]
+    if named:
+        worst = max(named, key=lambda rank: rank.straggled_s)
+        told += f"; rank {worst.rank} on {worst.node} was the slowest for longest."
     elif any_measured(past):
-        told += "; no rank was the slowest for long."
+        told += "; no one rank was the slowest for long."
     else:
         told += "."
     open_ones = (a for a in past.attempts if a.run.ended_at is None)

@@ -9,12 +9,12 @@ import signal
 from collections.abc import Iterator
 
 from wiiiiided.domain.figures import RankRecord, RunRecord
+from wiiiiided.figures.straggler import of_run, turns_of_run
 from wiiiiided.report import ranks, words
 from wiiiiided.report.history import is_running, length_of
 from wiiiiided.wire.messages import JobRecords
 
 Pair = tuple[str, str]
-SLOW = 0.005  # of an attempt; who was the slowest for less is not worth a name
 NOT_MEASURED = (
     "exchange and waiting are not measured: the job uses no group of the backend wiiiiide"
 )
@@ -125,6 +125,8 @@ def figures(run: RunRecord) -> Iterator[Pair]:
         yield "memory", f"{words.size(memory)} at most in a rank"
     if slowest := slowest_of(run):
         yield "slowest", straggler_words(run, slowest)
+    elif turns := turns_of_run(run, length):
+        yield "slowest", f"none: {turns}"
 
 
 def _pace(run: RunRecord, name: str, many: int) -> str:
@@ -180,10 +182,9 @@ def wire_words(run: RunRecord) -> str:
 
 
 def slowest_of(run: RunRecord) -> RankRecord | None:
-    """Who was the slowest for longest, if that was worth a word."""
-    slowest = max(ranks.measured(run), key=lambda r: r.straggled_s, default=None)
-    worth = SLOW * length_of(run)
-    return slowest if slowest and slowest.straggled_s > worth else None
+    """The one rank that held the others up, if there was one over the whole run."""
+    slowest = of_run(run)
+    return next((rank for rank in run.ranks if rank.rank == slowest), None)
 
 
 def straggler_words(run: RunRecord, rank: RankRecord) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from wiiiiided.domain.figures import NodeNow, Rates
+from wiiiiided.domain.figures import JobNow, NodeNow, Rates
 from wiiiiided.text import columns
 from wiiiiided.top import numbers
 from wiiiiided.top.grid import (
@@ -107,18 +107,21 @@ def wanted(scene: Scene) -> int:
 
 
 def stragglers(scene: Scene, width: int) -> list[Row]:
-    """Who the others wait for: the selected job's first."""
+    """Who the others wait for, or that ranks take turns: the selected job's first."""
     rows = scene.snapshot.jobs if scene.snapshot else ()
-    found = [row for row in rows if row.now is not None and row.now.straggler is not None]
-    found.sort(key=lambda row: row.job.id != scene.ui.job)
-    several = sum(row.now is not None for row in rows) > 1
-    made = []
-    for row in found[:STRAGGLERS]:
-        assert row.now is not None
-        assert row.now.straggler is not None
-        text = words(row.now.straggler.why, scene.ui.ascii)
-        made.append(_straggler(text, row.job.id if several else None, width))
-    return made
+    told = [(row.job.id, _late(row.now)) for row in rows if row.now is not None]
+    found = [(job, text) for job, text in told if text]
+    found.sort(key=lambda each: each[0] != scene.ui.job)
+    return [
+        _straggler(words(text, scene.ui.ascii), job if len(told) > 1 else None, width)
+        for job, text in found[:STRAGGLERS]
+    ]
+
+
+def _late(now: JobNow) -> str:
+    if now.straggler is not None:
+        return now.straggler.why
+    return f"none, {now.turns}" if now.turns else ""
 
 
 def _straggler(text: str, job: int | None, width: int) -> Row:

@@ -230,13 +230,13 @@ class Courses:
 
     def _tell(self, followed: Followed) -> None:
         """The straggler's appearance and change: one line, at most one a minute."""
-        late = followed.course.verdict.straggler
+        late, why, _ = followed.course.verdict
         rank = late.rank if late is not None else None
         now = self._monotonic()
         if rank == followed.said or now - followed.said_at < SAID_EVERY_S:
             return
         followed.said, followed.said_at = rank, now
-        text = late.why if late is not None else "no rank is late any more"
+        text = why if late is not None else f"no rank is late any more: {why}"
         job = followed.job
         node = (late.node,) if late is not None else ()
         logger.info("job %d (%s): %s", job.id, job.spec.name, text, extra=about(job.id, rank, node))
