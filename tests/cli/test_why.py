@@ -18,7 +18,8 @@ def test_the_sentence_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon) ->
 
 def test_json_has_the_state_too(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Why, m.Reason(17, "queued", SENTENCE))
-    assert cli("why", "17", "--json").json == {"id": 17, "state": "queued", "why": SENTENCE}
+    expected = {"id": 17, "state": "queued", "why": SENTENCE, "error": ""}
+    assert cli("why", "17", "--json").json == expected
 
 
 def test_a_sentence_with_escape_codes_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:

@@ -24,6 +24,7 @@ from wiiiiided.control.roster import NodeRow
 from wiiiiided.control.state import State
 from wiiiiided.control.step import step
 from wiiiiided.control.versions import listed
+from wiiiiided.daemon.views import view
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import Network, Notify, Restart
@@ -332,6 +333,22 @@ def test_an_end_reported_late_is_told_once_and_restarts_the_gang() -> None:
     assert world.job(job).restarts == 1
     world.feed(e.WorkersEnded(world.now, job, 1, "b", 1, "rank 1 lost rank 0"))
     assert world.job(job).restarts == 1
+
+
+def test_the_share_that_failed_first_is_the_cause_whoever_is_heard_first() -> None:
+    """Ranks that lose their peer end by themselves, and the news of them may be faster."""
+    world = three()
+    job = world.submit(gang())
+    world.started_on(job)
+    lost, wrong = "wiiiiided.errors.PeerLost: rank 0 ended", "ValueError: shapes do not match"
+    reason = "rank 1 ended with exit code 1"
+    world.ended_on(job, "b", code=1, reason=reason, failed_at=world.now - 0.1, error=lost)
+    assert world.why(job).startswith(f"is being stopped: on b {reason}: {lost}")
+    world.ended_on(job, "a", code=3, failed_at=world.now - 0.3, error=wrong)
+    world.ended_on(job, code=143, reason="stopped")
+    assert world.why(job) == f"on a rank 0 ended with exit code 3: {wrong}"
+    shown = view(world.state, world.job(job), world.now)
+    assert (shown.code, shown.error) == (3, wrong)
 
 
 def test_a_failure_while_all_are_heard_is_no_lost_node() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from copy import deepcopy
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,8 @@ from wiiiiided.control.actions import (
     StartWorkers,
 )
 from wiiiiided.control.job import Backoff
+from wiiiiided.control.machine import SAME_END
+from wiiiiided.control.state import SOON_S
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import Notify, Restart
 
@@ -208,6 +211,71 @@ def test_restarts_back_off_and_then_give_up() -> None:
     world.ended_on(job, code=7)
     assert world.state_of(job) == "failed"
     assert world.why(job) == "rank 0 ended with exit code 7 (after 3 attempts)"
+
+
+RESTARTS = {"restart": Restart(max=9, backoff_s=60.0)}
+
+
+def test_an_early_end_is_tried_once_more_at_once_and_the_same_again_is_final() -> None:
+    world = World()
+    job = world.submit(spec(policy=RESTARTS))
+    world.started_on(job)
+    world.ended_on(job, code=1, idle=True, error="ImportError: no torch")
+    assert world.state_of(job) == "backoff"
+    world.pass_time(0.0)
+    world.started_on(job)
+    again = "rank 1 ended with exit code 1"  # which rank says it first is chance
+    world.ended_on(job, code=1, reason=again, idle=True, error="ImportError: no torch")
+    assert world.state_of(job) == "failed"
+    assert world.why(job) == f"{again}: ImportError: no torch; {SAME_END}"
+    assert world.told(job)[-1] == f"failed: {world.why(job)}"
+    world.requeue(job)
+    world.started_on(job)
+    world.ended_on(job, code=1, idle=True, error="ImportError: no torch")
+    assert world.state_of(job) == "backoff"  # whoever asks for it has a try of his own
+
+
+def test_a_command_that_cannot_be_run_is_tried_twice_however_long_it_takes_to_find_out() -> None:
+    world = World()
+    job = world.submit(spec(policy=RESTARTS))
+    for _ in range(2):
+        world.pass_time(100.0)
+        assert world.state_of(job) == "starting"
+        world.ended_on(job, code=127, reason="the command 'x' was not found", idle=True)
+        world.pass_time(0.0)
+    assert world.why(job) == f"the command 'x' was not found; {SAME_END}"
+
+
+@pytest.mark.parametrize(
+    ("more", "ran_s"),
+    [
+        ({"idle": False}, 1.0),  # it had begun to work
+        ({"idle": True}, SOON_S),
+        ({"idle": True, "lost": True}, 1.0),
+        ({"idle": True, "code": 137}, 1.0),  # a signal comes from elsewhere
+    ],
+)
+def test_other_ends_are_worth_every_restart_and_its_wait(more: Any, ran_s: float) -> None:
+    world = World()
+    job = world.submit(spec(policy=RESTARTS))
+    for wait_s in (60.0, 120.0, 240.0):
+        world.started_on(job)
+        world.pass_time(ran_s)
+        world.ended_on(job, **{"code": 1, **more})
+        phase = world.job(job).phase
+        assert isinstance(phase, Backoff)
+        assert phase.until == world.now + wait_s
+        world.pass_time(wait_s)
+
+
+def test_two_different_early_ends_are_not_the_same_end() -> None:
+    world = World()
+    job = world.submit(spec(policy=RESTARTS))
+    for error in ("OSError: busy, 1", "OSError: busy, 2", "OSError: busy, 1"):
+        world.started_on(job)
+        world.ended_on(job, code=1, idle=True, error=error)
+        assert world.state_of(job) == "backoff"
+        world.pass_time(0.0)
 
 
 def test_backoff_has_a_ceiling() -> None:

@@ -101,7 +101,13 @@ class World:
             self.feed(e.WorkersStarted(self.now, number, attempt.number, node))
 
     def ended_on(
-        self, number: int, *nodes: str, code: int = 0, reason: str = "", lost: bool = False
+        self,
+        number: int,
+        *nodes: str,
+        code: int = 0,
+        reason: str = "",
+        lost: bool = False,
+        **more: Any,
     ) -> list[AnyAction]:
         attempt = self.job(number).attempt
         assert attempt is not None
@@ -109,7 +115,7 @@ class World:
         for node in nodes or attempt.live:
             reason = reason or (f"rank 0 ended with exit code {code}" if code else "")
             actions += self.feed(
-                e.WorkersEnded(self.now, number, attempt.number, node, code, reason, lost)
+                e.WorkersEnded(self.now, number, attempt.number, node, code, reason, lost, **more)
             )
         return actions
 

@@ -5,7 +5,7 @@
     leaves    start a child that stays, and end         done, and the child is gone
     fails     rank 0 ends with code 3                   failed, in its first attempt
     once      rank 0 fails in the first attempt         done, in its second attempt
-    always    rank 0 fails every time                   failed, after its last restart
+    always    rank 0 fails every time                   failed, after the same end twice
     sleeps    sleep, until the job is cancelled         cancelled, running or not
 
 Every rank of every attempt makes a directory with its name: mkdir succeeds once. A second start
@@ -114,7 +114,7 @@ def wrong(plan: Plan, view: JobView, marks: set[str]) -> list[str]:
         "leaves": ("done", 0, 1),
         "fails": ("failed", CODE, 1),
         "once": ("done", 0, 2),
-        "always": ("failed", CODE, 1 + RESTARTS),
+        "always": ("failed", CODE, 2),  # the same end twice, before any operation
     }
     found = []
     if plan.kind == "sleeps":

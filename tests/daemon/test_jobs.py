@@ -107,7 +107,7 @@ def test_restarts_are_counted_and_the_working_directory_stays(daemon: PrivateDae
     script = (
         "import os, pathlib; n = int(os.environ['TORCHELASTIC_RESTART_COUNT'])\n"
         "marks = sorted(p.name for p in pathlib.Path('.').glob('mark-*')); print(n, marks)\n"
-        "pathlib.Path(f'mark-{n}').touch(); raise SystemExit(0 if n == 2 else 5)"
+        "pathlib.Path(f'mark-{n}').touch(); raise SystemExit(0 if n == 2 else 5 + n)"
     )
     restart = Restart(max=3, backoff_s=0.1)
     job = daemon.submit(script, policy={"restart": restart})
@@ -254,10 +254,28 @@ def test_a_killed_rank_is_known_at_once_and_named(daemon: PrivateDaemon) -> None
 
 
 def test_a_command_that_does_not_exist_is_a_sentence(daemon: PrivateDaemon) -> None:
-    job = daemon.submit(command=["no-such-program-here", "x"])
+    """And is tried once more at most, whatever the policy allows, and without waiting."""
+    again = {"restart": Restart(max=9, backoff_s=600.0)}
+    job = daemon.submit(command=["no-such-program-here", "x"], policy=again)
     view = daemon.end_of(job)
-    assert (view.state, view.code) == ("failed", 127)
+    assert (view.state, view.code, view.attempt) == ("failed", 127, 2)
     assert "no-such-program-here" in view.why
+    assert "not started again: it ended the same way twice" in view.why
+
+
+def test_a_job_that_fails_says_what_was_raised_and_is_not_started_for_ever(
+    daemon: PrivateDaemon,
+) -> None:
+    script = "raise ValueError('shapes \x1b[31mdo not match\\nat all')"
+    again = {"restart": Restart(max=9, backoff_s=600.0)}
+    view = daemon.end_of(daemon.submit(script, policy=again))
+    assert (view.state, view.attempt) == ("failed", 2)
+    assert view.error == "ValueError: shapes ?[31mdo not match"
+    assert view.why.startswith(f"rank 0 ended with exit code 1: {view.error}; not started again")
+    reason = daemon.client.why(view.id)
+    assert (reason.why, reason.error) == (view.why, view.error)
+    story = [line.text for line in daemon.client.show(view.id).story]
+    assert any(line.endswith(f"{view.error}; restart 1 of 9 at once") for line in story)
 
 
 def test_notify_runs_the_jobs_command(daemon: PrivateDaemon, tmp_path: Path) -> None:

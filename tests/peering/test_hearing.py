@@ -380,10 +380,12 @@ def test_a_removed_member_is_heard_until_its_shares_have_ended(state: Path) -> N
 def test_times_of_another_machine_become_ours(
     member_at: float, ended_at: float | None, found: float | None
 ) -> None:
-    event = e.WorkersEnded(member_at, 1, 1, "b", 0, "all\nranks \x1b[31mended", ended_at=ended_at)
+    reason, times = "all\nranks \x1b[31mended", {"ended_at": ended_at, "failed_at": ended_at}
+    event = e.WorkersEnded(member_at, 1, 1, "b", 0, reason, error="\x1b" * 999, **times)
     ours = restamped(event, 100.0)
-    assert (ours.at, ours.ended_at) == (100.0, found)
+    assert (ours.at, ours.ended_at, ours.failed_at) == (100.0, found, found)
     assert ours.reason == "all?ranks ?[31mended"
+    assert ours.error == "?" * 300
 
 
 def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(

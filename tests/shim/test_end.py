@@ -13,7 +13,7 @@ import pytest
 
 from tests.kit.conditions import wait_until
 from tests.kit.shims import PATIENCE_S, Attempt, is_running, kill
-from wiiiiided.shim import files, processes, supervise
+from wiiiiided.shim import ending, files, processes, supervise
 
 
 def test_when_all_ranks_end_well_so_does_the_attempt(tmp_path: Path) -> None:
@@ -40,6 +40,33 @@ for i in $(seq 30); do echo "e$i" >&2; done; exit 3
         assert end.error.split() == [f"e{n}" for n in range(11, 31)]
         assert end.codes == {"0": 143, "1": 3, "2": 143}
         assert (end.stopped, end.lost) == ("", False)
+
+
+def traceback(*calls: str) -> str:
+    frames = "".join(f'  File "x.py", line 1, in f\n    {call}\n    ^^^^\n' for call in calls)
+    return f"Traceback (most recent call last):\n{frames}"
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (traceback("f()") + "ValueError: shapes do not match", "ValueError: shapes do not match"),
+        (traceback("f()") + "AssertionError", "AssertionError"),
+        (traceback("f()") + "E: two\nlines\nof: it", "E: two"),
+        (traceback("a()") + "KeyError: 1\n\nDuring …:\n\n" + traceback("b()") + "b.E: 2", "b.E: 2"),
+        # Only so many of the last lines are kept: the first of a deep traceback is not there.
+        (traceback("f()").partition("\n")[2] + "x.y.<locals>.Z: no", "x.y.<locals>.Z: no"),
+        ('  File "x.py", line 1\n    a b\n    ^\nSyntaxError: bad', "SyntaxError: bad"),
+        ("ValueError: first\n" + traceback("f()") + "ValueError: first\nbye", "ValueError: first"),
+        (traceback("f()") + "not an exception: at all", ""),
+        ("INFO: began\n  deeper\nERROR: it failed", ""),
+        ("", ""),
+    ],
+)
+def test_what_was_raised_is_found_in_the_last_words(error: str, found: str) -> None:
+    assert ending.exception(error) == found
+    as_torch = "\n".join(f"[rank1]: {line}" for line in error.splitlines())
+    assert ending.exception(as_torch) == found
 
 
 def test_a_killed_rank_is_named_with_its_signal(tmp_path: Path) -> None:

@@ -75,6 +75,9 @@ class WorkersEnded(Event, frozen=True):
     reason: str
     lost: bool = False
     ended_at: float | None = None  # when it really was, if it became known only later
+    failed_at: float | None = None  # when the first of its ranks failed by itself
+    error: str = ""  # the exception that rank ended with, one line
+    idle: bool = False  # none of its ranks had finished an operation or said a step
 
 
 class ProgressSampled(Event, frozen=True):

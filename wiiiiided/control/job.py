@@ -33,6 +33,9 @@ class Result(msgspec.Struct, frozen=True):
     code: int
     reason: str
     lost: bool = False  # its machine or its shim died: nobody saw the ranks end
+    failed_at: float | None = None  # when the first of its ranks failed by itself
+    error: str = ""  # the exception that rank ended with, one line
+    early: bool = False  # it ended within seconds, before its first operation or step
 
 
 class Versions(msgspec.Struct, frozen=True):
@@ -145,6 +148,7 @@ class Job(msgspec.Struct, frozen=True):
     attempt: Attempt | None = None
     restarts: int = 0
     spent_s: float = 0.0  # running time of earlier attempts
+    stillborn: str = ""  # how the latest attempt ended, if that was before it had done anything
 
     @property
     def state(self) -> State:

@@ -10,7 +10,7 @@ Nothing else changes a job. Actions are collected in the order in which they are
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -35,6 +35,10 @@ from wiiiiided.domain.codes import TIMED_OUT
 from wiiiiided.domain.spec import RestartCause
 from wiiiiided.domain.states import MOVES
 from wiiiiided.errors import WiiiiideError
+
+SAME_END: Final = (
+    "not started again: it ended the same way twice, within seconds and before its first operation"
+)
 
 
 class IllegalMove(WiiiiideError):
@@ -125,8 +129,7 @@ class Machine:
             case Stopping(cause="cancel", reason=reason):
                 self.end(job, "cancelled", code or None, reason)
             case Stopping(cause="requeue", reason=reason):
-                fresh = replace(job, restarts=0, spent_s=0.0)
-                self.move(fresh, Queued(self.at), reason, was="stopping")
+                self.move(fresh_again(job), Queued(self.at), reason, was="stopping")
             case Stopping(cause="node-left", reason=reason):
                 self.move(job, Queued(self.at), f"queued again: {reason}")
             case Stopping(cause="versions", reason=reason):
@@ -141,27 +144,33 @@ class Machine:
                 said = about(node, result) if result is not None and result.lost else ""
                 were = "was" if len(silent) == 1 else "were"
                 more = said or (f"{listed(silent)} {were} not heard of" if silent else "")
+                reason = reason if said else first_failure(attempt) or reason
                 reason = f"{reason}; {more}" if more and more not in reason else reason
                 self.restart_or_fail(job, causes, code or 1, reason)
             case _ if result is None:
                 self.end(job, "done", 0, "done")
             case _:
                 several = len(attempt.layout.shares) > 1
-                reason = about(node, result) if several else result.reason
+                reason = about(node, result) if several else with_error(result)
                 self.restart_or_fail(job, causes, code or 1, reason)
 
     def restart_or_fail(
         self, job: Job, causes: tuple[RestartCause, ...], code: int, reason: str
     ) -> None:
-        """By the policy; a job that ended for two causes starts again for either."""
+        """By the policy; a job that ended for two causes starts again for either. One that ends
+        before it has done anything is tried once more, at once: the same end again is its own."""
         policy = job.spec.policy.restart
-        if not set(causes) & set(policy.on) or job.restarts >= policy.max:
+        may = bool(set(causes) & set(policy.on)) and job.restarts < policy.max
+        how = how_stillborn(job.attempt) if causes == ("failure",) else ""
+        if not may or (how and how == job.stillborn):
             spent = f" (after {job.restarts + 1} attempts)" if job.restarts else ""
+            spent = f"; {SAME_END}" if may else spent
             self.end(job, "failed", code, reason + spent)
             return
-        wait_s = min(policy.backoff_s * 2**job.restarts, MAX_BACKOFF_S)
-        job = replace(job, restarts=job.restarts + 1)
-        text = f"{reason}; restart {job.restarts} of {policy.max} in {wait_s:g} s"
+        wait_s = 0.0 if how else min(policy.backoff_s * 2**job.restarts, MAX_BACKOFF_S)
+        job = replace(job, restarts=job.restarts + 1, stillborn=how)
+        when = f"in {wait_s:g} s" if wait_s else "at once"
+        text = f"{reason}; restart {job.restarts} of {policy.max} {when}"
         self.move(job, Backoff(self.at, self.at + wait_s, reason), text)
         self.notify(job, "restarting", code, reason)
 
@@ -194,16 +203,61 @@ class Machine:
 
 def about(node: str, result: Result) -> str:
     """How a share ended, with its node."""
-    said = result.reason
+    said = with_error(result)
     named = result.lost and said.startswith(f"{node} ")
     return said if named else f"on {node} {said}"
 
 
+def with_error(result: Result) -> str:
+    """How a share ended, and what the failing rank raised."""
+    return f"{result.reason}: {result.error}" if result.error else result.reason
+
+
 def worst(attempt: Attempt) -> tuple[str, Result | None]:
-    """The share to name: one that was lost, else one that failed by itself. A share that was
+    """The share to name: one that was lost, else the first that failed by itself. A share that was
     stopped because of another is not the one."""
+
+    def key(found: tuple[str, Result]) -> tuple[bool, bool, float, bool]:
+        result = found[1]
+        at = result.failed_at
+        return not result.lost, at is None, at or 0.0, result.code >= 128
+
     bad = [(node, r) for node, r in attempt.results.items() if r.code or r.lost]
-    return min(bad, key=lambda found: (not found[1].lost, found[1].code >= 128), default=("", None))
+    return min(bad, key=key, default=("", None))
+
+
+def first_failure(attempt: Attempt) -> str:
+    """The share whose rank failed first; ranks of others end because of it, and their news may come
+    before. Empty where none failed by itself, or nobody knows when."""
+    failed = [(r.failed_at, n) for n, r in attempt.results.items() if r.failed_at is not None]
+    node = min(failed)[1] if failed else ""
+    return about(node, attempt.results[node]) if node else ""
+
+
+def error_of(attempt: Attempt) -> str:
+    """The exception that the attempt ended with, one line; empty where none is known."""
+    _, result = worst(attempt)
+    return result.error if result is not None else ""
+
+
+def how_stillborn(attempt: Attempt | None) -> str:
+    """How an attempt ended that had done nothing yet, to be compared with the next; else empty.
+    Which rank was the first to say it is chance; a signal comes from elsewhere."""
+    _, result = worst(attempt) if attempt is not None else ("", None)
+    if result is None or not result.early or result.code >= 128:
+        return ""
+    return f"{result.code} {result.error or _without_rank(result.reason)}"
+
+
+def _without_rank(reason: str) -> str:
+    """`rank 3 ended …` is the same as `rank 0 ended …`."""
+    words = reason.split(" ", 2)
+    return words[2] if len(words) == 3 and words[0] == "rank" else reason
+
+
+def fresh_again(job: Job) -> Job:
+    """As if it had never been tried: a person wants it to run once more."""
+    return replace(job, restarts=0, spent_s=0.0, stillborn="")
 
 
 def spend(job: Job, at: float) -> Job:

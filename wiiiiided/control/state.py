@@ -29,6 +29,7 @@ Key = tuple[int, int]  # Job.queue_key
 MAX_BACKOFF_S = 600.0
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
 READY_WITHIN_S = 30.0  # after a start: a node that was preparing a share and is not heard of
+SOON_S = 10.0  # an end before it, and before the first operation, is likely the program's own
 ALONE_MARGIN_S = 60.0  # beyond stop_alone and grace: a share has ended itself by then
 
 

@@ -32,9 +32,9 @@ from wiiiiided.control.job import (
     Running,
     Stopping,
 )
-from wiiiiided.control.machine import IllegalMove, Machine, spend
+from wiiiiided.control.machine import IllegalMove, Machine, fresh_again, spend
 from wiiiiided.control.starting import start_what_fits, workers_prepared, workers_started
-from wiiiiided.control.state import State, deadline
+from wiiiiided.control.state import SOON_S, State, deadline
 from wiiiiided.domain.states import ENDED, MOVES, ON_NODES
 
 __all__ = ["IllegalMove", "step"]
@@ -144,7 +144,7 @@ class _Step(Machine):
             return
         reason = f"requeued by {event.by}"
         if job.state == "backoff" or job.state in ENDED:
-            fresh = replace(job, restarts=0, spent_s=0.0, waits_for=event.waits_for)
+            fresh = replace(fresh_again(job), waits_for=event.waits_for)
             self.move(fresh, Queued(self.at), reason, was=job.state)
         else:
             self.stop(job, "requeue", reason)
@@ -156,7 +156,13 @@ class _Step(Machine):
             return
         if event.ended_at is not None:
             self.ended_at = min(self.at, max(attempt.placed_at, event.ended_at))
-        self.share_ended(job, attempt, event.node, Result(event.code, event.reason, event.lost))
+        ran_s = self.ended_at - job.phase.since if isinstance(job.phase, Running) else 0.0
+        early = event.idle and ran_s < SOON_S and job.state in ("starting", "running")
+        result = Result(
+            *(event.code, event.reason, event.lost),
+            *(event.failed_at, event.error, early),
+        )
+        self.share_ended(job, attempt, event.node, result)
 
     def progress_sampled(self, job: Job, rank: int, silent_s: float) -> None:
         limit_s = job.spec.policy.hang_timeout_s

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from wiiiiided.control.job import Attempt, Ended, Hung, Job, Running, Stopping
+from wiiiiided.control.machine import error_of
 from wiiiiided.control.nodes import node_why
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.control.state import State
@@ -37,7 +38,15 @@ def view(state: State, job: Job, now: float) -> JobView:
         workers=_workers(state, job),
         code=ended.code if ended is not None else None,
         why=why(state, job, now),
+        error=_error(job),
     )
+
+
+def _error(job: Job) -> str:
+    """What its latest attempt raised, of a job that failed, or is about to start again."""
+    if job.attempt is None or job.state not in ("failed", "backoff"):
+        return ""
+    return error_of(job.attempt)
 
 
 def _owner(state: State, job: Job) -> str:

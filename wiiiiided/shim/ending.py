@@ -12,6 +12,7 @@ from wiiiiided.shim import files
 
 ERROR_BYTES = 16 << 10
 ERROR_FILE_BYTES = 256 << 10
+EXCEPTION_CHARS = 300
 
 _HINTS = {
     signal.SIGKILL: " (the kernel's out-of-memory killer does that too)",
@@ -54,6 +55,30 @@ def error(directory: int, rank: int, last_errors: list[bytes]) -> str:
     if len(data) > ERROR_BYTES:  # the end of a traceback says more than its beginning
         data = b"... " + data[4 - ERROR_BYTES :]
     return data.decode("utf-8", "ignore")
+
+
+def exception(error: str) -> str:
+    """Of a traceback the line that says what was raised, `ValueError: shapes do not match`; empty
+    where there is none. The last one counts: those before it are its causes."""
+    found, in_frames = "", False
+    for line in error.splitlines():
+        text = _without_rank(line)
+        if text.startswith('  File "'):
+            in_frames = True
+        elif in_frames and not text.startswith(" "):
+            in_frames = False
+            found = text if _names_a_class(text.partition(":")[0]) else found
+    return found[:EXCEPTION_CHARS]
+
+
+def _without_rank(line: str) -> str:
+    """torch puts `[rank0]: ` before every line once there is a process group."""
+    head, mark, rest = line.partition("]: ")
+    return rest if mark and head.startswith("[rank") and head[5:].isdecimal() else line
+
+
+def _names_a_class(name: str) -> bool:
+    return all(part.isidentifier() or part == "<locals>" for part in name.split("."))
 
 
 def _error_file(directory: int, name: str) -> str:

@@ -104,6 +104,7 @@ class End:
     error: str = ""  # the failing rank's error file, or the last lines of its log
     lost: bool = False  # the shim was killed and its sweeper wrote this, or it was alone too long
     format: int = FORMAT
+    failed_at: float = 0.0  # when the first of its ranks failed; 0: none did, or nobody knows
 
 
 @dataclass

@@ -19,7 +19,7 @@ import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 
 from wiiiiided.shim import (
     attempt,
@@ -76,6 +76,7 @@ class Failure:
     code: int
     reason: str
     rank: Rank | None = None
+    at: float = field(default_factory=time.time)
 
 
 class Supervisor:
@@ -349,15 +350,7 @@ class Supervisor:
     def _verdict(self) -> files.End:
         now, failure = time.time(), self._failure
         if failure is not None:
-            rank = failure.rank
-            number = None if rank is None else rank.number
-            if rank is None and failure.code == FAILED:
-                return files.End(now, self._codes, failure.code, reason=failure.reason)
-            if rank is None or not rank.started:  # then none has, as far as the job goes
-                return files.End(now, {}, failure.code, number, failure.reason)
-            last = list(rank.log.last_errors)
-            error = ending.error(self._given.directory, rank.number, last)
-            return files.End(now, self._codes, failure.code, number, failure.reason, error=error)
+            return replace(self._failed_end(now, failure), failed_at=failure.at)
         code = next(filter(None, self._codes.values()), 0)
         if self._stopped:
             code = code if self._codes else TERMINATED
@@ -365,6 +358,17 @@ class Supervisor:
             reason = f"stopped: {why}"
             return files.End(now, self._codes, code, reason=reason, stopped=why, lost=lost)
         return files.End(now, self._codes, code)
+
+    def _failed_end(self, now: float, failure: Failure) -> files.End:
+        rank = failure.rank
+        number = None if rank is None else rank.number
+        if rank is None and failure.code == FAILED:
+            return files.End(now, self._codes, failure.code, reason=failure.reason)
+        if rank is None or not rank.started:  # then none has, as far as the job goes
+            return files.End(now, {}, failure.code, number, failure.reason)
+        last = list(rank.log.last_errors)
+        error = ending.error(self._given.directory, rank.number, last)
+        return files.End(now, self._codes, failure.code, number, failure.reason, error=error)
 
     def _write(self, end: files.End) -> None:
         """Write exit.json, as long as it takes, and leave."""

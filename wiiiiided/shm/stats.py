@@ -77,6 +77,14 @@ class Stats:
     waited_for: dict[int, float]  # seconds by rank of the world; 255 is all from there on
 
 
+def has_worked(page: bytes) -> bool:
+    """Whether a page, as a reader has it, counts an operation, a message or a step."""
+    if len(page) < PAGE_BYTES:
+        return False
+    words = struct.unpack_from(f"={STEP + 1}q", page)
+    return any(words[index] for index in (OPERATIONS, SENT, RECEIVED, STEP))
+
+
 class StatsPage:
     """The page of this process. `words` is written by the progress loop alone."""
 

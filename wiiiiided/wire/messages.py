@@ -290,6 +290,7 @@ class JobView(Message, frozen=True):
     workers: int  # ranks of the latest attempt, or those it asks for
     code: int | None  # the job's exit code once it is over
     why: str  # one sentence: why it waits, what it does, how it ended
+    error: str = ""  # of a job that failed: the exception's last line, untrusted text
 
 
 class Jobs(Message, frozen=True):
@@ -318,6 +319,7 @@ class Reason(Message, frozen=True):
     id: int
     state: str
     why: str
+    error: str = ""  # as in JobView
 
 
 class LogLine(msgspec.Struct, frozen=True):

@@ -54,7 +54,8 @@ class Jobs:
 
     def why(self, number: int) -> m.Reason:
         job = self.find(number)
-        return m.Reason(job.id, job.state, self.view(job).why)
+        view = self.view(job)
+        return m.Reason(job.id, job.state, view.why, view.error)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
         lines = self.keeper.store.story(job.id)[-STORY_LINES:]

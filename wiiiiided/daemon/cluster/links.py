@@ -43,6 +43,7 @@ AGO_S = 86400.0  # the longest ago that something can have happened and still be
 RENEW_LOOK_S = 3600.0
 FIGURES_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop everybody
 VERSION_CHARS = 64
+ERROR_CHARS = 300
 LARGEST = 1 << 62  # of a count: what the store and JSON hold exactly
 
 
@@ -230,10 +231,13 @@ def restamped(event: Any, at: float) -> Any:
         return replace(event, at=at, python=python, torch=torch, wiiiiided=own)
     if not isinstance(event, e.WorkersEnded):
         return replace(event, at=at)
-    ended_at = event.ended_at
-    if ended_at is not None:
-        ended_at = at - min(max(0.0, event.at - ended_at), AGO_S)
-    return replace(event, at=at, ended_at=ended_at, reason=plain(event.reason))
+
+    def ours(then: float | None) -> float | None:
+        return None if then is None else at - min(max(0.0, event.at - then), AGO_S)
+
+    ended_at, failed_at = ours(event.ended_at), ours(event.failed_at)
+    reason, error = plain(event.reason), plain(event.error, ERROR_CHARS)
+    return replace(event, at=at, ended_at=ended_at, failed_at=failed_at, reason=reason, error=error)
 
 
 def _version(text: str) -> str:

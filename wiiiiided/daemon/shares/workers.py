@@ -37,6 +37,7 @@ from wiiiiided.daemon.shares.notices import Notices
 from wiiiiided.daemon.shares.order import Surroundings, order_for, secret_lines
 from wiiiiided.daemon.shares.prepare import (
     AGAIN_S,
+    CANNOT_RUN,
     LATER_S,
     Hindered,
     NotYet,
@@ -52,6 +53,8 @@ from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
 from wiiiiided.peering.messages import Assignment
 from wiiiiided.shim import files
+from wiiiiided.shim.ending import exception
+from wiiiiided.shm import stats
 from wiiiiided.text import plain
 
 LOOK_EVERY_S = 0.05
@@ -290,8 +293,9 @@ class Workers:
             with self.archives.pinned(job.archive):
                 found = await self._at_last(key, job)
         except Unprepared as problem:
-            at = self.clock()
-            self.report(e.WorkersEnded(at, *key, node, problem.code, plain(str(problem))))
+            text, cannot_run = plain(str(problem)), problem.code == CANNOT_RUN
+            ended = e.WorkersEnded(self.clock(), *key, node, problem.code, text, idle=cannot_run)
+            self.report(ended)
             return
         except OSError as problem:
             text = f"its directory cannot be made: {problem.strerror}"
@@ -424,8 +428,15 @@ class Workers:
             if asked and end.reason == FORFEITED and not end.codes:
                 code = 0  # it never began: not the share to blame
             reason = plain(missing or end.reason) or "all ranks ended"
-            at = end.ended_at or None
-            self.report(e.WorkersEnded(self.clock(), *key, node, code, reason, lost, at))
+            self.report(
+                e.WorkersEnded(
+                    *(self.clock(), *key, node, code, reason, lost),
+                    ended_at=end.ended_at or None,
+                    failed_at=end.failed_at or None,
+                    error=plain(exception(end.error)),
+                    idle=bool(code) and not self._has_worked(job, attempt),
+                )
+            )
 
         shim = Shim(self.runs, job.id, attempt, started, over)
         shim.heard_at = lambda: self.heard_at
@@ -445,6 +456,19 @@ class Workers:
                 )
 
         self._spawn_task(run())
+
+    def _has_worked(self, job: Job, attempt: int) -> bool:
+        """Whether a rank here has finished an operation or said a step, as its page has it."""
+        shares = job.attempt.layout.shares if job.attempt is not None else ()
+        ranks = (rank for share in shares if share.node == self.here.node for rank in share.ranks)
+        for rank in ranks:
+            try:
+                page = self.runs.read(job.id, attempt, f"stats-{rank}") or b""
+            except (OSError, HostError):
+                return True  # it cannot be told: then it was no false start
+            if stats.has_worked(page):
+                return True
+        return False
 
     async def _fetched(self, job: Job, shim: Shim) -> str:
         """Have the archive here; else why not. A stop ends it at once, however large it is."""
