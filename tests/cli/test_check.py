@@ -22,6 +22,7 @@ def folder(tmp_path: Path, daemon: FakeDaemon) -> Path:
     made = tmp_path / "job"
     made.mkdir()
     (made / "job.toml").write_text(JOB)
+    (made / "train.py").write_text("")
     return made
 
 
@@ -37,7 +38,7 @@ def test_a_right_file_is_ok_with_its_plan(
         "  wants     1 worker on 1 node, which it has for itself",
         "  command   python train.py",
         "  python    the daemon's own",
-        f"  ships     1 file, {len(JOB)} bytes from .",
+        f"  ships     2 files, {len(JOB)} bytes from .",
     ]
 
 
@@ -82,7 +83,7 @@ def test_everything_that_is_wrong_is_listed(cli: Cli, folder: Path) -> None:
 
 def test_json(cli: Cli, folder: Path) -> None:
     good = cli("check", "--json", str(folder)).json
-    assert (good["ok"], good["job"]["name"], good["ships"]["files"]) == (True, "digits", 1)
+    assert (good["ok"], good["job"]["name"], good["ships"]["files"]) == (True, "digits", 2)
     bad = cli("check", "--json", str(folder), "--set", "x=1")
     assert (bad.code, bad.json["ok"]) == (3, False)
 

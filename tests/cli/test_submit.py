@@ -131,11 +131,11 @@ def test_the_working_directory_is_relative_to_the_job_file(
     cli: Cli, daemon: FakeDaemon, folder: Path
 ) -> None:
     (folder / "src").mkdir()
-    (folder / "src" / "only").write_text("")
+    (folder / "src" / "train.py").write_text("")
     got = accepts(daemon)
     assert cli("submit", str(folder), "--set", "run.workdir=src").code == 0
     with tarfile.open(fileobj=io.BytesIO(got[0])) as archive:
-        assert archive.getnames() == ["only"]
+        assert archive.getnames() == ["train.py"]
 
 
 def test_notes_of_the_packing_are_said(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:

@@ -74,6 +74,16 @@ class Bad(NamedTuple):
     schema_sees: bool = True
 
 
+class Seen(NamedTuple):
+    """A command in a folder with these files, and what is said of its words: "[1]: …", and of what
+    only may be wrong "note: [1]: …"."""
+
+    command: str
+    files: tuple[str, ...] = ("train.py",)  # a ! before one that is executable
+    says: tuple[str, ...] = ()
+    more: str = ""  # of the job file
+
+
 BAD = {
     # ---- keys and tables
     "nothing at all": Bad(
@@ -763,5 +773,256 @@ BAD = {
             ),
         ),
         schema_sees=False,
+    ),
+    "python and its option in one word": Bad(
+        '[run]\ncommand = ["python -u", "train.py", "a b"]\n',
+        (
+            (
+                'job.toml:2: run.command[0]: "python -u" is no program: no shell splits it; '
+                'write ["python", "-u", "train.py", "a b"]'
+            ),
+        ),
+        schema_sees=False,
+    ),
+    "warned of nothing": Bad(
+        RUN + '[policy]\nwarn_before = "5m"\n',
+        (
+            (
+                "job.toml:4: policy.warn_before: max_time is missing, so no warning ever comes; "
+                'add max_time = "8h", or leave it out'
+            ),
+        ),
+        schema_sees=False,
+    ),
+    "torchrun in every rank": Bad(
+        '[run]\ncommand = ["torchrun", "--nproc-per-node=2", "train.py", "--lr", "1"]\n'
+        "[resources]\nworkers_per_node = 2\n",
+        (
+            (
+                "job.toml:2: run.command: torchrun starts ranks itself, and is started 2 times on "
+                "a node: each would be a training of its own, over the same checkpoints; "
+                'write ["python", "train.py", "--lr", "1"], or workers_per_node = 1'
+            ),
+        ),
+        schema_sees=False,
+    ),
+    "a launcher as a module": Bad(
+        '[run]\ncommand = ["python", "-m", "torch.distributed.run", "-m", "pkg"]\n'
+        '[resources]\nworkers_per_node = "cores"\n',
+        (
+            (
+                "job.toml:2: run.command: torch.distributed.run starts ranks itself, and is "
+                "started for each of its cores on a node: each would be a training of its own, "
+                "over the same checkpoints; write workers_per_node = 1"
+            ),
+        ),
+        schema_sees=False,
+    ),
+    "torchrun of one node on several": Bad(
+        '[run]\ncommand = ["/opt/bin/torchrun", "--nnodes", "1", "train.py"]\n'
+        "[resources]\nnodes = 3\n",
+        (
+            (
+                "job.toml:2: run.command: torchrun without --nnodes knows its own node alone, and "
+                "several start it: each would be a training of its own, over the same "
+                'checkpoints; write ["python", "train.py"], or nodes = 1'
+            ),
+        ),
+        schema_sees=False,
+    ),
+}
+
+LOOKED = {
+    # ---- nothing is said of these
+    "a script": Seen('["python", "train.py"]'),
+    "a script behind options": Seen('["python3", "-uW", "error", "-X", "dev", "-Bu", "train.py"]'),
+    "a script of another Python": Seen('["/srv/venv/bin/python3.12", "./train.py"]'),
+    "a script from the root": Seen('["python", "/srv/shared/train.py"]', ()),
+    "a program from the root": Seen('["/srv/bin/prepare"]', ()),
+    "a line for a shell": Seen('["sh", "-c", "make gen.py && python gen.py"]', ()),
+    "a program in a word": Seen('["python", "-c", "print(1)"]', ()),
+    "a shell's script": Seen('["bash", "-eo", "pipefail", "run/all.sh"]', ("run/all.sh",)),
+    "a shell's script in PATH": Seen('["sh", "env"]', ()),
+    "a script that another program makes": Seen('["env", "A=1", "python", "gen.py"]', ()),
+    "a program of the folder": Seen('["./train.sh", "x"]', ("!train.sh",)),
+    "a module": Seen('["python", "-m", "train"]'),
+    "a module of a package": Seen(
+        '["python", "-um", "pkg.train"]', ("pkg/__init__.py", "pkg/train.py")
+    ),
+    "a package that runs": Seen('["python", "-m", "pkg"]', ("pkg/__init__.py", "pkg/__main__.py")),
+    "a package without a beginning": Seen('["python", "-m", "pkg.other"]', ("pkg/train.py",)),
+    "a module that is installed": Seen('["python", "-m", "msgspec.inspect"]', ()),
+    "a folder that runs": Seen('["python", "."]', ("__main__.py",)),
+    "a Python that is not here": Seen('["python3.99", "train.py"]'),
+    "torchrun once": Seen('["torchrun", "--nproc-per-node=2", "train.py"]'),
+    "torchrun that knows of all": Seen(
+        '["torchrun", "--nnodes=3", "train.py"]', more="[resources]\nnodes = 3\n"
+    ),
+    "torchrun told by a variable": Seen(
+        '["torchrun", "train.py"]', more="env = {PET_NNODES = '3'}\n[resources]\nnodes = 3\n"
+    ),
+    "what git ignores, and is wanted": Seen(
+        '["python", "train.py"]',
+        ("train.py", ".git/HEAD", ".gitignore=*.py", ".wiiiiideignore=!train.py"),
+    ),
+    # ---- what will not be there
+    "no script": Seen(
+        '["python", "-u", "train.py"]',
+        (),
+        ('[2]: "train.py" is not in the working directory; add it, or correct the name',),
+    ),
+    "a script in another folder": Seen(
+        '["python", "train.py"]',
+        ("src/train.py",),
+        (('[1]: "train.py" is not in the working directory; did you mean "src/train.py"?'),),
+    ),
+    "a script of a like name": Seen(
+        '["torchrun", "tarin.py"]',
+        ("train.py",),
+        ('[1]: "tarin.py" is not in the working directory; did you mean "train.py"?',),
+    ),
+    "no script for a shell": Seen(
+        '["bash", "-e", "run.sh"]',
+        (),
+        ('[2]: "run.sh" is not in the working directory; add it, or correct the name',),
+    ),
+    "a script outside": Seen(
+        '["python", "../train.py"]',
+        says=(
+            (
+                '[1]: "../train.py" leads out of the working directory, and only that is '
+                "shipped; set run.workdir to a folder that has it inside"
+            ),
+        ),
+    ),
+    "a script at home": Seen(
+        '["python", "~/train.py"]',
+        says=('[1]: "~/train.py": no shell expands it; write the whole path',),
+    ),
+    "a folder": Seen(
+        '["python", "src"]',
+        ("src/train.py",),
+        (
+            (
+                '[1]: "src" is a folder without a __main__.py, which Python cannot run; '
+                "name the script in it"
+            ),
+        ),
+    ),
+    "no program of the folder": Seen(
+        '["./train.sh"]',
+        (),
+        ('[0]: "./train.sh" is not in the working directory; add it, or correct the name',),
+    ),
+    "a program that may not be run": Seen(
+        '["./train.sh", "x"]',
+        ("train.sh",),
+        (
+            (
+                '[0]: "./train.sh" is not executable; chmod +x ./train.sh, or '
+                'write ["bash", "./train.sh", "x"]'
+            ),
+        ),
+    ),
+    "a script for a program": Seen(
+        '["train.py", "x"]',
+        says=(
+            (
+                '[0]: "train.py" is searched for in PATH, not in the working directory; '
+                'write ["python", "train.py", "x"]'
+            ),
+        ),
+    ),
+    "misspelled": Seen(
+        '["pyhton", "train.py"]',
+        says=('[0]: there is no program "pyhton"; did you mean "python"?',),
+    ),
+    "unknown here": Seen(
+        '["no-such-program-here", "train.py"]',
+        (),
+        (
+            (
+                'note: [0]: "no-such-program-here" is not in PATH here; '
+                "every node must have it in its own"
+            ),
+        ),
+    ),
+    "no module of a package": Seen(
+        '["python", "-m", "pkg.tarin"]',
+        ("pkg/__init__.py", "pkg/train.py"),
+        (
+            (
+                '[2]: there is no module "pkg.tarin" in the working directory; '
+                'did you mean "pkg.train"?'
+            ),
+        ),
+    ),
+    "a package that does not run": Seen(
+        '["python", "-m", "pkg"]',
+        ("pkg/__init__.py",),
+        (
+            (
+                '[2]: the package "pkg" has no __main__.py, so -m cannot run it; '
+                "add one, or name a module in it"
+            ),
+        ),
+    ),
+    "a file for a module": Seen(
+        '["python", "-m", "pkg/train.py"]',
+        says=(
+            (
+                '[2]: "pkg/train.py" is the name of a file, and -m takes a module\'s; '
+                'write "pkg.train"'
+            ),
+        ),
+    ),
+    "a module that is nowhere here": Seen(
+        '["python", "-m", "no_such_module_here"]',
+        (),
+        (
+            (
+                'note: [2]: the module "no_such_module_here" is neither in the working '
+                "directory nor installed here; the Python of every node must have it"
+            ),
+        ),
+    ),
+    "what git ignores": Seen(
+        '["python", "gen/train.py"]',
+        ("gen/train.py", ".git/HEAD", ".gitignore=# made\ngen/"),
+        (
+            (
+                '[1]: "gen/train.py" is not shipped: .gitignore leaves gen/ out by its '
+                "line gen/; add the line !/gen/ to .wiiiiideignore, which is heard first"
+            ),
+        ),
+    ),
+    "what is ignored here": Seen(
+        '["python", "train.py"]',
+        ("train.py", ".wiiiiideignore=*.py"),
+        (
+            (
+                '[1]: "train.py" is not shipped: .wiiiiideignore leaves train.py out by '
+                "its line *.py; take that line out, or add !/train.py below it"
+            ),
+        ),
+    ),
+    "a Python that is never shipped": Seen(
+        '[".venv/bin/python", "train.py"]',
+        ("train.py", "!.venv/bin/python"),
+        (
+            (
+                '[0]: ".venv/bin/python" is not shipped: .venv/ never is; '
+                "set run.python to the environment's whole path, or rename it"
+            ),
+        ),
+    ),
+    "everything at once": Seen(
+        '["pyhton", "train.py"]',
+        (),
+        (
+            '[0]: there is no program "pyhton"; did you mean "python"?',
+            "job.toml:4: policy.priorty: unknown key; did you mean priority?",
+        ),
+        "[policy]\npriorty = 1\n",
     ),
 }

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import re
 import tomllib
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import msgspec
 import pytest
 
-from tests.jobfile.corpus import BAD, GOOD, Bad
+from tests.jobfile.corpus import BAD, GOOD, LOOKED, Bad, Seen
+from wiiiiided.cli.jobfile import Shipped
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.jobfile.problem import Invalid
-from wiiiiided.jobfile.read import read
+from wiiiiided.jobfile.read import examine, read
 from wiiiiided.jobfile.schema import schema
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())
@@ -30,6 +32,25 @@ def test_a_bad_file_is_answered_word_for_word(bad: Bad) -> None:
     with pytest.raises(Invalid) as caught:
         read(bad.text, "job.toml")
     assert [str(problem) for problem in caught.value.problems] == list(bad.says)
+
+
+@pytest.mark.parametrize("seen", LOOKED.values(), ids=LOOKED.keys())
+def test_a_command_is_looked_for_in_its_folder(
+    seen: Seen, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for entry in seen.files:
+        name, _, content = entry.lstrip("!").partition("=")
+        made = tmp_path / name
+        made.parent.mkdir(parents=True, exist_ok=True)
+        made.write_text(content or "#!/bin/sh\n")
+        made.chmod(0o755 if entry[0] == "!" else 0o644)
+    monkeypatch.chdir(tmp_path)
+    text = f"[run]\ncommand = {seen.command}\n{seen.more}"
+    try:
+        said = [f"note: {one}" for one in examine(text, "job.toml", (), Shipped).warnings]
+    except Invalid as invalid:
+        said = [str(problem) for problem in invalid.problems]
+    assert [one.replace("job.toml:2: run.command", "") for one in said] == list(seen.says)
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())

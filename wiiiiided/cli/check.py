@@ -28,7 +28,7 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
         screen.put(f"{clean(job.file)}: ok")
         for line in plan.lines(job, ships, None):
             screen.put(line)
-    for note in (*ships.notes, *notes(job.spec)):
+    for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
     try:
         job.secrets()

@@ -17,7 +17,10 @@ from wiiiiided.config import passed
 from wiiiiided.domain.codes import INVALID
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.jobfile.problem import Invalid, Problem
-from wiiiiided.jobfile.read import read_file
+from wiiiiided.jobfile.read import examine
+from wiiiiided.jobfile.rules import Complaint
+from wiiiiided.jobfile.source import text_of
+from wiiiiided.ship.ignore import OURS, PULLED, BadRules, left_out
 from wiiiiided.ship.survey import PackError
 
 JobFile = Annotated[
@@ -43,6 +46,7 @@ class Job:
 
     file: str
     spec: JobSpec
+    warnings: tuple[Problem, ...] = ()
 
     @property
     def directory(self) -> str:
@@ -68,13 +72,43 @@ def read(
     """The job in a file, changed by options. Raises Invalid with everything that is wrong."""
     file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
     options = [*(sets or ()), *(() if name is None else (f"name={_toml(name)}",))]
-    spec = read_file(file, options, look=True)
+    spec, warnings = examine(text_of(file), file, options, Shipped)
     if after:
         policy = spec.policy
         both = tuple(dict.fromkeys((*policy.after, *after)))
         policy = msgspec.structs.replace(policy, after=both)
         spec = msgspec.structs.replace(spec, policy=policy)
-    return Job(file, spec)
+    return Job(file, spec, warnings)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A working directory, and what of it stays at home."""
+
+    path: str
+
+    def left_out(self, name: str) -> Complaint | None:
+        try:
+            found = left_out(self.path, name)
+        except BadRules:  # told when the folder is surveyed
+            return None
+        if found is None:
+            return None
+        line = f" by its line {found.pattern}" if found.pattern else ""
+        rule = f"{found.by} leaves {found.name} out{line}"
+        match found.by:
+            case "":
+                told = "set run.python to the environment's whole path, or rename it"
+                return Complaint(f"{found.name} never is", told)
+            case by if by == PULLED:
+                told = f"remove {found.name}{PULLED} to ship it"
+                return Complaint(f"{found.name} was made by wiiiiide pull", told)
+            case by if by == OURS:
+                return Complaint(rule, f"take that line out, or add !/{found.name} below it")
+            case _:
+                return Complaint(
+                    rule, f"add the line !/{found.name} to {OURS}, which is heard first"
+                )
 
 
 def _toml(text: str) -> str:
@@ -87,8 +121,10 @@ def unshippable(job: Job, problem: PackError) -> Invalid:
     return Invalid([Problem(job.file, None, "", str(problem))])
 
 
-def notes(spec: JobSpec) -> Iterator[str]:
+def notes(job: Job) -> Iterator[str]:
     """What is no mistake, yet may not be what was meant."""
+    spec = job.spec
+    yield from map(str, job.warnings)
     if spec.policy.hang_timeout_s is not None and spec.network.backend != "wiiiiide":
         yield (
             f'policy.hang_timeout with network.backend = "{spec.network.backend}" counts only '

@@ -98,7 +98,7 @@ def _dry_run(job: Job, as_json: bool) -> int:
         screen.put(f"{clean(job.file)}: ok; nothing was queued. It would be")
         for line in plan.lines(job, ships, dry):
             screen.put(line)
-    for note in (*ships.notes, *notes(job.spec)):
+    for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
     return 0
 
@@ -180,7 +180,7 @@ def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> tupl
     with waiting("packing the folder"):
         packed = pack(job.directory)
     try:
-        for note in (*packed.notes, *notes(job.spec)):
+        for note in (*packed.notes, *notes(job)):
             screen.say(f"note: {note}")
         with counted("sending the folder") as tell:
 

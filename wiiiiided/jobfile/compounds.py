@@ -103,14 +103,21 @@ class Command(Several, frozen=True):
         first = found[0] if found else None
         if first == "":
             note("the program's name is empty", at=0)
-        elif found == (first,) and isinstance(first, str) and self._is_line(first):
-            note(f"{show(first)} is no program: no shell splits it", self.guess(first), 0)
+        elif isinstance(first, str) and self._is_line(first):
+            note(f"{show(first)} is no program: no shell splits it", self._split(found), 0)
         return found
 
     def _is_line(self, text: str) -> bool:
         """A whole command line in one string; a path with blanks has a slash before the first."""
         word, blank, _ = text.strip().partition(" ")
         return bool(blank) and "/" not in word
+
+    def _split(self, found: tuple[Any, ...] | None) -> str:
+        """The words that were meant by a line, and by those behind it."""
+        import shlex
+
+        words = [word for word in found or () if isinstance(word, str)]
+        return self.guess(" ".join([*words[:1], *map(shlex.quote, words[1:])]))
 
     def guess(self, value: object) -> str:
         if not isinstance(value, str) or not value.strip() or len(value) > 200:

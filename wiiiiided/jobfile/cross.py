@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wiiiiided.domain.limits import MAX_TEXT
+from wiiiiided.jobfile.argv import TORCHRUN, knows_of_nodes, launcher_of, python_file
 from wiiiiided.jobfile.check import Values
 from wiiiiided.jobfile.findings import Findings
 from wiiiiided.jobfile.values import spoken_duration
-from wiiiiided.jobfile.words import show
+from wiiiiided.jobfile.words import as_list, show
 
 Rule = Callable[[Values, Findings], None]
 
@@ -77,6 +78,40 @@ def warned_too_early(values: Values, findings: Findings) -> None:
         findings.add(("policy", "warn_before"), message, "warn later, or allow more time")
 
 
+def warned_of_nothing(values: Values, findings: Findings) -> None:
+    before, most = ("policy", "warn_before"), ("policy", "max_time")
+    if before in values and most not in values and not _wrong(most, findings):
+        message = "max_time is missing, so no warning ever comes"
+        findings.add(before, message, 'add max_time = "8h", or leave it out')
+
+
+def several_launchers(values: Values, findings: Findings) -> None:
+    """torchrun in every rank: each trains a copy of its own, over the same checkpoints."""
+    argv = values.get(("run", "command"), ())
+    launcher = "" if not argv or None in argv else launcher_of(argv)
+    if not launcher:
+        return
+    workers = values.get(("resources", "workers_per_node"), 1)
+    _, most = values.get(("resources", "nodes"), (1, 1))
+    told = knows_of_nodes(argv) or "PET_NNODES" in values.get(("run", "env"), {})
+    if workers != 1:
+        times = f"{workers} times" if isinstance(workers, int) else f"for each of its {workers}"
+        message = f"{launcher} starts ranks itself, and is started {times} on a node"
+        instead = "workers_per_node = 1"
+    elif most != 1 and launcher in TORCHRUN and not told:
+        message = f"{launcher} without --nnodes knows its own node alone, and several start it"
+        instead = "nodes = 1"
+    else:
+        return
+    script = python_file(argv)
+    plain = as_list(["python", *argv[script.at :]]) if script else ""
+    findings.add(
+        ("run", "command"),
+        f"{message}: each would be a training of its own, over the same checkpoints",
+        f"write {plain}, or {instead}" if plain else f"write {instead}",
+    )
+
+
 def restarts_without_number(values: Values, findings: Findings) -> None:
     restart = ("policy", "restart")
     given = [name for name in ("on", "backoff") if (*restart, name) in values]
@@ -105,6 +140,8 @@ RULES: tuple[Rule, ...] = (
     used_and_avoided,
     too_few_used,
     warned_too_early,
+    warned_of_nothing,
+    several_launchers,
     restarts_without_number,
     notices_without_command,
 )

@@ -74,15 +74,20 @@ class _Finding(NamedTuple):
 
 
 class Findings:
-    """Everything that is wrong so far."""
+    """Everything that is wrong so far, and what only may be."""
 
     def __init__(self, places: Places) -> None:
         self.places = places
         self._found: list[_Finding] = []
+        self._warned: list[_Finding] = []
 
     def add(self, path: Path, message: str, suggestion: str | Callable[[], str] = "") -> None:
         """Something about the key at `path`."""
         self._found.append(_Finding(self.places.of(path), spell(path), message, suggestion))
+
+    def warn(self, path: Path, message: str, suggestion: str) -> None:
+        """Something about the key at `path` that may be meant."""
+        self._warned.append(_Finding(self.places.of(path), spell(path), message, suggestion))
 
     def missing(self, path: Path, message: str, suggestion: str) -> None:
         """A key that is not there: the table it should be in is the place, if the file has it."""
@@ -102,6 +107,10 @@ class Findings:
         if left:
             told.append(Problem(self.places.file, None, "", f"and {left} more problems"))
         return told
+
+    def warnings(self) -> list[Problem]:
+        """In the order of the file; there are never many."""
+        return [self._problem(one) for one in sorted(self._warned, key=lambda one: one.order)]
 
     def _problem(self, finding: _Finding) -> Problem:
         line = finding.place.line if isinstance(finding.place, Location) else None

@@ -3,6 +3,8 @@
 text ──scan──► places ─┐
   └──tomllib──► document ──sets──► check ──► cross ──► JobSpec
                                      └─────────┴─────► Invalid(problems)
+
+`examine` also looks at what is outside the file: the working directory, and the program in it.
 """
 
 from __future__ import annotations
@@ -10,8 +12,8 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from wiiiiided.domain.limits import too_large
 from wiiiiided.domain.spec import JobSpec
@@ -22,6 +24,7 @@ from wiiiiided.jobfile.findings import Findings, Option, Places
 from wiiiiided.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.jobfile.locate import DEPTH, Scan, scan
 from wiiiiided.jobfile.problem import Invalid, Problem
+from wiiiiided.jobfile.program import Folder, look
 from wiiiiided.jobfile.rules import NAME_LENGTH
 from wiiiiided.jobfile.source import text_of
 from wiiiiided.jobfile.words import printable, show
@@ -31,18 +34,28 @@ WARN_SHARE = 0.1  # of max_time, at most, unless the file says when to warn
 _AT = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re.DOTALL)
 
 
-def read_file(
-    path: str | os.PathLike[str], sets: Sequence[str] = (), *, look: bool = False
-) -> JobSpec:
+class Examined(NamedTuple):
+    """A job, and what about it may not be what was meant."""
+
+    spec: JobSpec
+    warnings: tuple[Problem, ...] = ()
+
+
+def read_file(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> JobSpec:
     """The job in a file, changed by `sets`; Invalid with all problems."""
-    return read(text_of(os.fspath(path)), os.fspath(path), sets, look=look)
+    return read(text_of(os.fspath(path)), os.fspath(path), sets)
 
 
-def read(text: str, file: str, sets: Sequence[str] = (), *, look: bool = False) -> JobSpec:
-    """The job in a text. `file` names it in problems, and its folder names the job.
+def read(text: str, file: str, sets: Sequence[str] = ()) -> JobSpec:
+    """The job in a text. `file` names it in problems, and its folder names the job."""
+    return examine(text, file, sets, None).spec
 
-    `look` for run.workdir, too: one that is not there is a problem like others.
-    """
+
+def examine(
+    text: str, file: str, sets: Sequence[str], folder: Callable[[str], Folder] | None
+) -> Examined:
+    """The same with a look at the folder: what is not there is a problem like others. `folder`
+    makes one of the path of a directory that exists."""
     shown = printable(file, 400)
     scanned = scan(text)
     document = _parse(text, shown, scanned)
@@ -51,20 +64,25 @@ def read(text: str, file: str, sets: Sequence[str] = (), *, look: bool = False) 
         options.apply(document, Option(number, one), findings)
     values = check(document, findings)
     check_together(values, findings)
-    if look:
-        _look(values, file, findings)
+    if folder is not None:
+        _look(values, file, findings, folder)
     if problems := findings.problems():
         raise Invalid(problems)
     spec = _spec(values, file)
     if large := too_large(spec):
         raise Invalid([Problem(shown, None, "", sentence, INTO_A_FILE) for sentence in large])
-    return spec
+    return Examined(spec, tuple(findings.warnings()))
 
 
-def _look(values: Values, file: str, findings: Findings) -> None:
+def _look(values: Values, file: str, findings: Findings, folder: Callable[[str], Folder]) -> None:
     path = ("run", "workdir")
     workdir = values.get(path, ".")
-    if isinstance(workdir, str) and not os.path.isdir(os.path.join(os.path.dirname(file), workdir)):
+    if not isinstance(workdir, str):
+        return
+    directory = os.path.join(os.path.dirname(file), workdir)
+    if os.path.isdir(directory):
+        look(values, folder(directory), findings)
+    else:
         message = f"{show(workdir)} is not there, or is no folder"
         findings.add(path, message, "it is looked for beside the job file")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pathspec import GitIgnoreSpec
 
@@ -34,6 +34,14 @@ RULES_BYTES = 1 << 20  # of one ignore file; longer ones are not made by people
 
 class BadRules(Exception):
     """One sentence about an ignore file that cannot be used."""
+
+
+class LeftOut(NamedTuple):
+    """What keeps a path at home: it, or a folder it is in."""
+
+    name: str  # relative to the working directory
+    by: str  # as of `Rules.ignored_by`
+    pattern: str  # of OURS or GITS: the line that says so
 
 
 @dataclass(frozen=True)
@@ -95,16 +103,40 @@ class Rules:
         return None
 
     def _verdict(self, kind: str, path: str) -> bool | None:
+        return self._rule(kind, path)[0]
+
+    def _rule(self, kind: str, path: str) -> tuple[bool | None, str]:
+        """Whether rules of this kind ignore a path, and the line that says so."""
         rules: Rules | None = self
         while rules is not None:
             spec = getattr(rules, kind)
             if spec is not None:
                 relative = path[len(rules.directory.rstrip("/")) + 1 :]
-                verdict: bool | None = spec.check_file(relative).include
-                if verdict is not None:
-                    return verdict
+                found = spec.check_file(relative)
+                if found.include is not None:
+                    return found.include, str(getattr(spec.patterns[found.index], "pattern", ""))
             rules = rules.above
-        return None
+        return None, ""
+
+    def pattern(self, path: str, is_directory: bool) -> str:
+        """The line of OURS or GITS that keeps this path at home."""
+        kind = "ours" if self.ignored_by(path, is_directory) == OURS else "gits"
+        return self._rule(kind, path + "/" * is_directory)[1]
+
+
+def left_out(directory: str, name: str) -> LeftOut | None:
+    """What keeps `name`, a path below the working directory, at home; None: it is shipped."""
+    root = os.path.abspath(directory)
+    rules, path = Rules.of(root), root
+    for part in name.split("/"):
+        path = os.path.join(path, part)
+        is_directory = os.path.isdir(path) and not os.path.islink(path)
+        by = rules.ignored_by(path, is_directory)
+        if by is not None:
+            pattern = rules.pattern(path, is_directory) if by in (OURS, GITS) else ""
+            return LeftOut(os.path.relpath(path, root) + "/" * is_directory, by, pattern)
+        rules = rules.below(path) if is_directory else rules
+    return None
 
 
 def _mark(path: str) -> str | None:
