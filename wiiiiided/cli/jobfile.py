@@ -47,10 +47,13 @@ class Job:
     file: str
     spec: JobSpec
     warnings: tuple[Problem, ...] = ()
+    empty: str = ""  # a folder with nothing in it, in place of the working directory
 
     @property
     def directory(self) -> str:
         """What is shipped."""
+        if self.empty:
+            return self.empty
         return os.path.normpath(os.path.join(os.path.dirname(self.file), self.spec.run.workdir))
 
     def secrets(self) -> dict[str, str]:

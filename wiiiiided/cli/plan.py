@@ -66,7 +66,11 @@ def _facts(job: Job, ships: Survey, dry: Dry | None) -> Iterator[tuple[str, str]
             claimed = f"{count(share.cores, 'core')} claimed"
             yield "runs", f"{ranks} on {share.node} ({claimed}): {shlex.join(spec.run.command)}"
     yield "python", spec.run.python or "the daemon's own"
-    yield "ships", f"{count(ships.files, 'file')}, {size_words(ships.bytes)} from {job.directory}"
+    if job.empty:
+        yield "ships", "nothing: its ranks start in an empty folder"
+    else:
+        files = f"{count(ships.files, 'file')}, {size_words(ships.bytes)}"
+        yield "ships", f"{files} from {job.directory}"
     if ships.ignored:
         yield "leaves", f"out {left_out(ships)}"
     if spec.run.env:

@@ -8,6 +8,8 @@ environment ──► secrets ─┘
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -68,8 +70,21 @@ def command(
     not the job.
     """
     earlier = [job_id(text) for texts in after or () for text in texts.split(",")]
+    made = partial(read, file, sets, name, tuple(earlier))
+    return queue(made, dry_run=dry_run, hold=hold, following=following, as_json=as_json)
+
+
+def queue(
+    made: Callable[[], Job],
+    *,
+    dry_run: bool = False,
+    hold: bool = False,
+    following: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Queue the job that is made, or say what would be; whatever is wrong with it is told."""
     try:
-        job = read(file, sets, name, tuple(earlier))
+        job = made()
         if dry_run:
             return _dry_run(job, as_json)
         return _submit(job, hold, following, as_json)
@@ -143,7 +158,7 @@ def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:
         raise
     if status.problem:
         screen.say(f"note: the daemon says: {status.problem}")
-    if not as_json:
+    if not as_json and not job.empty:
         screen.say(_shipped(sent, status.role))
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
     _tell(submitted, job, sentence, sent, following, as_json)
