@@ -405,22 +405,40 @@ def test_every_node_is_shown_with_what_it_said_and_how_old_that_is(
     ]
 
 
-def test_a_node_is_lost_when_it_is_gone_and_its_last_word_ten_seconds_old(
+def test_a_node_is_lost_when_its_link_is_gone_for_longer_than_a_moment(
     sampler: Sampler, loop: Loop, world: World
 ) -> None:
     picture = three_nodes(sampler, world)
     loop.advance(1.0)
     sampler.take("b", NodeFigures(6.0, 0.5, 0.25, False))
-    world.state.absent.update(b=world.now, c=world.now)  # noticed only now
-    loop.advance(9.0)
+    world.state.absent.update(b=world.now, c=world.now - 10.0)  # c was silent before
+    loop.advance(2.0)
     sampler.refresh()
     a, b, c = picture.snapshot().nodes
     assert (a.state, b.state, c.state) == ("idle", "idle", "lost")
     assert (b.cpu, c.cpu, c.memory_used, c.note) == (0.5, None, None, "")
-    assert (b.age_s, c.age_s) == (9.0, 10.0)
+    assert (b.age_s, c.age_s) == (2.0, 3.0)
 
 
-def test_a_node_that_is_heard_is_not_lost_however_old_its_figures_are(
+def test_a_node_with_ranks_that_says_nothing_for_five_seconds_is_lost(
+    sampler: Sampler, world: World
+) -> None:
+    picture = three_nodes(sampler, world)
+    assert not picture._is_lost("b", works=True, age_s=4.9, now=world.now)
+    assert picture._is_lost("b", works=True, age_s=5.0, now=world.now)
+    assert not picture._is_lost("b", works=False, age_s=9.0, now=world.now)
+    assert not picture._is_lost("a", works=True, age_s=9.0, now=world.now)  # it is this one
+
+
+def test_a_node_that_nobody_has_heard_since_the_start_is_not_ok(
+    sampler: Sampler, world: World
+) -> None:
+    picture = picture_of(world, sampler, [], "lab")
+    world.state.absent.update(b=world.now)
+    assert [node.state for node in picture.snapshot().nodes] == ["idle", "lost", "idle"]
+
+
+def test_a_node_without_ranks_that_is_heard_is_not_lost_however_old_its_figures_are(
     sampler: Sampler, loop: Loop, world: World
 ) -> None:
     picture = three_nodes(sampler, world)

@@ -95,7 +95,7 @@ def test_ranks_that_are_not_heard_of_any_more_have_no_rates() -> None:
     course = two_nodes()
     for second in range(21, 33):
         course.take(float(second), {"a": [steady(0, float(second), 0.5, step=second + 1)]})
-        if second == 30:  # nothing of b for ten seconds
+        if second == 25:  # nothing of b for five seconds
             assert len(course.rates()) == 2
     now = course.now()
     assert [rank.rates.measured for rank in now.ranks] == [True, False]

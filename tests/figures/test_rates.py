@@ -138,6 +138,52 @@ def test_four_samples_a_second_do_not_make_the_rate_jump() -> None:
     assert max(seen[8:]) - min(seen[8:]) < 1.5  # between single samples it is 0 or 4
 
 
+@pytest.mark.parametrize("steps_a_second", [0.5, 0.3, 3.0])
+def test_nodes_of_one_job_show_the_same_steps_whenever_they_are_looked_at(
+    steps_a_second: float,
+) -> None:
+    seen: dict[float, list[float | None]] = {}
+    for phase in (0.0, 0.3, 0.9):
+        meter = Meter()
+        for second in range(60):
+            at = second + phase
+            step = int(at * steps_a_second)
+            said_at = step / steps_a_second
+            meter.take(
+                sample(at=at, operations=int(at * 8), step=step, samples=32 * step, said_at=said_at)
+            )
+            if meter.rates is not None and second > 10:
+                seen.setdefault(phase, []).append(meter.rates.steps)
+                assert meter.rates.samples == pytest.approx(32 * steps_a_second)
+    for found in seen.values():
+        assert found == pytest.approx([steps_a_second] * 49)
+
+
+def test_a_step_that_is_overdue_by_far_is_none_and_the_pause_is_not_counted() -> None:
+    meter = Meter()
+
+    def rate(at: float, step: int, said_at: float) -> float | None:
+        meter.take(sample(at=at, operations=int(at * 8), step=step, said_at=said_at))
+        return meter.rates.steps if meter.rates is not None else None
+
+    for second in range(0, 20, 2):
+        rate(float(second), second // 2, float(second))
+    assert rate(23.9, 9, 18.0) == pytest.approx(0.5)
+    assert rate(24.1, 9, 18.0) == 0.0
+    assert rate(25.1, 9, 18.0) == 0.0
+    assert rate(60.0, 10, 60.0) == 0.0
+    assert rate(62.0, 11, 62.0) == pytest.approx(0.5)
+
+
+def test_an_epoch_that_counts_from_0_again_leaves_the_rate_as_it_was() -> None:
+    meter = Meter()
+    for second in range(10):
+        meter.take(sample(at=float(second), operations=second, step=second))
+    meter.take(sample(at=10.0, operations=10, step=0))
+    assert meter.rates is not None
+    assert meter.rates.steps == pytest.approx(1.0)
+
+
 def test_another_process_begins_anew() -> None:
     meter = Meter()
     meter.take(sample(at=0.0, operations=9))

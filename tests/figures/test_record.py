@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from tests.figures.samples import empty_record, sample, steady
-from wiiiiided.domain.figures import POINTS, RunRecord
+from wiiiiided.domain.figures import POINTS, Rates, RunRecord
 from wiiiiided.figures.course import Course
 from wiiiiided.figures.rates import blank
 
@@ -125,3 +126,28 @@ def test_a_rank_that_never_wrote_is_not_in_it() -> None:
     course.take(1.0, {"a": []})
     record = course.record()
     assert (record.ranks, record.points, record.observed_s) == ((), (), 1.0)
+
+
+def test_the_last_moments_of_a_run_are_no_rate_of_nothing() -> None:
+    course = new()
+    run(course, range(11))
+    for at in (10.4, 10.9):  # it saves its model, and ends
+        last = [steady(rank, 10.0, 0.5, step=10) for rank in range(2)]
+        course.take(at, {"a": [replace(one, at=at) for one in last]})
+    *others, end = course.record(ended_at=1010.9, state="done", code=0).points
+    assert (end.at, end.step, end.rates) == (10.9, 10, Rates(measured=False))
+    assert all(point.rates.steps for point in others)
+
+
+def test_slow_steps_make_points_of_whole_steps() -> None:
+    course = new()
+    for second in range(61):
+        at, step = float(second), second // 2
+        found = [
+            sample(rank, at, operations=8 * second, step=step, said_at=2.0 * step)
+            for rank in range(2)
+        ]
+        course.take(at, {"a": found})
+    points = course.record().points[1:]
+    assert [point.rates.steps for point in points] == pytest.approx([0.5] * len(points))
+    assert {point.span for point in points} == {2.0}

@@ -185,6 +185,21 @@ def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
         assert _idle(errands, log.ERRAND)  # what is over is not asked for again
 
 
+def test_lines_of_several_machines_are_in_the_order_of_time() -> None:
+    def told(at: float, rank: int, text: str, attempt: int = 1) -> m.LogLine:
+        return m.LogLine(at, rank, "out", text, attempt, "ab"[rank % 2])
+
+    lines = log.merged([], (told(1.0, 0, "a1"), told(3.0, 0, "a3"), told(5.0, 0, "a5")))
+    lines = log.merged(lines, (told(2.0, 1, "b2"), told(4.0, 1, "b4"), told(6.0, 1, "b6")))
+    assert [line.text for _, line in lines] == ["a1", "b2", "a3", "b4", "a5", "b6"]
+    lines = log.merged(lines, (told(0.5, 1, "set back"), told(7.0, 0, "a7")))
+    assert [line.text for _, line in lines][-3:] == ["b6", "set back", "a7"]
+    lines = log.merged(lines, (told(0.1, 0, "again", attempt=2),))
+    assert lines[-1][1].text == "again"
+    many = log.merged(lines, tuple(told(10.0 + n, 0, str(n), 2) for n in range(log.LINES)))
+    assert len(many) == log.LINES
+
+
 def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, errands: Errands) -> None:
     daemon.answers(m.Logs, m.Refused(6, "there is no job 17"))
     with contextlib.closing(Log(Client(daemon.paths), errands)) as pane:

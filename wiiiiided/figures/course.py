@@ -22,7 +22,7 @@ from wiiiiided.figures.rates import Meter, together
 from wiiiiided.figures.record import Recorder
 from wiiiiided.figures.straggler import Finder, Verdict
 
-STALE_S: Final = 10.0
+STALE_S: Final = 5.0  # a node with ranks says how they are once a second
 
 Samples = Mapping[str, Sequence[RankSample]]
 Ranks = dict[int, tuple[str, RankSample]]  # rank → its node, its latest sample

@@ -15,6 +15,7 @@ from typing import Final
 from wiiiiided.domain.figures import POINTS, Point, Rates
 
 GRAIN_S: Final = 1.0  # of the first points
+SAID: Final = ("steps", "samples")  # rates that are known of what is not measured, too
 TOUCH_S: Final = 0.05  # points nearer than this to each other have no gap between them
 
 
@@ -84,9 +85,13 @@ def mean(first: Rates, first_s: float, second: Rates, second_s: float) -> Rates:
         return second
     share = first_s / whole
     found: dict[str, float | None] = {"measured": first.measured or second.measured}
-    for name in Rates.__struct_fields__[:-1]:
+    for name in Rates.__struct_fields__:
+        if name == "measured":
+            continue
         one, other = getattr(first, name), getattr(second, name)
-        if one is None or other is None:
+        if name not in SAID and first.measured != second.measured:
+            found[name] = one if first.measured else other
+        elif one is None or other is None:
             found[name] = other if one is None else one
         else:
             found[name] = one * share + other * (1.0 - share)

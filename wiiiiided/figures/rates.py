@@ -10,7 +10,9 @@ stays until the next, for as long as that may reasonably take:
                                          ├───────────┤
 
 Steps and samples are exact: a page says when its script last spoke, so a rate is whole steps over
-the time they took, whenever somebody looked.
+the time they took, whenever somebody looked. It covers ten steps, or a minute where they are
+longer: at a step every two seconds, nodes that are looked at in different moments of a step would
+show 0 and 0.5 by turns, and all take the same steps.
 
 Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %, and an
 even job of nine steps a second jumps between eight and ten).
@@ -20,12 +22,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from wiiiiided.domain.figures import RankSample, Rates
 
 SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
 STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
+STEPS, STEPS_S = 10, 60.0  # that a rate of steps covers: so many, or two of them in so long
+OVERDUE: Final = 3.0  # times the usual length of a step, and there are none any more
 
 COUNTERS: Final = (
     *("operations", "failed", "shm_bytes", "wire_out", "wire_in", "wire_out_raw", "wire_in_raw"),
@@ -134,6 +140,62 @@ def one_word(words: Iterable[str]) -> str:
     return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
+class Said(NamedTuple):
+    """What a script said at one moment."""
+
+    at: float
+    step: int
+    samples: int | None
+
+
+class Spoken:
+    """The rates of what a rank's script says. `steps` and `samples` stay between two steps."""
+
+    def __init__(self) -> None:
+        self.steps: float | None = None
+        self.samples: float | None = None
+        self._said: deque[Said] = deque()
+        self._paused = False
+
+    def take(self, sample: RankSample) -> None:
+        if sample.step is None:
+            return
+        said = self._said
+        at = sample.at if sample.said_at is None else sample.said_at
+        now = Said(at, sample.step, sample.samples)
+        last = said[-1] if said else None
+        if last is not None and now[1:] == last[1:]:
+            self._miss(sample.at - last.at)
+            return
+        if last is not None and (self._paused or now.step < last.step or at <= last.at):
+            # A pause is no part of the steps that follow. A new epoch counts from 0 again: how
+            # many there were is not known.
+            said.clear()
+        self._paused = False
+        said.append(now)
+        while len(said) > 2 and _enough(said[1], now):
+            said.popleft()
+        if len(said) > 1:
+            first, span = said[0], at - said[0].at
+            self.steps = (now.step - first.step) / span
+            if now.samples is not None:
+                self.samples = (now.samples - (first.samples or 0)) / span
+
+    def _miss(self, since_s: float) -> None:
+        """Nothing new: when the next step is overdue by far, it has stopped."""
+        step_s = 1 / self.steps if self.steps else 0.0
+        if self.steps is not None and since_s > max(STALL_S, OVERDUE * step_s):
+            self.steps = 0.0
+            self.samples = None if self.samples is None else 0.0
+            self._paused = True
+
+
+def _enough(first: Said, now: Said) -> bool:
+    """Whether a rate from there on covers what it must."""
+    span, steps = now.at - first.at, now.step - first.step
+    return (span >= SMOOTH_S and steps >= STEPS) or (span >= STEPS_S and steps >= 2)
+
+
 class Meter:
     """The rates of one rank, sample after sample."""
 
@@ -141,13 +203,21 @@ class Meter:
         self.rates: Rates | None = None  # None: only one sample so far
         self._ends: deque[RankSample] = deque()  # samples at which something had just ended
         self._period_s = 0.0  # between the last two of them
+        self._spoken = Spoken()
 
     def take(self, sample: RankSample) -> None:
+        self._count(sample)
+        said = self._spoken
+        said.take(sample)
+        if self.rates is not None:
+            self.rates = replace(self.rates, steps=said.steps, samples=said.samples)
+
+    def _count(self, sample: RankSample) -> None:
         ends = self._ends
         if not ends or ends[-1].pid != sample.pid:
             ends.clear()
             ends.append(sample)
-            self.rates, self._period_s = None, 0.0
+            self.rates, self._period_s, self._spoken = None, 0.0, Spoken()
         elif moved(ends[-1], sample):
             self._period_s = sample.at - ends[-1].at
             ends.append(sample)

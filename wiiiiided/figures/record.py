@@ -1,8 +1,11 @@
 """What stays of a run, sample by sample: points over time, and every rank's totals.
 
     samples   s s s s s s s s s s s s        4 a second at most
-    stretch   ├─────────┤─────────┤──        open until it is `grain_s` long and something ended
-    points         o         o               bounded by `history`
+    stretch   ├─────────┤─────────┤──        open until it is `grain_s` long and something ended;
+    points         o         o               where steps are said, one of every rank that works
+
+Of the stretch that is open when a record is made, what did not happen in it is not known: the last
+moments of a run, after its last step, are no rate of 0.
 
 A record goes on from what an earlier daemon wrote; the time in between is a gap, and `observed_s`
 says for how long somebody looked.
@@ -15,7 +18,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from wiiiiided.domain.figures import Point, RankRecord, RankSample, RunRecord
+from wiiiiided.domain.figures import Point, RankRecord, RankSample, Rates, RunRecord
 from wiiiiided.figures.history import History
 from wiiiiided.figures.rates import between, moved, together
 
@@ -64,7 +67,7 @@ class Recorder:
         self, *, ended_at: float | None = None, state: str = "", code: int | None = None
     ) -> RunRecord:
         """As it is now; or as it stays, with its end."""
-        point = self._point(self._looked_at)
+        point = self._open_point()
         return replace(
             self._record,
             ended_at=ended_at,
@@ -89,9 +92,14 @@ class Recorder:
         span = at - self._since
         if span < self._history.grain_s:
             return False
-        base = self._base
-        return span >= max(IDLE_S, self._history.grain_s) or any(
-            moved(base[rank], sample) for rank, (_, sample) in self._last.items()
+        return span >= max(IDLE_S, self._history.grain_s) or self._has_ended()
+
+    def _has_ended(self) -> bool:
+        """Whether something did in the open stretch; of ranks that work and say steps, a step."""
+        pairs = [(self._base[rank], sample) for rank, (_, sample) in self._last.items()]
+        working = [(old, new) for old, new in pairs if moved(old, new)]
+        return bool(working) and all(
+            new.step is None or new.step != old.step for old, new in working
         )
 
     def _close(self, at: float) -> None:
@@ -100,6 +108,17 @@ class Recorder:
         self._since = at
         self._base = {rank: sample for rank, (_, sample) in self._last.items()}
         self._stragglers = {}
+
+    def _open_point(self) -> Point | None:
+        """The stretch that is not whole; less than half a grain says nothing of its rates."""
+        point = self._point(self._looked_at)
+        if point is None or self._is_whole(self._looked_at):
+            return point
+        if not self._has_ended() or (
+            self._history.points and 2 * point.span < self._history.grain_s
+        ):
+            return replace(point, rates=Rates(measured=False))
+        return point
 
     def _point(self, at: float) -> Point | None:
         """The open stretch."""

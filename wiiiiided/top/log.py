@@ -1,12 +1,16 @@
 """The lines of one job for the log pane, through a second connection; the newest LINES of them.
 
+Every machine sends its lines as they are written, so what comes is put in the order of time. Within
+a rank it stays as it came: a clock that was set back turns no line round.
+
 Selecting another job closes the connection and opens one for it. A connection that is lost comes
 back with the watch: what was kept is thrown away then, since the daemon tells its tail again.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
+from operator import itemgetter
 
 from wiiiiided.client import Client, ClientError
 from wiiiiided.client.connection import Connection
@@ -19,6 +23,8 @@ LINES = 1000
 TAIL = 100  # of each rank, to begin with
 ERRAND = "log"
 
+Moment = tuple[int, float]  # an attempt, and when
+
 
 class Log:
     def __init__(self, client: Client, errands: Errands) -> None:
@@ -26,7 +32,7 @@ class Log:
         self.connection: Connection | None = None
         self._job: int | None = None
         self._asked: int | None = None  # the job that the errand is for
-        self._lines: deque[m.LogLine] = deque(maxlen=LINES)
+        self._lines: list[tuple[Moment, m.LogLine]] = []
         self._note = ""
         self._wanted = False  # a connection is to be opened
 
@@ -74,7 +80,7 @@ class Log:
         try:
             for answer in answers(self.connection):
                 if isinstance(answer, m.LogLines):
-                    self._lines.extend(answer.lines)
+                    self._lines = merged(self._lines, answer.lines)
                     count += len(answer.lines)
                 elif isinstance(answer, m.End):
                     self.close()
@@ -89,7 +95,21 @@ class Log:
         if self._job is None:
             return None
         note = self._note or ("" if self._lines else "nothing was written so far")
-        return LogView(self._job, tuple(self._lines), note)
+        return LogView(self._job, tuple(line for _, line in self._lines), note)
+
+
+def merged(
+    lines: list[tuple[Moment, m.LogLine]], new: Sequence[m.LogLine]
+) -> list[tuple[Moment, m.LogLine]]:
+    """All in the order of time, the newest LINES of them."""
+    last: dict[int, Moment] = {line.rank: moment for moment, line in lines}
+    found = list(lines)
+    for line in new:
+        moment = max((line.attempt, line.at), last.get(line.rank, (0, 0.0)))
+        last[line.rank] = moment
+        found.append((moment, line))
+    found.sort(key=itemgetter(0))  # stable, and quick: nearly all of it is in order
+    return found[-LINES:]
 
 
 OVER = "end of the log"

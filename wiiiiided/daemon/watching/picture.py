@@ -2,7 +2,7 @@
 
 Rows are bounded: what runs, the first of the queue, the latest that ended. How many more wait is
 said as a number. Nodes are all there are, this one first, the others as they joined: one that is
-not heard of any more stays, and is `lost` when its last word is LOST_S old.
+not heard of any more stays, and is `lost`: nothing of it is in any sum (`_is_lost` says when).
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.watching.sampler import EVERY_S, Sampler
 from wiiiiided.domain.figures import JobNow, NodeNow
 from wiiiiided.domain.node import Node
+from wiiiiided.figures.course import STALE_S
 from wiiiiided.figures.picture import About, Health, Trend, node_now
 from wiiiiided.wire.messages import JobRow, Snapshot
 
 ROWS: Final = 500  # of jobs that are not over
 ENDED_ROWS: Final = 20
 ENDED_WITHIN_S: Final = 3600.0
-LOST_S: Final = 10.0  # a link that breaks and comes back at once is no news
+LOST_S: Final = 3.0  # without a link: one that breaks and comes back at once is no news
 
 
 class Picture:
@@ -90,10 +91,22 @@ class Picture:
         about = About(
             age_s,
             coordinator=name == self.node.name,
-            lost=name in state.lost or (name in state.absent and age_s >= LOST_S),
+            lost=self._is_lost(name, bool(courses), age_s, now),
             drained=drain.reason if drain is not None else None,
         )
         return node_now(node, health, sampler.trends.get(name, Trend()), courses, about)
+
+    def _is_lost(self, name: str, works: bool, age_s: float, now: float) -> bool:
+        """Whether it is not heard of: somebody said so, its link is gone for a moment, nothing came
+        since this daemon began, or a node with ranks, which speaks every second, says nothing."""
+        state = self.keeper.state
+        if name == self.node.name:
+            return False
+        if name in state.absent:
+            gone_s = max(age_s, now - state.absent[name])
+            unknown = name not in self.sampler.heard
+            return name in state.lost or unknown or gone_s >= LOST_S
+        return name in state.lost or (works and age_s >= STALE_S)
 
     def _heard(self, name: str, now: float) -> tuple[Health, float]:
         """What a node last said of itself, and how long ago that was."""
