@@ -126,7 +126,7 @@ def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
     assert job["name"] == NASTY
     assert set(job) == {
         *("id", "name", "state", "owner", "priority", "submitted_at", "started_at", "ended_at"),
-        *("attempt", "attempts", "nodes", "workers", "code", "why", "error"),
+        *("attempt", "attempts", "nodes", "workers", "code", "why", "error", "sweep", "setting"),
     }
 
 

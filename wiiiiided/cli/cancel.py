@@ -11,11 +11,13 @@ from typing import Annotated
 import typer
 
 from wiiiiided.cli.daemon import connect
-from wiiiiided.cli.jobs import ending
+from wiiiiided.cli.jobs import base_name, ending
 from wiiiiided.cli.options import Ids
 from wiiiiided.cli.screen import say
-from wiiiiided.cli.several import ids_of, refused
-from wiiiiided.client import Client, ClientError
+from wiiiiided.cli.several import refused, split, tally
+from wiiiiided.client import Client, ClientError, DaemonRefused
+from wiiiiided.domain.codes import FAILED
+from wiiiiided.domain.sweep import sweep_id
 
 QUIET_S = 1.5
 
@@ -31,10 +33,13 @@ def command(
     Workers get SIGTERM, then policy.grace (10 s unless the job says otherwise), then SIGKILL.
     A job that waits just leaves the queue.
     """
-    codes = []
-    ids, client = ids_of(jobs), connect()
+    codes: list[int] = []
+    given, client = [split(text) for text in jobs], connect()
+    ids = list(dict.fromkeys(number for _, number, _ in given if number))
     try:
         with _patience(client):
+            for sweep in dict.fromkeys(sweep for _, _, sweep in given if sweep):
+                codes += _sweep(client, sweep, now)
             for ended in client.cancel_all(ids, now):
                 if isinstance(ended, ClientError):
                     codes.append(refused(ended))
@@ -44,6 +49,24 @@ def command(
         say("wiiiiide: stopped waiting; what was asked goes on: the jobs are being ended")
         raise
     return codes[0] if codes else 0
+
+
+def _sweep(client: Client, sweep: int, now: bool) -> Iterator[int]:
+    """End what is not over of a sweep, and say how many; a code where nothing was to be done."""
+    try:
+        ended = list(client.cancel_sweep(sweep, now))
+        jobs = client.sweep(sweep)
+    except DaemonRefused as problem:
+        yield refused(problem)
+        return
+    name = f"sweep {sweep_id(sweep)} ({base_name(jobs[0])})"
+    if not ended:
+        say(f"wiiiiide: {name} is over already: {tally(jobs)}")
+        yield FAILED
+        return
+    rest = [job for job in jobs if job.id not in {one.id for one in ended}]
+    before = f"; {tally(rest)} before" if rest else ""
+    say(f"{name}: {tally(ended)}{before}")
 
 
 @contextmanager

@@ -13,6 +13,7 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.group import COMMANDS, load
+from wiiiiided.cli.jobs import base_name
 from wiiiiided.cli.text import cell, cut
 from wiiiiided.client import Client
 from wiiiiided.config import Paths
@@ -34,6 +35,7 @@ JOBS: dict[str, frozenset[State]] = {
     "hold": frozenset({"queued", "backoff"}),
     "release": frozenset({"held"}),
 }
+SWEEPS = ("wait", "cancel", "hold", "release", "requeue")  # these take s12 too
 ONE = ("show", "why", "logs", "pull", "report", "stacks")  # these take one job only
 NODES = ("drain", "resume", "nodes")  # these take the name of one machine
 ABOUT_COLUMNS = 50
@@ -71,7 +73,7 @@ def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, 
     if commands is not None and before and before[0] in commands:
         made, before = commands[before[0]], before[1:]
     if before and before[-1] == "--after":
-        yield from _jobs(LIVE)
+        yield from _jobs(LIVE, sweeps=True)
     elif before and before[-1] == "--node":
         yield from _nodes()
     elif before and before[-1] == "--state":
@@ -85,10 +87,12 @@ def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, 
     elif name in NODES:
         if all(word.startswith("-") for word in before):
             yield from _nodes()
+    elif name == "ps":
+        yield from _jobs(ANY, sweeps=True, jobs=False)
     elif name in JOBS:
         given = [word for word in before if not word.startswith("-")]
         if not (name in ONE and given):
-            found = _jobs(JOBS[name])
+            found = _jobs(JOBS[name], sweeps=name in SWEEPS)
             yield from ((number, about) for number, about in found if number not in given)
 
 
@@ -113,9 +117,15 @@ def _takes_value(made: Any, word: str) -> bool:
     )
 
 
-def _jobs(states: frozenset[State]) -> Iterator[tuple[str, str]]:
-    """Numbers and names of the jobs in these states; none without a daemon."""
+def _jobs(
+    states: frozenset[State], sweeps: bool = False, jobs: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Numbers and names of the jobs in these states, and ids of the sweeps they are of; none
+    without a daemon."""
     ended = 0 if states.isdisjoint(ENDED) else LATEST_ENDED
-    for job in Client(Paths.for_client()).list(ended):
-        if job.state in states:
-            yield str(job.id), f"{job.name}, {job.state}"
+    found = [job for job in Client(Paths.for_client()).list(ended) if job.state in states]
+    if jobs:
+        yield from ((str(job.id), f"{job.name}, {job.state}") for job in found)
+    if sweeps:
+        first = {job.sweep: job for job in reversed(found) if job.sweep}
+        yield from ((sweep, f"{base_name(job)}, a sweep") for sweep, job in first.items())

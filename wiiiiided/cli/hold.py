@@ -9,4 +9,5 @@ from wiiiiided.cli.several import each
 
 def command(jobs: Ids) -> int:
     """Keep queued jobs from starting, until they are released."""
-    return each(jobs, connect().hold)
+    client = connect()
+    return each(jobs, client, client.hold, ("queued", "backoff"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -70,12 +70,17 @@ class Job:
 
 
 def read(
-    path: str, sets: list[str] | None, name: str | None = None, after: tuple[int, ...] = ()
+    path: str,
+    sets: list[str] | None,
+    name: str | None = None,
+    after: tuple[int, ...] = (),
+    swept: Sequence[str] = (),
 ) -> Job:
-    """The job in a file, changed by options. Raises Invalid with everything that is wrong."""
+    """The job in a file, changed by options, `swept` being those of one combination of a sweep.
+    Raises Invalid with everything that is wrong."""
     file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
     options = [*(sets or ()), *(() if name is None else (f"name={_toml(name)}",))]
-    spec, warnings = examine(text_of(file), file, options, Shipped)
+    spec, warnings = examine(text_of(file), file, options, Shipped, swept)
     if after:
         policy = spec.policy
         both = tuple(dict.fromkeys((*policy.after, *after)))

@@ -10,6 +10,7 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.table import Column, render
 from wiiiiided.cli.words import span
 from wiiiiided.domain.states import ENDED
+from wiiiiided.domain.sweep import label
 from wiiiiided.wire.messages import JobView
 
 
@@ -49,6 +50,11 @@ def attempts(job: JobView) -> str:
 def line(job: JobView) -> str:
     """One job in one line: `job 17 (digits): runs on a`."""
     return f"job {job.id} ({job.name}): {job.why}"
+
+
+def base_name(job: JobView) -> str:
+    """As its file has it, without what tells it from the others of its sweep."""
+    return job.name.removesuffix(f" {label(job.setting)}") if job.setting else job.name
 
 
 def ending(job: JobView) -> str:

@@ -7,6 +7,8 @@ from typing import Annotated
 import typer
 
 Id = Annotated[str, typer.Argument(metavar="ID", help="The job's number, as ps shows it.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID", help="The jobs' numbers.")]
+Ids = Annotated[
+    list[str], typer.Argument(metavar="ID", help="The jobs' numbers; s12 is all jobs of a sweep.")
+]
 NodeName = Annotated[str, typer.Argument(metavar="NAME", help="The machine, as nodes shows it.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]

@@ -11,17 +11,19 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
-from wiiiiided.cli.jobs import attempts, is_over, put_table, reason, took
+from wiiiiided.cli.jobs import attempts, base_name, is_over, put_table, reason, took
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.table import Column
 from wiiiiided.domain.states import ENDED as OVER
 from wiiiiided.domain.states import STATES
+from wiiiiided.domain.sweep import sweep_number
 from wiiiiided.wire.messages import JobView
 
 ENDED = 1000  # of those that are over, the latest: a daemon may keep a hundred times as many
 
 COLUMNS = (
     Column("ID", right=True),
+    Column("SWEEP", leaves=6),  # where one is listed
     Column("NAME", least=8, readable=16),
     Column("STATE", painted=True),
     Column("OWNER", leaves=4, least=6),
@@ -33,6 +35,10 @@ COLUMNS = (
 
 
 def command(
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="SWEEP", help="Only the jobs of this sweep (s12), all of them."),
+    ] = None,
     everything: Annotated[
         bool, typer.Option("-a", "--all", help="Also the jobs that are over.")
     ] = False,
@@ -52,8 +58,12 @@ def command(
     """
     states = _states(state or ())
     everything = everything or not OVER.isdisjoint(states)
-    jobs = connect().list(ended=ENDED + 1 if everything else 0)  # one more says that there are
-    if sum(map(is_over, jobs)) > ENDED:
+    client, numbers = connect(), [_sweep(text) for text in sweeps or ()]
+    if numbers:
+        jobs = tuple(job for number in dict.fromkeys(numbers) for job in client.sweep(number))
+    else:
+        jobs = client.list(ended=ENDED + 1 if everything else 0)  # one more says that there are
+    if not numbers and sum(map(is_over, jobs)) > ENDED:
         jobs = jobs[1:]  # the oldest comes first
         said = f"the latest {ENDED:,} that are over are listed"
         screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
@@ -62,13 +72,27 @@ def command(
         screen.put_json({"jobs": [fields(job) for job in found]})
     elif found:
         now = time.time()
-        put_table(COLUMNS, [job.state for job in found], [_row(job, now) for job in found])
+        rows = [_row(job, now) for job in found]
+        shown = [n for n, one in enumerate(COLUMNS) if one.title != "SWEEP" or _any(rows, n)]
+        columns = [COLUMNS[n] for n in shown]
+        put_table(columns, [job.state for job in found], [[row[n] for n in shown] for row in rows])
     elif jobs:
         screen.say("no job is as asked for; wiiiiide ps lists all")
     elif everything:
         screen.say("no jobs yet; wiiiiide submit job.toml queues one")
     else:
         screen.say("no jobs; wiiiiide ps -a shows ended ones")
+
+
+def _sweep(text: str) -> int:
+    number = sweep_number(text)
+    if number is None:
+        raise typer.BadParameter(f"{text!r} is no sweep such as s12; wiiiiide show has a job alone")
+    return number
+
+
+def _any(rows: list[list[str]], column: int) -> bool:
+    return any(row[column] for row in rows)
 
 
 def _states(texts: Sequence[str]) -> set[str]:
@@ -81,10 +105,12 @@ def _states(texts: Sequence[str]) -> set[str]:
 
 
 def _matches(job: JobView, states: set[str], name: str | None) -> bool:
-    return (not states or job.state in states) and (name is None or fnmatchcase(job.name, name))
+    if states and job.state not in states:
+        return False
+    return name is None or any(fnmatchcase(text, name) for text in (job.name, base_name(job)))
 
 
 def _row(job: JobView, now: float) -> list[str]:
     workers = str(job.workers) if job.workers else "-"
-    head = [str(job.id), job.name, job.state, job.owner, workers]
+    head = [str(job.id), job.sweep, job.name, job.state, job.owner, workers]
     return [*head, attempts(job), took(job, now), reason(job)]

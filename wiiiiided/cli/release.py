@@ -9,4 +9,5 @@ from wiiiiided.cli.several import each
 
 def command(jobs: Ids) -> int:
     """Let held jobs start when their turn comes."""
-    return each(jobs, connect().release)
+    client = connect()
+    return each(jobs, client, client.release, ("held",))

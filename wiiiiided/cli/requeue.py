@@ -10,6 +10,8 @@ from wiiiiided.cli.several import each
 def command(jobs: Ids) -> int:
     """Run jobs again: those that are over, and those that run now, which are ended first.
 
-    A job keeps its number, its working directory and what it wrote there.
+    A job keeps its number, its working directory and what it wrote there. Of a sweep, those that
+    failed or were cancelled.
     """
-    return each(jobs, connect().requeue)
+    client = connect()
+    return each(jobs, client, client.requeue, ("failed", "cancelled"))

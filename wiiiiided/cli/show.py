@@ -80,6 +80,9 @@ def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
     job = detail.job
     state = screen.paint(job.state, screen.STATE_COLOURS.get(job.state), sys.stdout)
     yield "state", state + cell(beyond_state(job.state, job.why))
+    if job.sweep:
+        pairs = ", ".join(f"{key} = {value}" for key, value in job.setting.items())
+        yield "sweep", cell(f"{job.sweep}: {pairs}")
     yield "owner", f"{cell(job.owner)}, priority {job.priority}"
     yield "submitted", f"{clock(job.submitted_at)} ({span(now - job.submitted_at)} ago)"
     if job.started_at is not None:

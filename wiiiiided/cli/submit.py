@@ -8,9 +8,9 @@ environment ──► secrets ─┘
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import typer
 
@@ -20,16 +20,20 @@ from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.progress import counted, waiting
+from wiiiiided.cli.several import split
 from wiiiiided.cli.text import clean
-from wiiiiided.cli.words import job_id
-from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon
+from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon, Progress
 from wiiiiided.domain.codes import NEVER
 from wiiiiided.domain.figures import Forecast
+from wiiiiided.domain.layout import Layout
 from wiiiiided.domain.node import Node
+from wiiiiided.domain.spec import Resources
 from wiiiiided.jobfile.problem import Invalid
-from wiiiiided.ship.pack import PackError, pack
+from wiiiiided.ship.pack import Packed, PackError, pack
 from wiiiiided.ship.survey import size_words, survey
 from wiiiiided.wire.messages import Submitted
+
+Result = TypeVar("Result")
 
 ALONE = "this machine alone"
 UNKNOWN = "what earlier runs needed is not known"
@@ -45,6 +49,15 @@ class NeverHere(NotReady):
 
 def command(
     file: JobFile,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUES",
+            help="A job for each value: run.env.LR=0.1,0.01 or run.env.SEED=1..3; of several "
+            "--sweep, for each combination.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Only say what would run where; without a daemon, here."),
@@ -69,8 +82,14 @@ def command(
     Prints the job's number: id=$(wiiiiide submit job.toml). With -f, Ctrl-C stops the watching,
     not the job.
     """
-    earlier = [job_id(text) for texts in after or () for text in texts.split(",")]
-    made = partial(read, file, sets, name, tuple(earlier))
+    if sweeps and following:
+        raise typer.BadParameter("-f follows one job; without it, wiiiiide wait waits for a sweep")
+    earlier = _earlier([text for texts in after or () for text in texts.split(",")])
+    made = partial(read, file, sets, name, earlier)
+    if sweeps:
+        from wiiiiided.cli import submit_sweep
+
+        return submit_sweep.run(sweeps, made, hold, dry_run, as_json)
     return queue(made, dry_run=dry_run, hold=hold, following=following, as_json=as_json)
 
 
@@ -94,19 +113,20 @@ def queue(
         return report(unshippable(job, problem), as_json)
 
 
-def _dry_run(job: Job, as_json: bool) -> int:
-    from wiiiiided.control import place
+def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
+    """The jobs to start after; those of a sweep are all of them."""
+    given = [split(text) for text in texts]
+    found: list[int] = []
+    for _, number, sweep in given:
+        found += [number] if number else [job.id for job in connect().sweep(sweep)]
+    return tuple(found)
 
+
+def _dry_run(job: Job, as_json: bool) -> int:
     with waiting("looking at the folder"):
         ships = survey(job.directory)
     job.secrets()
-    nodes, where, problem = _nodes()
-    try:
-        layout = place.plan(job.spec, nodes)
-    except place.NeverRuns as never:
-        raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
-    forecast, expects = (None, f"{UNKNOWN}: {problem}") if problem else _forecast(job.spec.name)
-    dry = plan.Dry(layout, forecast, expects)
+    (dry,) = dry_runs([job])
     if as_json:
         screen.put_json(plan.as_json(job, ships, dry))
     else:
@@ -116,6 +136,23 @@ def _dry_run(job: Job, as_json: bool) -> int:
     for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
     return 0
+
+
+def dry_runs(jobs: Sequence[Job]) -> list[plan.Dry]:
+    """What each would do; jobs that ask for the same are asked about once."""
+    from wiiiiided.control import place
+
+    nodes, where, problem = _nodes()
+    name = jobs[0].spec.name
+    forecast, expects = (None, f"{UNKNOWN}: {problem}") if problem else _forecast(name)
+    layouts: dict[Resources, Layout] = {}
+    for job in jobs:
+        if job.spec.resources not in layouts:
+            try:
+                layouts[job.spec.resources] = place.plan(job.spec, nodes)
+            except place.NeverRuns as never:
+                raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
+    return [plan.Dry(layouts[job.spec.resources], forecast, expects) for job in jobs]
 
 
 def _nodes() -> tuple[list[Node], str, str]:
@@ -148,18 +185,11 @@ def _forecast(name: str) -> tuple[Forecast | None, str]:
 def _submit(job: Job, hold: bool, following: bool, as_json: bool) -> int:
     secrets = job.secrets()
     client = connect()
-    # So that nothing is packed for a daemon that is not there.
-    status = client.status()
-    try:
-        submitted, sent = _send(client, job, secrets, hold)
-    except ClientError as refusal:
-        if status.problem not in str(refusal):
-            screen.say(f"note: the daemon says: {status.problem}")
-        raise
-    if status.problem:
-        screen.say(f"note: the daemon says: {status.problem}")
-    if not as_json and not job.empty:
-        screen.say(_shipped(sent, status.role))
+
+    def ask(packed: Packed, progress: Progress) -> Submitted:
+        return client.submit(job.spec, packed, secrets, hold=hold, progress=progress)
+
+    submitted, sent = send(client, job, ask, as_json)
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
     _tell(submitted, job, sentence, sent, following, as_json)
     if not following:
@@ -189,8 +219,26 @@ def _tell(
         screen.say(sentence)
 
 
-def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> tuple[Submitted, int]:
-    """The daemon's answer, and how many bytes of the folder it wanted."""
+def send(
+    client: Client, job: Job, ask: Callable[[Packed, Progress], Result], as_json: bool
+) -> tuple[Result, int]:
+    """The daemon's answer, and how many bytes of the job's folder it wanted."""
+    # So that nothing is packed for a daemon that is not there.
+    status = client.status()
+    try:
+        answer, sent = _packed(job, ask)
+    except ClientError as refusal:
+        if status.problem not in str(refusal):
+            screen.say(f"note: the daemon says: {status.problem}")
+        raise
+    if status.problem:
+        screen.say(f"note: the daemon says: {status.problem}")
+    if not as_json and not job.empty:
+        screen.say(_shipped(sent, status.role))
+    return answer, sent
+
+
+def _packed(job: Job, ask: Callable[[Packed, Progress], Result]) -> tuple[Result, int]:
     sent = 0
     with waiting("packing the folder"):
         packed = pack(job.directory)
@@ -204,7 +252,7 @@ def _send(client: Client, job: Job, secrets: dict[str, str], hold: bool) -> tupl
                 sent = done
                 tell(done, total)
 
-            return client.submit(job.spec, packed, secrets, hold=hold, progress=progress), sent
+            return ask(packed, progress), sent
     finally:
         packed.remove()
 

@@ -12,11 +12,14 @@ from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.jobs import ending, exit_code
 from wiiiiided.cli.options import Ids, Json
-from wiiiiided.cli.several import ids_of
+from wiiiiided.cli.several import ids_of, split, tally
 from wiiiiided.cli.words import seconds
 from wiiiiided.client import Client, TimedOut
 from wiiiiided.domain.codes import TIMED_OUT
+from wiiiiided.domain.states import STATES
 from wiiiiided.wire.messages import JobView
+
+NAMED = 20  # jobs that are not over when the time is up; more are counted
 
 
 def command(
@@ -29,28 +32,39 @@ def command(
 ) -> int:
     """Wait until jobs are over, and end with their exit code.
 
-    With several jobs, the code is the first one that is not 0, in the order of their numbers.
+    With several jobs, the code is the first one that is not 0, in the order of their numbers; with
+    a sweep, the worst: the largest of all.
     """
-    ids = sorted(ids_of(jobs))
+    client = connect()
+    given = [split(text) for text in jobs]
+    sweeps = any(sweep for _, _, sweep in given)
+    ids = sorted(ids_of(jobs, client, STATES))
     deadline = None if timeout is None else time.monotonic() + seconds(timeout, "--timeout")
     over: list[JobView] = []
-    client = connect()
     try:
         if len(ids) > 1:  # one that does not exist is told now, not after hours of waiting
-            for number in ids:
-                client.why(number)
+            for _, number, _ in given:
+                if number:
+                    client.why(number)
         for number in ids:
             over.append(_until_over(client, number, deadline))
             if not as_json:
                 screen.say(ending(over[-1]))
     except TimedOut:
-        left = ", ".join(map(str, ids[len(over) :]))
-        screen.say(f"wiiiiide: the time is up; not over: {left}")
+        left = ids[len(over) :]
+        more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
+        named = ", ".join(map(str, left[:NAMED]))
+        screen.say(f"wiiiiide: the time is up; not over: {named}{more}")
         return _end(over, TIMED_OUT, as_json)
     except KeyboardInterrupt:
         screen.say("wiiiiide: stopped waiting; the jobs go on")
         raise
-    return _end(over, next((code for code in map(exit_code, over) if code), 0), as_json)
+    codes = [code for code in map(exit_code, over) if code]
+    if not sweeps:
+        return _end(over, codes[0] if codes else 0, as_json)
+    if not as_json:
+        screen.say(tally(over))
+    return _end(over, max(codes, default=0), as_json)
 
 
 def _until_over(client: Client, number: int, deadline: float | None) -> JobView:

@@ -8,6 +8,7 @@ import time
 
 import typer
 
+from wiiiiided.domain.sweep import sweep_number
 from wiiiiided.text import span as span
 
 
@@ -46,6 +47,10 @@ def count(number: int, noun: str) -> str:
 def job_id(text: str) -> int:
     """The number of a job, as ps shows it."""
     digits = text.removeprefix("#")
+    if sweep_number(text) is not None:
+        raise typer.BadParameter(
+            f"{text} is a sweep, and this is about one job; wiiiiide ps {text} lists its jobs"
+        )
     if not digits.isascii() or not digits.isdigit() or not 0 < len(digits) < 19:
         raise typer.BadParameter(f"{text!r} is not the number of a job; wiiiiide ps lists them")
     return int(digits)

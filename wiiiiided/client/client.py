@@ -22,13 +22,21 @@ from wiiiiided.client.connection import (
     Progress,
     expect,
 )
-from wiiiiided.client.errors import ClientError, DaemonLost, DaemonRefused, NoDaemon, TimedOut
+from wiiiiided.client.errors import (
+    ClientError,
+    DaemonLost,
+    DaemonRefused,
+    NoDaemon,
+    TimedOut,
+    mismatch,
+)
 from wiiiiided.client.machines import Machines
 from wiiiiided.client.resume import Seen, both
 from wiiiiided.config import Paths
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import ENDED
+from wiiiiided.domain.sweep import sweep_id
 from wiiiiided.wire import messages as m
 
 if TYPE_CHECKING:  # it brings tarfile and pathspec, which only `submit` needs
@@ -52,6 +60,13 @@ class Client(Machines):
 
     def list(self, ended: int = 0) -> tuple[m.JobView, ...]:
         return self._ask(m.List(ended), m.Jobs).jobs
+
+    def sweep(self, number: int) -> tuple[m.JobView, ...]:
+        """All jobs of a sweep, over or not."""
+        found = self._ask(m.List(sweep=number), m.Jobs).jobs
+        if not found or any(job.sweep != sweep_id(number) for job in found):
+            raise mismatch(None)  # an older daemon lists what it lists always
+        return found
 
     def history(self, limit: int = 50) -> tuple[m.JobView, ...]:
         return self._ask(m.History(limit), m.Jobs).jobs
@@ -106,6 +121,21 @@ class Client(Machines):
                     except DaemonLost as lost:
                         yield self._cancel_again(job, now, lost)
 
+    def cancel_sweep(self, number: int, now: bool = False) -> Iterator[m.JobView]:
+        """Each job that was not over, when it is. Asked again after a restart of the daemon: it may
+        have heard the first request, or not."""
+        told: set[int] = set()
+
+        def once() -> Iterator[m.JobView]:
+            with self._open(m.CancelSweep(number, now), None) as connection:
+                while not isinstance(answer := connection.answer(), m.End):
+                    job = expect(answer, m.JobView)
+                    if job.id not in told:
+                        told.add(job.id)
+                        yield job
+
+        return self._through_restarts(once)
+
     def _cancel_again(self, job: int, now: bool, lost: DaemonLost) -> m.JobView | DaemonRefused:
         """After the daemon went away: it may have heard the first request, or not."""
 
@@ -134,6 +164,24 @@ class Client(Machines):
     ) -> m.Submitted:
         """Queue a job; its archive is sent when the daemon does not have it yet."""
         request = m.Submit(spec, archive.sha256, archive.bytes, secrets, hold)
+        return self._submit(request, m.Submitted, archive, progress)
+
+    def submit_sweep(
+        self,
+        jobs: Sequence[m.SweepJob],
+        archive: Packed,
+        secrets: dict[str, str],
+        *,
+        hold: bool = False,
+        progress: Progress = lambda sent, total: None,
+    ) -> m.Swept:
+        """Queue all of them or none; the archive is sent once."""
+        request = m.SubmitSweep(tuple(jobs), archive.sha256, archive.bytes, secrets, hold)
+        return self._submit(request, m.Swept, archive, progress)
+
+    def _submit(
+        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress
+    ) -> Result:
         with self._open(request, SUBMIT_S) as connection:
             try:
                 answer = connection.answer()
@@ -143,7 +191,7 @@ class Client(Machines):
             except DaemonLost as lost:
                 hint = "whether the job was queued is not known: look with wiiiiide ps"
                 raise DaemonLost(str(lost), hint) from lost
-        return expect(answer, m.Submitted)
+        return expect(answer, kind)
 
     def watching(self, every_s: float = 1.0) -> Connection:
         """A connection that Snapshots come from: `fileno()` to select on, `answer()` to read."""

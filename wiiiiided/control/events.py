@@ -23,6 +23,15 @@ class JobSubmitted(Event, frozen=True):
     archive: str
     waits_for: tuple[int, ...] = ()  # of policy.after: those that are not done yet
     hold: bool = False
+    sweep: int = 0  # that it belongs to
+    setting: dict[str, str] = {}  # in that
+
+
+class SweepSubmitted(Event, frozen=True):
+    """All of them at once, or none."""
+
+    id: int
+    jobs: tuple[JobSubmitted, ...]
 
 
 class HoldRequested(Event, frozen=True):
@@ -37,6 +46,14 @@ class ReleaseRequested(Event, frozen=True):
 
 class CancelRequested(Event, frozen=True):
     id: int
+    by: str
+    now: bool = False
+
+
+class SweepCancelRequested(Event, frozen=True):
+    """Of all these jobs, in one step: none of them starts because another has ended."""
+
+    jobs: tuple[int, ...]
     by: str
     now: bool = False
 
@@ -145,9 +162,11 @@ class ClockJumped(Event, frozen=True):
 
 AnyEvent = (
     JobSubmitted
+    | SweepSubmitted
     | HoldRequested
     | ReleaseRequested
     | CancelRequested
+    | SweepCancelRequested
     | RequeueRequested
     | WorkersPrepared
     | WorkersStarted

@@ -3,6 +3,7 @@
     Job ── spec, owner, archive              never change
         ── phase     Held | Queued | Starting | Running | Hung | Stopping | Backoff | Ended
         ── attempt   the latest: who sits where, which shares are ready, up, ended
+        ── sweep     and its setting there, never change
         ── restarts  that the policy has spent, spent_s of running time
 
 Everything is frozen and goes to the store as JSON, as it is.
@@ -17,6 +18,7 @@ import msgspec
 from wiiiiided.domain.layout import Layout
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import State
+from wiiiiided.domain.sweep import label
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -149,6 +151,13 @@ class Job(msgspec.Struct, frozen=True):
     restarts: int = 0
     spent_s: float = 0.0  # running time of earlier attempts
     stillborn: str = ""  # how the latest attempt ended, if that was before it had done anything
+    sweep: int = 0  # that it belongs to: the number of its first job
+    setting: dict[str, str] = {}  # in that: key of the job file → value
+
+    @property
+    def name(self) -> str:
+        """As people see it: with what tells it from the others of its sweep."""
+        return f"{self.spec.name} {label(self.setting)}" if self.setting else self.spec.name
 
     @property
     def state(self) -> State:

@@ -57,6 +57,16 @@ class _Step(Machine):
         match event:
             case e.JobSubmitted():
                 self.submitted(event)
+            case e.SweepSubmitted(jobs=jobs):
+                self.kind = "JobSubmitted"  # to the table, each is a job like others
+                for one in jobs:
+                    self.submitted(one)
+            case e.SweepCancelRequested(jobs=numbers):
+                self.kind = "CancelRequested"
+                for number in numbers:
+                    found = self.state.jobs.get(number)
+                    if found is not None and self.kind in MOVES[found.state]:
+                        self.cancel_requested(found, event)
             case e.RequeueRequested():
                 self.requeue_requested(event)
             case e.Ticked(at=at):
@@ -119,12 +129,14 @@ class _Step(Machine):
             submitted_at=self.at,
             phase=Held(self.at, by) if event.hold else Queued(self.at),
             waits_for=event.waits_for,
+            sweep=event.sweep,
+            setting=event.setting,
         )
         self.check("new", job.phase)
         self.state.put(job)
         self.tell(job, f"submitted by {by}" + (", held" if event.hold else ""))
 
-    def cancel_requested(self, job: Job, event: e.CancelRequested) -> None:
+    def cancel_requested(self, job: Job, event: e.CancelRequested | e.SweepCancelRequested) -> None:
         reason = f"cancelled by {event.by}"
         if job.attempt is None or job.state in ("held", "queued", "backoff"):
             self.end(job, "cancelled", None, reason)

@@ -64,10 +64,12 @@ def _starts(job: Job) -> str:
 
 def _waits(state: State, job: Job, now: float) -> str:
     if job.waits_for:
-        return "waits for " + " and ".join(
+        shown = [
             f"job {other} ({state.jobs[other].state})" if other in state.jobs else f"job {other}"
-            for other in job.waits_for
-        )
+            for other in job.waits_for[:SHOWN]
+        ]
+        more = len(job.waits_for) - SHOWN
+        return "waits for " + " and ".join([*shown, *([f"{more} more"] if more > 0 else [])])
     members = list(state.nodes.values())
     fit = fitting(job.spec, members)
     least, most = job.spec.resources.nodes

@@ -120,8 +120,7 @@ class Keeper:
         rows = self.state.roster.touched()
         if changed or rows:
             lines = [action for action in actions if isinstance(action, Tell)]
-            kept = {event.id: secrets} if secrets and isinstance(event, e.JobSubmitted) else None
-            self.store.commit(changed.values(), lines, event, kept, rows)
+            self.store.commit(changed.values(), lines, event, _kept(event, secrets or {}), rows)
             self.problem = ""
         return changed
 
@@ -132,7 +131,7 @@ class Keeper:
             if isinstance(action, Tell):
                 job = changed[action.id]
                 extra = about(job.id, rank, job.attempt.nodes if job.attempt is not None else ())
-                logger.info("job %d (%s): %s", job.id, job.spec.name, action.text, extra=extra)
+                logger.info("job %d (%s): %s", job.id, job.name, action.text, extra=extra)
             else:
                 self._perform(action, changed[action.id])
         for number in changed:
@@ -204,6 +203,21 @@ class Keeper:
         watchers.discard(watcher)
         if not watchers:
             self._watchers.pop(number, None)
+
+
+def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str]]:
+    """By job that was submitted, the values of its run.pass_env."""
+    match event:
+        case e.JobSubmitted(id=number) if secrets:
+            return {number: secrets}
+        case e.SweepSubmitted(jobs=jobs) if secrets:
+            named = ((job.id, job.spec.run.pass_env) for job in jobs)
+            return {
+                number: {name: secrets[name] for name in names if name in secrets}
+                for number, names in named
+            }
+        case _:
+            return {}
 
 
 def _since_boot() -> float:

@@ -33,6 +33,7 @@ from wiiiiided.control.events import AnyEvent
 from wiiiiided.control.job import Ended, Job
 from wiiiiided.control.roster import NodeRow
 from wiiiiided.daemon.records import Records
+from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 
@@ -283,6 +284,18 @@ class Store:
             (limit,),
         )
         return [_job(row[0]) for row in rows]
+
+    def sweep(self, number: int) -> list[Job]:
+        """The jobs of a sweep, over or not, but for those that were pruned. Their numbers follow
+        each other, so no more than MOST_JOBS rows are read."""
+        sql = "SELECT body FROM jobs WHERE id >= ? AND id < ? ORDER BY id"
+        found: list[Job] = []
+        for row in self._db.execute(sql, (number, number + MOST_JOBS)):
+            job = _job(row[0])
+            if job.sweep != number:
+                break
+            found.append(job)
+        return found
 
     def ended_before_latest(self, keep: int) -> list[int]:
         """Numbers of ended jobs but for the latest `keep`."""

@@ -13,6 +13,7 @@ from wiiiiided.control.nodes import node_why
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.control.state import State
 from wiiiiided.control.why import why
+from wiiiiided.domain.sweep import sweep_id
 from wiiiiided.peering.messages import ShareView
 from wiiiiided.wire.messages import JobView, NodeView, RankView
 
@@ -25,7 +26,7 @@ def view(state: State, job: Job, now: float) -> JobView:
     ended = job.phase if isinstance(job.phase, Ended) else None
     return JobView(
         id=job.id,
-        name=job.spec.name,
+        name=job.name,
         state=job.state,
         owner=_owner(state, job),
         priority=job.spec.policy.priority,
@@ -39,6 +40,8 @@ def view(state: State, job: Job, now: float) -> JobView:
         code=ended.code if ended is not None else None,
         why=why(state, job, now),
         error=_error(job),
+        sweep=sweep_id(job.sweep),
+        setting=job.setting,
     )
 
 
@@ -138,6 +141,6 @@ def goes_on(state: State) -> str:
     live = [job for job in state.jobs.values() if isinstance(job.phase, Running | Hung | Stopping)]
     if not live:
         return ""
-    names = ", ".join(f"job {job.id} ({job.spec.name})" for job in live[:10])
+    names = ", ".join(f"job {job.id} ({job.name})" for job in live[:10])
     more = f" and {len(live) - 10} more" if len(live) > 10 else ""
     return f"{names}{more} {'goes' if len(live) == 1 else 'go'} on running without the daemon"

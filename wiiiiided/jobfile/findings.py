@@ -20,10 +20,11 @@ _LONGEST = 400  # characters of a message: as long as one may have to be, and no
 
 
 class Option(NamedTuple):
-    """A --set on the command line."""
+    """A --set on the command line, or one value of a --sweep."""
 
     number: int  # its place among them
     text: str
+    flag: str = "--set"
 
 
 class Places:
@@ -116,7 +117,7 @@ class Findings:
         line = finding.place.line if isinstance(finding.place, Location) else None
         file = self.places.file
         if isinstance(finding.place, Option):
-            file = f"--set {printable(finding.place.text)}"
+            file = f"{finding.place.flag} {printable(finding.place.text)}"
         words = finding.suggestion
         suggestion = words if isinstance(words, str) else words()
         return Problem(

@@ -46,13 +46,18 @@ def read_file(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> JobSpec
     return read(text_of(os.fspath(path)), os.fspath(path), sets)
 
 
-def read(text: str, file: str, sets: Sequence[str] = ()) -> JobSpec:
-    """The job in a text. `file` names it in problems, and its folder names the job."""
-    return examine(text, file, sets, None).spec
+def read(text: str, file: str, sets: Sequence[str] = (), swept: Sequence[str] = ()) -> JobSpec:
+    """The job in a text. `file` names it in problems, and its folder names the job. `swept` are
+    options like `sets`, one for each --sweep."""
+    return examine(text, file, sets, None, swept).spec
 
 
 def examine(
-    text: str, file: str, sets: Sequence[str], folder: Callable[[str], Folder] | None
+    text: str,
+    file: str,
+    sets: Sequence[str],
+    folder: Callable[[str], Folder] | None,
+    swept: Sequence[str] = (),
 ) -> Examined:
     """The same with a look at the folder: what is not there is a problem like others. `folder`
     makes one of the path of a directory that exists."""
@@ -60,8 +65,9 @@ def examine(
     scanned = scan(text)
     document = _parse(text, shown, scanned)
     findings = Findings(Places(shown, scanned.found))
-    for number, one in enumerate(sets):
-        options.apply(document, Option(number, one), findings)
+    given = [*((one, "--set") for one in sets), *((one, "--sweep") for one in swept)]
+    for number, (one, flag) in enumerate(given):
+        options.apply(document, Option(number, one, flag), findings)
     values = check(document, findings)
     check_together(values, findings)
     if folder is not None:

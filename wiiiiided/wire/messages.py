@@ -6,12 +6,13 @@
                                    ◄──       Hello, then one of
                                                · Refused                      (always possible)
                                                · the one answer of the request
-                                               · several answers, then End    (Wait, Logs, Pull)
+                                               · several answers, then End    (Wait, Logs, Pull,
+                                                                            CancelSweep)
                                                · Snapshots without end        (Watch)
-    Submit                         ──►
+    Submit, SubmitSweep            ──►
                                    ◄──       SendArchive when it does not have it yet
     the archive's bytes            ──►
-                                   ◄──       Submitted
+                                   ◄──       Submitted, Swept
 
 One request per connection; a client that goes away ends its request and nothing else. Frames are
 made by `wire/stream`. A message is one JSON object with its type in "type". Fields may be added
@@ -58,10 +59,35 @@ class Submit(Message, frozen=True):
     __repr__ = _without_secrets
 
 
+class SweepJob(msgspec.Struct, frozen=True):
+    """One job of a sweep: what it runs, and the values that tell it from the others."""
+
+    spec: JobSpec
+    setting: dict[str, str]  # key of the job file → value, as text
+
+
+class SubmitSweep(Message, frozen=True):
+    """Several jobs of one folder, all queued or none. Of a kind of its own: a daemon that does not
+    know it must not queue one job instead."""
+
+    jobs: tuple[SweepJob, ...]
+    archive: str
+    archive_bytes: int
+    secrets: dict[str, str] = {}  # each job gets those that its run.pass_env names
+    hold: bool = False
+
+    __repr__ = _without_secrets
+
+
+Submission = Submit | SubmitSweep  # an archive may follow
+
+
 class List(Message, frozen=True):
-    """Jobs that are not over, in queue order; with `ended`, the latest ended ones first too."""
+    """Jobs that are not over, in queue order; with `ended`, the latest ended ones first too. With
+    `sweep`, all jobs of that sweep instead, by number; an older daemon does not know of sweeps."""
 
     ended: int = 0
+    sweep: int = 0
 
 
 class Show(Message, frozen=True):
@@ -94,6 +120,14 @@ class Cancel(Message, frozen=True):
 
     id: int
     now: bool = False  # SIGKILL at once
+
+
+class CancelSweep(Message, frozen=True):
+    """All jobs of a sweep that are not over, in one step. Answered with a JobView of each when it
+    has really ended, then End."""
+
+    id: int
+    now: bool = False
 
 
 class Requeue(Message, frozen=True):
@@ -216,12 +250,14 @@ class Renew(Message, frozen=True):
 
 Request = (
     Submit
+    | SubmitSweep
     | List
     | Show
     | Why
     | Wait
     | Logs
     | Cancel
+    | CancelSweep
     | Requeue
     | Hold
     | Release
@@ -265,6 +301,12 @@ class Submitted(Message, frozen=True):
     why: str  # the sentence `why` would give now
 
 
+class Swept(Message, frozen=True):
+    id: int  # of the sweep
+    jobs: tuple[int, ...]  # in the order of the request
+    why: str  # of the first
+
+
 class RankView(msgspec.Struct, frozen=True):
     rank: int
     node: str
@@ -291,6 +333,8 @@ class JobView(Message, frozen=True):
     code: int | None  # the job's exit code once it is over
     why: str  # one sentence: why it waits, what it does, how it ended
     error: str = ""  # of a job that failed: the exception's last line, untrusted text
+    sweep: str = ""  # the id of the sweep it belongs to: s12
+    setting: dict[str, str] = {}  # of a sweep: key of the job file → its value
 
 
 class Jobs(Message, frozen=True):
@@ -440,6 +484,7 @@ Answer = (
     Refused
     | SendArchive
     | Submitted
+    | Swept
     | JobView
     | Jobs
     | JobDetail

@@ -7,6 +7,7 @@ machine of the cluster, may change everything.
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ from wiiiiided.daemon.keeper import Keeper
 from wiiiiided.daemon.store import StoreError
 from wiiiiided.domain.codes import FAILED, NEVER, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.states import ENDED, MOVES
+from wiiiiided.domain.sweep import sweep_id
 from wiiiiided.wire import messages as m
 
 STORY_LINES = 1000  # that are shown of a job's story
@@ -42,6 +44,14 @@ class Jobs:
         if job is None:
             raise Refuse(NO_SUCH, f"there is no job {number}", "wiiiiide ps -a lists them")
         return job
+
+    def sweep(self, number: int) -> builtins.list[Job]:
+        """The jobs of a sweep, over or not, by number."""
+        found = self.keeper.store.sweep(number) if 0 < number < 1 << 62 else []
+        if not found:
+            text = f"there is no sweep {sweep_id(number) or number}"
+            raise Refuse(NO_SUCH, text, "wiiiiide ps -a shows which job belongs to which")
+        return [self.keeper.state.jobs.get(job.id, job) for job in found]
 
     def list(self, ended: int) -> m.Jobs:
         over = reversed(self.keeper.store.ended(min(ended, MOST_LISTED)))
@@ -132,6 +142,25 @@ class Jobs:
         finally:
             self.keeper.unwatch(request.id, watcher)
         await talk.say(self.view(job))
+
+    async def cancel_sweep(self, talk: Talk, request: m.CancelSweep) -> None:
+        """In one step and one transaction; each job is told when it is really over."""
+        live = [job.id for job in self.sweep(request.id) if job.state not in ENDED]
+        for number in live[:1]:  # all are of one owner
+            self.owned(talk.caller, number)
+        watchers = {number: self.keeper.watch(number) for number in live}
+        try:
+            now, by = self.keeper.clock(), talk.caller.user
+            self.ask(e.SweepCancelRequested(now, tuple(live), by, request.now))
+            for number, watcher in watchers.items():
+                while (job := self.find(number)).state not in ENDED:
+                    await watcher.wait()
+                    watcher.clear()
+                await talk.say(self.view(job))
+        finally:
+            for number, watcher in watchers.items():
+                self.keeper.unwatch(number, watcher)
+        await talk.say(m.End())
 
     async def wait(self, talk: Talk, request: m.Wait) -> None:
         watcher = self.keeper.watch(request.id)

@@ -65,7 +65,7 @@ class Relay:
             await talk.say(self._status())
             return
         async with self._asked(talk, request) as there:
-            if isinstance(request, m.Submit):
+            if isinstance(request, m.Submission):
                 await self._submit(talk, there, request)
             else:
                 await _pass_on(there, talk)
@@ -105,7 +105,7 @@ class Relay:
 
     # ---- submitting
 
-    async def _submit(self, talk: Talk, there: Talk, request: m.Submit) -> None:
+    async def _submit(self, talk: Talk, there: Talk, request: m.Submission) -> None:
         """The archive, if it is asked for, passes through, and stays here as well."""
         answer = await there.message()
         await talk.send(stream.MESSAGE, answer)
@@ -194,9 +194,9 @@ async def _send_archive(talk: Talk, there: Talk, copy: Copy) -> None:
 def patience(request: m.Request) -> float:
     """How long a command can wait for the coordinator to be there."""
     match request:
-        case m.Wait() | m.Cancel():
+        case m.Wait() | m.Cancel() | m.CancelSweep():
             return WATCHING_S
-        case m.Logs() | m.Pull() | m.Stacks() | m.Requeue() | m.Submit():
+        case m.Logs() | m.Pull() | m.Stacks() | m.Requeue() | m.Submit() | m.SubmitSweep():
             return PATIENT_S
         case _:
             return AT_ONCE_S

@@ -67,12 +67,14 @@ class Requests:
     async def handle(self, talk: Talk, request: m.Request) -> None:
         """One request, to its end."""
         match request:
-            case m.Submit():
+            case m.Submit() | m.SubmitSweep():
                 await self.submissions.submit(talk, request)
             case m.Wait():
                 await self.jobs.wait(talk, request)
             case m.Cancel():
                 await self.jobs.cancel(talk, request)
+            case m.CancelSweep():
+                await self.jobs.cancel_sweep(talk, request)
             case m.Logs():
                 await self.ranks.logs(talk, request)
             case m.Show():
@@ -93,8 +95,10 @@ class Requests:
         if isinstance(request, NodeRequest):
             return self.nodes.answer(caller, request)
         match request:
-            case m.List(ended=number):
+            case m.List(sweep=0, ended=number):
                 return self.jobs.list(number)
+            case m.List(sweep=number):
+                return m.Jobs(tuple(map(self.jobs.view, self.jobs.sweep(number))))
             case m.History(limit=limit):
                 return self.jobs.history(limit)
             case m.Why(id=number):

@@ -64,7 +64,7 @@ class Roles:
         async def sorted_out(talk: Talk, request: m.Request) -> None:
             if isinstance(request, RoleRequest):
                 await self.handle(talk, request)
-            elif isinstance(request, m.Submit | m.Requeue):
+            elif isinstance(request, m.Submission | m.Requeue):
                 await self._unless_changing(handle, talk, request)
             else:
                 await handle(talk, request)

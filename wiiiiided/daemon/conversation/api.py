@@ -121,7 +121,7 @@ class Api:
     async def _converse(self, talk: Talk, request: m.Request) -> None:
         """Answer one request, to its end or to the client's: nobody is left to answer then."""
         answering = self._answer(talk, request)
-        if isinstance(request, m.Submit):
+        if isinstance(request, m.Submission):
             await answering  # it reads the archive itself
         else:
             await talk.while_there(answering)

@@ -32,7 +32,7 @@ class Notices:
     async def run(self, job: Job, action: RunNotify) -> None:
         fields = {
             "id": str(job.id),
-            "name": job.spec.name,
+            "name": job.name,
             "state": action.state,
             "code": "" if action.code is None else str(action.code),
             "reason": action.reason,

@@ -1,0 +1,110 @@
+"""`wiiiiide submit --sweep`: one job file and its folder become many jobs, all queued or none.
+
+job.toml ──read once for each combination──► specs ───┐
+folder ──packed and sent once──────────────► tar ─────┼──► daemon ──► s12 on stdout
+environment ───────────────────────────────► secrets ─┘
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from wiiiiided.cli import plan, screen
+from wiiiiided.cli.daemon import connect
+from wiiiiided.cli.jobfile import Job, NotReady, report, unshippable
+from wiiiiided.cli.progress import waiting
+from wiiiiided.cli.submit import dry_runs, send
+from wiiiiided.cli.text import cell, clean
+from wiiiiided.cli.words import count
+from wiiiiided.client import Progress
+from wiiiiided.domain.sweep import label, sweep_id
+from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.jobfile.sweeps import combinations
+from wiiiiided.ship.pack import Packed, PackError
+from wiiiiided.ship.survey import survey
+from wiiiiided.wire.messages import SweepJob, Swept, encode
+from wiiiiided.wire.stream import REQUEST_BYTES
+
+Trial = tuple[dict[str, str], Job]  # a setting, and the job with it
+
+
+def run(
+    sweeps: Sequence[str],
+    made: Callable[..., Job],
+    hold: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """All combinations, queued or only listed; whatever is wrong with them is told."""
+    try:
+        with waiting("reading the job file"):
+            trials = combinations(sweeps, lambda swept: made(swept=swept))
+        secrets = {name: value for _, job in trials for name, value in job.secrets().items()}
+        return _list(trials, as_json) if dry_run else _submit(trials, secrets, hold, as_json)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        return report(unshippable(trials[0][1], problem), as_json)
+
+
+def _list(trials: Sequence[Trial], as_json: bool) -> int:
+    first = trials[0][1]
+    with waiting("looking at the folder"):
+        ships = survey(first.directory)
+    dries = dry_runs([job for _, job in trials])
+    if as_json:
+        found = plan.as_json(first, ships, dries[0])
+        jobs = [
+            {"setting": setting, "job": msgspec.to_builtins(job.spec)} for setting, job in trials
+        ]
+        screen.put_json({**found, "jobs": jobs})
+        return 0
+    many = count(len(trials), "job")
+    screen.put(f"{clean(first.file)}: ok; nothing was queued. It would be {many}, the first")
+    for line in plan.lines(first, ships, dries[0]):
+        screen.put(line)
+    screen.put("jobs")
+    for setting, job in trials:
+        screen.put(f"  {cell(_name(setting, job))}")
+    return 0
+
+
+def _submit(trials: Sequence[Trial], secrets: dict[str, str], hold: bool, as_json: bool) -> int:
+    jobs = [SweepJob(job.spec, setting) for setting, job in trials]
+    if len(encode(jobs)) > REQUEST_BYTES // 2:
+        text = f"{count(len(jobs), 'job')} of this size are more than one request can hold"
+        raise NotReady(f"{trials[0][1].file}: {text}", "sweep fewer values at once")
+    client = connect()
+
+    def ask(packed: Packed, progress: Progress) -> Swept:
+        return client.submit_sweep(jobs, packed, secrets, hold=hold, progress=progress)
+
+    swept, sent = send(client, trials[0][1], ask, as_json)
+    _tell(swept, trials, sent, as_json)
+    return 0
+
+
+def _tell(swept: Swept, trials: Sequence[Trial], sent: int, as_json: bool) -> None:
+    name, sweep = trials[0][1].spec.name, sweep_id(swept.id)
+    numbered = list(zip(swept.jobs, trials, strict=True))
+    if as_json:
+        made = [{"id": number, "setting": setting} for number, (setting, _) in numbered]
+        head = {"sweep": sweep, "name": name, "jobs": made}
+        screen.put_json({**head, "why": swept.why, "sent_bytes": sent})
+        return
+    first, last = swept.jobs[0], swept.jobs[-1]
+    numbers = f"job {first}" if first == last else f"jobs {first} to {last}"
+    sentence = f"sweep {sweep} ({name}): {numbers}; job {first} {swept.why}"
+    if sys.stdout.isatty():
+        screen.put(clean(sentence))
+        screen.say(f"wiiiiide ps {sweep} lists them, wiiiiide wait {sweep} waits for all")
+    else:
+        screen.put(sweep)
+        screen.say(sentence)
+
+
+def _name(setting: dict[str, str], job: Job) -> str:
+    return f"{job.spec.name} {label(setting)}"

@@ -1,0 +1,54 @@
+"""A sweep: one job file, queued once for each combination of some values, under one id.
+
+    s12 ── job 12 (digits LR=0.1 SEED=1), job 13 (digits LR=0.1 SEED=2), …
+
+The number of a sweep is that of its first job, and its jobs have the numbers behind it: numbers are
+given out once, so an id is never used again, and nothing else has to be kept. The letter is what
+tells it from a job everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+MOST_JOBS: Final = 1000  # of one sweep: all are stored in one transaction
+MOST_KEYS: Final = 16
+LABEL: Final = 64  # characters of a setting behind a job's name
+VALUE: Final = 4096  # characters of one value; a spec itself may have more
+
+
+def sweep_id(number: int) -> str:
+    """As people write it; of no sweep, nothing."""
+    return f"s{number}" if number else ""
+
+
+def sweep_number(text: str) -> int | None:
+    """The number in s12; None when it is no sweep's id."""
+    digits = text[1:]
+    if text[:1] != "s" or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+        return None
+    return int(digits)
+
+
+def label(setting: Mapping[str, str]) -> str:
+    """`LR=0.1 SEED=2`: keys by their last part, where that tells them apart."""
+    last = [key.rpartition(".")[2] for key in setting]
+    names = [
+        name if last.count(name) == 1 else key for name, key in zip(last, setting, strict=True)
+    ]
+    text = " ".join(f"{name}={value}" for name, value in zip(names, setting.values(), strict=True))
+    return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
+
+
+def problems_of_sweep(settings: list[Mapping[str, str]]) -> list[str]:
+    """What cannot be, in sentences; empty is good."""
+    checks = (
+        (0 < len(settings) <= MOST_JOBS, f"a sweep has 1 to {MOST_JOBS:,} jobs"),
+        (all(0 < len(one) <= MOST_KEYS for one in settings), f"1 to {MOST_KEYS} keys can be swept"),
+        (
+            all(len(text) <= VALUE for one in settings for pair in one.items() for text in pair),
+            f"a value of a sweep has at most {VALUE:,} characters",
+        ),
+    )
+    return [sentence for good, sentence in checks if not good]
