@@ -46,6 +46,7 @@ def test_another_shell_is_usage(cli: Cli) -> None:
 
 def test_commands_are_completed(cli: Cli) -> None:
     assert complete(cli, "") == list(COMMANDS)
+    assert complete(cli, "ru") == ["run"]
     assert complete(cli, "re") == ["report", "requeue", "release", "resume", "renew"]
     assert complete(cli, "--v") == ["--version"]
     assert complete(cli, "__") == []
@@ -58,6 +59,13 @@ def test_options_are_completed(cli: Cli) -> None:
     ]
     assert complete(cli, "ps", "--state", "r") == ["running"]
     assert complete(cli, "submit", "job.toml", "--dr") == ["--dry-run"]
+
+
+def test_words_of_the_command_that_is_run_are_left_to_the_shell(cli: Cli) -> None:
+    assert "--nodes" in complete(cli, "run", "-n", "2", "--")
+    assert complete(cli, "run", "-n", "2", "python", "--") == []
+    assert complete(cli, "run", "--", "python", "--n") == []
+    assert complete(cli, "run", "--name", "") == []
 
 
 def test_commands_of_commands_are_completed(cli: Cli) -> None:

@@ -101,6 +101,28 @@ def test_following_ends_with_the_code_of_the_rank_that_failed(
     assert "failed: rank 1 ended with exit code 3" in result.err
 
 
+def test_a_script_runs_without_a_job_file(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    os.unlink(folder / "job.toml")
+    run = ("run", "-n", "2", "--", "python", "train.py")
+    result = wiiiiide.run(*run, "fail", cwd=folder)
+    assert result.code == 3
+    assert {"0 │ hello from 0", "1 │ bye from 1"} <= set(result.out.splitlines())
+    assert "failed: rank 1 ended with exit code 3" in result.err
+    assert real.view(1).name == folder.name
+    process = wiiiiide.start(*run, "wait", cwd=folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(PATIENCE_S) == 130
+    real.wait_for(2, "running")
+    assert wiiiiide.run("cancel", "2").code == 0
+    look = ("-c", "import os; print(os.listdir())")
+    empty = wiiiiide.run("run", "--no-ship", "--", "python", *look, cwd=folder)
+    assert (empty.code, empty.out) == (0, "0 │ []\n")
+
+
 def test_a_killed_daemon_does_not_disturb_who_follows(
     real: PrivateDaemon, wiiiiide: Program, folder: Path
 ) -> None:

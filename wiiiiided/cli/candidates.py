@@ -72,6 +72,8 @@ def _of_command(name: str, before: list[str], last: str) -> Iterator[tuple[str, 
         return
     if commands is not None and before and before[0] in commands:
         made, before = commands[before[0]], before[1:]
+    if name == "run" and _begun(made, before):
+        return  # words of another program, or files: the shell's affair
     if before and before[-1] == "--after":
         yield from _jobs(LIVE, sweeps=True)
     elif before and before[-1] == "--node":
@@ -115,6 +117,13 @@ def _takes_value(made: Any, word: str) -> bool:
         for param in made.params
         if param.param_type_name == "option"
     )
+
+
+def _begun(made: Any, before: list[str]) -> bool:
+    """Whether the command that is to be run has begun: a word that is no option, nor its value."""
+    pairs = zip(["", *before], before, strict=False)
+    words = (word for last, word in pairs if not _takes_value(made, last))
+    return any(word == "--" or not word.startswith("-") for word in words)
 
 
 def _jobs(

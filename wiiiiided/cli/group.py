@@ -3,8 +3,8 @@
     wiiiiide ps ──► group: a table of names ──► import wiiiiided.cli.ps ──► its function
 
 A command's module is imported when the command is called, not before. A module offers `command`, a
-function in typer's way that returns an exit code or None; or `app`, a typer.Typer with commands of
-its own.
+function in typer's way that returns an exit code or None, with typer's settings for it in CONTEXT
+where it needs some; or `app`, a typer.Typer with commands of its own.
 
 From 0.20-something on typer asks pydantic whether a string is a string. Importing that takes 60 ms,
 two thirds of everything else, so parameters that are plain text or flags are passed on as they are.
@@ -23,6 +23,8 @@ from typer.core import TyperCommand, TyperGroup
 # The commands by what they are about: name → (module, what it does).
 SECTIONS: dict[str, dict[str, tuple[str, str]]] = {
     "Run jobs": {
+        "run": ("wiiiiided.cli.run", "Run a command as a job: run -n 2 -- python train.py"),
+        "new": ("wiiiiided.cli.new", "Write a job file for the script in this folder."),
         "check": ("wiiiiided.cli.check", "Say whether a job file is right, without running it."),
         "submit": ("wiiiiided.cli.submit", "Queue a job; -f shows its output until it ends."),
         "ps": ("wiiiiided.cli.ps", "List the jobs; -a also those that ended."),
@@ -125,7 +127,8 @@ def load(name: str, module: str) -> Any:
     if app is None:
         app = plain_app()
         function: Callable[..., int | None] = loaded.command
-        app.command(name, cls=Command)(function)
+        context = getattr(loaded, "CONTEXT", None)
+        app.command(name, cls=Command, context_settings=context)(function)
     else:
         app._add_completion = False
         app.rich_markup_mode = None

@@ -1,8 +1,7 @@
-"""From the words of a command line to a job that can be sent, for check and submit."""
+"""From the words of a command line to a job that can be sent, for check, submit and run."""
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from wiiiiided.jobfile.problem import Invalid, Problem
 from wiiiiided.jobfile.read import examine
 from wiiiiided.jobfile.rules import Complaint
 from wiiiiided.jobfile.source import text_of
+from wiiiiided.jobfile.written import toml
 from wiiiiided.ship.ignore import OURS, PULLED, BadRules, left_out
 from wiiiiided.ship.survey import PackError
 
@@ -79,7 +79,7 @@ def read(
     """The job in a file, changed by options, `swept` being those of one combination of a sweep.
     Raises Invalid with everything that is wrong."""
     file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
-    options = [*(sets or ()), *(() if name is None else (f"name={_toml(name)}",))]
+    options = [*(sets or ()), *(() if name is None else (f"name={toml(name)}",))]
     spec, warnings = examine(text_of(file), file, options, Shipped, swept)
     if after:
         policy = spec.policy
@@ -117,11 +117,6 @@ class Shipped:
                 return Complaint(
                     rule, f"add the line !/{found.name} to {OURS}, which is heard first"
                 )
-
-
-def _toml(text: str) -> str:
-    """A text in quotes. JSON's are TOML's but for halves of characters, and for DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def unshippable(job: Job, problem: PackError) -> Invalid:

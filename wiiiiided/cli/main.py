@@ -4,7 +4,7 @@
     6 no such job or node · 7 can never run here · 124 timed out
     130 interrupted · 141 nobody reads the output any more
 
-`wait` and `submit -f` end with the job's own code.
+`run`, `wait` and `submit -f` end with the job's own code.
 """
 
 from __future__ import annotations
@@ -114,7 +114,8 @@ def _root(
 ) -> None:
     """Queue PyTorch jobs on the machines you already have.
 
-    wiiiiide submit job.toml queues a job, wiiiiide ps lists them, wiiiiide logs -f ID shows one.
+    wiiiiide run -- python train.py runs a script, wiiiiide submit job.toml queues a job, wiiiiide
+    ps lists them, wiiiiide logs -f ID shows one.
     """
 
 

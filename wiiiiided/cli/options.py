@@ -12,3 +12,9 @@ Ids = Annotated[
 ]
 NodeName = Annotated[str, typer.Argument(metavar="NAME", help="The machine, as nodes shows it.")]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", help="What the job is called; else as its folder.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only say what would run where; without a daemon, here.")
+]

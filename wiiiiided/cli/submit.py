@@ -18,7 +18,7 @@ from wiiiiided.cli import plan, screen
 from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, report, unshippable
-from wiiiiided.cli.options import Json
+from wiiiiided.cli.options import DryRun, Json
 from wiiiiided.cli.progress import counted, waiting
 from wiiiiided.cli.several import split
 from wiiiiided.cli.text import clean
@@ -58,10 +58,7 @@ def command(
             "--sweep, for each combination.",
         ),
     ] = None,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Only say what would run where; without a daemon, here."),
-    ] = False,
+    dry_run: DryRun = False,
     following: Annotated[
         bool,
         typer.Option("-f", "--follow", help="Show its output, and end with its exit code."),

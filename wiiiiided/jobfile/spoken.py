@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 
-from wiiiiided.jobfile.keys import KEYS
+from wiiiiided.jobfile.keys import KEYS, Key
 from wiiiiided.jobfile.kinds import Duration, Nodes, Size
 from wiiiiided.jobfile.values import spoken_duration, spoken_size
 
@@ -20,11 +20,16 @@ def as_in_file(field: str, value: object) -> tuple[str, str]:
     key = _BY_FIELD.get(field)
     if key is None:
         return field, json.dumps(value, ensure_ascii=False)
+    return key.name, json.dumps(spoken(key, value), ensure_ascii=False)
+
+
+def spoken(key: Key, value: object) -> object:
+    """The value as its key has it in a file."""
     match key.kind, value:
         case Duration(), int() | float():
-            value = spoken_duration(value)
+            return spoken_duration(value)
         case Size(), int():
-            value = spoken_size(value)
-        case Nodes(), [int(least), int() | None as most]:
-            value = "all" if most is None else least if least == most else f"{least}-{most}"
-    return key.name, json.dumps(value, ensure_ascii=False)
+            return spoken_size(value)
+        case Nodes(), (int(least), int() | None as most):
+            return "all" if most is None else least if least == most else f"{least}-{most}"
+    return value
