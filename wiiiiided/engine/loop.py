@@ -252,14 +252,16 @@ class Loop(Driver):
 
     def close(self) -> None:
         """End the background threads and give every descriptor back."""
-        threads = list(self._threads)  # now: one that is about to end is no longer among them
-        self._closing = True
-        self._wake_driver()
-        self._unpark()
-        for thread in threads:
-            if thread is not threading.current_thread():
+        with self._pool:  # from here on no thread is begun, and every one that was can be joined
+            threads = self._threads - {threading.current_thread()}
+            self._closing = True
+        try:
+            self._wake_driver()
+            self._unpark()
+            for thread in threads:
                 thread.join(CLOSE_S)  # one may be in a callback of the program's
-        self.watch.close()
+        finally:
+            self.watch.close()
 
     def abandon(self) -> None:
         """In a forked child: let go of the descriptors; the loop lives on in the parent."""
@@ -309,10 +311,10 @@ class Loop(Driver):
         with self._pool:
             if self._parked or self._closing:
                 return
-            self._parked += 1
             thread = threading.Thread(target=self._background, name="wiiiiide", daemon=True)
+            thread.start()  # inside the lock: `close` joins what is listed
             self._threads.add(thread)
-        thread.start()
+            self._parked += 1
 
     def _background(self) -> None:
         torch.set_grad_enabled(False)
