@@ -10,6 +10,7 @@ from wiiiiided.torch import send_object, recv_object, broadcast_object
 from __future__ import annotations
 
 from wiiiiided.autoload import BACKEND, register
+from wiiiiided.torch import api, objects, process_group, work
 from wiiiiided.torch.api import (
     links,
     monitored_barrier,
@@ -18,10 +19,12 @@ from wiiiiided.torch.api import (
     shared_empty,
     stats,
 )
+from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 
 register()
+keep_out_of(process_group, work, api, objects)
 
 __all__ = [
     "BACKEND",
