@@ -51,6 +51,7 @@ class Operation:
         "errand",
         "error",
         "group",
+        "handle",
         "harmless",
         "late",
         "name",
@@ -101,6 +102,7 @@ class Operation:
         self.late = -1  # the rank it waits for, or waited for last
         self.deadline_ns = 0
         self.warn_ns = 0
+        self.handle: Any = None  # what the caller got: as long as this is under way it lives
         self.waiter: Any = None  # a held lock that a waiting thread sleeps on
         self.on_done: Callable[[Operation], None] | None = None
 
@@ -142,6 +144,7 @@ class Operation:
         self.plan = None
         self.begin = None
         self.done = True
+        self.handle = None
         if self.waiter is not None:
             try:
                 self.waiter.release()

@@ -49,7 +49,7 @@ from wiiiiided.torch.arguments import (
 )
 from wiiiiided.torch.flat import Settle, flatten, flatten_each, plain, same_shape_dtype
 from wiiiiided.torch.sparse import sparse_all_reduce
-from wiiiiided.torch.work import WiiiiideWork
+from wiiiiided.torch.work import WiiiiideWork, let_go
 
 Begin = Callable[[Operation], None]
 
@@ -435,6 +435,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             return  # a forked child has nothing to give back
         if not group.closed:
             self._ready.clear()  # they hold views of the group's memory
+            let_go()
             group.loop.call(group.close)
             processes.leave(group.process)
 

@@ -4,19 +4,45 @@ Facts of torch 2.13 that shape this file:
 - a future must resolve to a list of tensors: DDP's hooks read `value()[0]`, and None crashes it;
 - `Future.set_exception` stores the exception as a value, which DDP's C++ then casts to a tensor: a
   failed future is made by a `then` whose callback raises;
-- callbacks run in the thread that completes the future, so it is completed with no lock held.
+- callbacks run in the thread that completes the future, so it is completed with no lock held;
+- a Work is two halves. When Python lets go of its half, `wait` and `get_future` go with it, and
+  C++ that still has the other one waits in c10d's own `wait`, for ever. C++ that calls our group
+  and `_register_work` keep both halves; DDP's reducer, which inside `join` is handed the Work of
+  an all_reduce, does not. So the Python half stays while the operation is under way, and after
+  that as long as C++ has the other one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
 
 from wiiiiided.engine.operation import Operation
+
+# Where the count of references to the C++ half lies, which torch does not show: pybind11 has a
+# pointer to it behind the object's head, and c10::intrusive_ptr counts behind the first pointer.
+_HALF: Final = object.__basicsize__
+_COUNT: Final = ctypes.sizeof(ctypes.c_void_p)
+
+_held: set[WiiiiideWork] = set()  # Works that only C++ has
+
+
+def held_by_cpp(work: dist.Work) -> bool:
+    """Whether the C++ half has another owner than the Python half."""
+    half = ctypes.c_void_p.from_address(id(work) + _HALF).value
+    return half is not None and ctypes.c_uint32.from_address(half + _COUNT).value > 1
+
+
+def let_go() -> None:
+    """Give up the Works that C++ has given up."""
+    for work in list(_held):
+        if not held_by_cpp(work):
+            _held.discard(work)
 
 
 class WiiiiideWork(dist.Work):
@@ -27,6 +53,14 @@ class WiiiiideWork(dist.Work):
         self._op = op
         self._tensors = tensors
         self._future: Any = None
+        op.handle = self
+        if op.done:  # also if by another thread, just now
+            op.handle = None
+
+    def __del__(self) -> None:
+        if held_by_cpp(self):
+            let_go()
+            _held.add(self)
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Block until done; raises what the operation failed with."""
