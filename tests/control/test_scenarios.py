@@ -10,6 +10,7 @@ import pytest
 from tests.control.world import GIB, World, spec, stops, with_priority
 from wiiiiided.control import events as e
 from wiiiiided.control.actions import (
+    AnyAction,
     DumpStacks,
     PrepareWorkers,
     RunNotify,
@@ -512,6 +513,32 @@ def test_a_clock_that_is_set_moves_no_deadline(by: float) -> None:
     world.pass_time(1.0)
     assert world.state_of(waiting) == "starting"
     assert stops(world.pass_time(70.0))
+
+
+def orders(actions: list[AnyAction]) -> list[tuple[type, str]]:
+    return [(type(a), a.node) for a in actions if isinstance(a, PrepareWorkers | StartWorkers)]
+
+
+def test_a_share_of_which_nothing_is_heard_is_asked_for_again() -> None:
+    """An order may have been lost on its node; told twice it changes nothing."""
+    world = World(Node("a", 2, GIB), Node("b", 2, GIB), Node("c", 2, GIB))
+    job = world.submit(spec(resources={"nodes": (3, 3)}))
+    world.prepared_on(job, "a", "b")
+    assert orders(world.pass_time(59.0)) == []
+    assert orders(world.pass_time(1.0)) == [(PrepareWorkers, "c")]
+    assert orders(world.pass_time(59.0)) == []
+    world.prepared_on(job, "c")
+    world.started_on(job, "a")
+    world.node_left("c")
+    assert orders(world.pass_time(1.0)) == [(StartWorkers, "b")]  # c is told when it is back
+    assert "on a, b, c: b and c are not up yet, asked again" in world.why(job)
+    world.now += 3600.0  # as when the daemon was away: once, not sixty times
+    world.feed(e.ClockJumped(world.now, 3540.0))
+    assert orders(world.pass_time(0.0)) == [(StartWorkers, "b")]
+    assert orders(world.pass_time(1.0)) == []
+    world.started_on(job, "b", "c")
+    assert world.state_of(job) == "running"
+    assert world.pass_time(3600.0) == []
 
 
 def test_an_end_that_became_known_later_is_told_with_its_own_time() -> None:

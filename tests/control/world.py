@@ -43,7 +43,7 @@ class World:
         self.now = 1000.0
         self.actions: list[AnyAction] = []
         self.last: dict[int, Job] = {}  # ended ones too
-        self.started: set[tuple[int, int, str]] = set()
+        self.orders: dict[tuple[int, int, str], list[type]] = {}
         self._next = 1
 
     def feed(self, event: e.AnyEvent) -> list[AnyAction]:
@@ -56,14 +56,21 @@ class World:
         for action in actions:
             if isinstance(action, PrepareWorkers | StartWorkers):
                 assert action.node not in self.state.absent, "nobody hears that"
-            if isinstance(action, PrepareWorkers):
-                assert action.node not in self.state.drained
-            if isinstance(action, StartWorkers):
-                key = (action.id, action.attempt, action.node)
-                assert key not in self.started, f"{key} was started twice"
-                self.started.add(key)
+                self._check_order(event, action)
         check(self.state, self.now)
         return actions
+
+    def _check_order(self, event: e.AnyEvent, action: PrepareWorkers | StartWorkers) -> None:
+        """Told once; and again after a minute without a word."""
+        attempt = self.state.jobs[action.id].attempt
+        assert attempt is not None
+        known = self.orders.setdefault((action.id, action.attempt, action.node), [])
+        if isinstance(action, PrepareWorkers) and not known:
+            assert action.node not in self.state.drained
+        if type(action) in known:
+            assert isinstance(event, e.Ticked), f"{action} was told twice"
+            assert action.node in attempt.unheard
+        known.append(type(action))
 
     def submit(self, given: JobSpec | None = None, *, hold: bool = False) -> int:
         number = self._next

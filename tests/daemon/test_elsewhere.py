@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from tests.daemon.two_nodes import DAY, Clock, TwoNodes
 from tests.figures.samples import sample
+from wiiiiided.daemon.shares.shims import Shim
 from wiiiiided.daemon.watching.pusher import EVERY_S, IDLE_S, Pusher
 from wiiiiided.figures.picture import Health
 from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, pack, unpack
@@ -378,3 +379,32 @@ def test_memory_of_ranks_elsewhere_comes_along(site: TwoNodes) -> None:
 def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
     site.push()
     assert replace(site.sent[-1], at=0.0, attempts=()) == NodeFigures(0.0, 0.512, 0.25, False)
+
+
+def test_a_status_that_a_job_made_up_names_no_rank(watched: TwoNodes) -> None:
+    shim = Shim(watched.runs["b"], watched.job, 1, lambda: None, lambda end: None)
+    forged = [{"code": 1}, {"rank": [], "code": 1}, {"rank": 2, "code": 0}, {"rank": 3}, 5]
+    shim._heard({"event": "status", "ranks": forged})
+    assert shim.over == {2}
+
+
+def test_a_job_that_cannot_be_looked_at_hides_no_other(
+    watched: TwoNodes, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Broken:
+        ranks: tuple[Any, ...] = ()
+
+        @property
+        def over(self) -> set[int]:
+            raise KeyError("rank")
+
+    key = (watched.job + 1, 1)
+    job = replace(watched.world.job(watched.job), id=key[0])
+    watched.following = {key: job, **watched.following}
+    watched.shims[key] = Broken()
+    watched.work(5)
+    assert [each.job for each in watched.sent[-1].attempts] == [watched.job]
+    watched.work(31, silent=(3,))
+    assert {event.id for event in watched.hung} == {watched.job}
+    said = [record.getMessage() for record in caplog.records]
+    assert said == [f"a defect while looking at job {key[0]}; it goes on"]

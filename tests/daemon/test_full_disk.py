@@ -24,7 +24,7 @@ from wiiiiided.control.job import Attempt as Placed
 from wiiiiided.control.job import Job, Owner, Starting
 from wiiiiided.daemon.cluster import fetch
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares import prepare, workers
+from wiiiiided.daemon.shares import prepare, shims, workers
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.order import Surroundings
 from wiiiiided.daemon.shares.prepare import Hindered, Preparer
@@ -34,6 +34,7 @@ from wiiiiided.daemon.shares.workers import Workers
 from wiiiiided.domain.layout import Layout, Share
 from wiiiiided.domain.spec import JobSpec, Run
 from wiiiiided.peering.messages import Assignment
+from wiiiiided.shim import files
 
 FULL = OSError(errno.ENOSPC, "No space left on device")
 ARCHIVE = "ab" * 32
@@ -174,6 +175,51 @@ def test_an_archive_is_not_fetched_three_times_in_a_row_for_want_of_room(tmp_pat
         asyncio.run(member.workers.preparer.get(given().job))
 
 
+# ---- at the start: whatever is raised, the share starts later, or has ended
+
+
+async def no_thread(archives: Archives) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+async def defect(archives: Archives) -> None:
+    raise RuntimeError("a defect")
+
+
+def started(member: Member) -> Any:
+    """What is reported of a share that is told to start, until nothing of it is left."""
+
+    async def scene() -> Any:
+        member.workers.start(given(), 1)
+        await member.until(lambda: bool(member.reports) and not member.workers.shims)
+        await member.workers.close()
+        return member.reports[-1]
+
+    return asyncio.run(scene())
+
+
+def test_an_exception_before_the_start_is_the_end_of_the_share(tmp_path: Path) -> None:
+    """Not a share that nobody follows, which neither starts, ends nor can be cancelled."""
+    found = started(Member(tmp_path, defect))
+    assert isinstance(found, e.WorkersEnded)
+    assert found.code == 1
+    assert found.reason == "a defect kept it from being started: RuntimeError('a defect')"
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_machine_without_threads_or_descriptors_starts_it_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    member = Member(tmp_path, no_thread, whole)
+    problem = OSError(errno.EMFILE, "Too many open files")
+    monkeypatch.setattr(workers, "order_for", once(problem, workers.order_for))
+    found = started(member)
+    assert isinstance(found, e.WorkersEnded)
+    assert "can't start new thread" in caplog.text
+    assert "job 7 waits: it cannot be started on b now: Too many open files" in caplog.text
+    assert "defect" not in caplog.text
+
+
 # ---- a stop
 
 
@@ -231,6 +277,36 @@ def test_an_archive_that_is_being_kept_is_kept_before_the_fetch_ends() -> None:
 
     asyncio.run(scene())
     assert steps == ["begun", "cancelled", "kept", "over"]
+
+
+def test_a_shim_that_cannot_be_killed_now_is_killed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine without a process to spare at the one moment must not leave it stopping."""
+    tries: list[int] = []
+
+    def killed(pid: int, user: JobUser) -> None:
+        tries.append(pid)
+        if len(tries) < 3:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(shims, "ENFORCE_S", 0.01)
+    monkeypatch.setattr(shims, "ENFORCE_AGAIN_S", 0.01)
+    monkeypatch.setattr(shims, "end_process", killed)
+
+    async def scene() -> None:
+        member = Member(tmp_path)
+        shim = shims.Shim(member.runs, 7, 1, lambda: None, lambda end: None)
+        shim.stop(0.0, "cancelled by ada")
+        shim.stop(1000.0, "told again")  # has not more time
+        await asyncio.sleep(0.05)
+        assert tries == []  # there is nobody yet to be killed
+        ticks = files.start_ticks(os.getpid())
+        shim._claim = files.Claim(os.getpid(), ticks or 0, files.boot_id(), "")
+        await member.until(lambda: len(tries) == 3)
+        shim._over = True
+
+    asyncio.run(scene())
 
 
 # ---- real disks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 import time
 from collections.abc import Awaitable, Callable
@@ -39,6 +40,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.told: list[Any] = []
+        self.raises: dict[int, Exception] = {}  # job → what carrying out its orders does
         self.following: dict[tuple[int, int], Job] = {}
         self.heard_at: list[float] = []
         self.runs = self
@@ -58,6 +60,11 @@ class Workers:
 
     def perform(self, action: Any, given: p.Assignment) -> None:
         self.told.append((type(action).__name__, given.job.id, given.secrets))
+        if given.job.id in self.raises:
+            raise self.raises[given.job.id]
+
+    def never(self, key: tuple[int, int], why: str) -> None:
+        self.told.append(("never", *key, why))
 
     def decline(self, number: int, attempt: int, why: str) -> None:
         self.told.append(("decline", number, attempt))
@@ -250,6 +257,23 @@ async def _until_told(link: Uplink, what: Any, workers: Workers) -> None:
             await asyncio.sleep(0.002)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
+
+
+def test_an_order_that_raises_is_the_end_of_its_share_or_is_asked_for_again() -> None:
+    async def play(talk: Talk) -> None:
+        await greeted(talk)
+        for number in (7, 8, 9):
+            packed = p.pack(p.Assignment(job(number), ""))
+            await talk.say(p.Do(a.StartWorkers(number, 1, "b", LAYOUT), packed))
+        await talk.gone()
+
+    def prepared(link: Uplink, workers: Workers) -> bool:
+        workers.raises = {7: KeyError("x"), 8: OSError(errno.EMFILE, "Too many open files")}
+        return ("StartWorkers", 9, {}) in workers.told
+
+    _, workers = played(Coordinator(play), prepared)
+    (never,) = [told for told in workers.told if told[0] == "never"]
+    assert never == ("never", 7, 1, "a defect kept it from being started: KeyError('x')")
 
 
 def test_the_shims_hear_that_the_coordinator_is_there_while_it_is() -> None:

@@ -151,7 +151,9 @@ class NodeRemoved(Event, frozen=True):
 
 
 class Ticked(Event, frozen=True):
-    """Time has passed: whatever was due by `at` happens."""
+    """Time has passed: whatever was due by `at` happens, to all jobs or to one of them."""
+
+    id: int | None = None
 
 
 class ClockJumped(Event, frozen=True):

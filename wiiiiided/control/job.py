@@ -73,6 +73,12 @@ class Attempt(msgspec.Struct, frozen=True):
         """Nodes on which something may still run."""
         return tuple(node for node in self.nodes if node not in self.results)
 
+    @property
+    def unheard(self) -> tuple[str, ...]:
+        """Nodes that have not said what is waited for: that they are ready, then that they run."""
+        said = self.up if self.ordered else self.prepared
+        return tuple(node for node in self.live if node not in said)
+
 
 class _Phase(msgspec.Struct, frozen=True, tag_field="state", tag=str.lower):
     since: float
@@ -91,7 +97,7 @@ class Queued(_Phase, frozen=True):
 
 
 class Starting(_Phase, frozen=True):
-    pass
+    asked_at: float = 0.0  # when nodes without a word were last told once more; 0: never
 
 
 class Running(_Phase, frozen=True):

@@ -95,5 +95,20 @@ def workers_started(machine: Machine, job: Job, attempt: Attempt, node: str) -> 
     machine.notify(job, "running", None, "")
 
 
+def ask_again(machine: Machine, job: Job, phase: Starting) -> None:
+    """Nothing was heard of a share for too long: an order may have been lost on its node. Told
+    twice it changes nothing, and what is known there is said again. A node that is not heard of is
+    told everything when it is back."""
+    attempt = job.attempt
+    assert attempt is not None
+    machine.move(job, replace(phase, asked_at=machine.at))
+    action = StartWorkers if attempt.ordered else PrepareWorkers
+    machine.actions += [
+        action(job.id, attempt.number, node, attempt.layout)
+        for node in attempt.unheard
+        if node not in machine.state.absent
+    ]
+
+
 def _next(job: Job) -> int:
     return job.attempt.number + 1 if job.attempt is not None else 1

@@ -19,7 +19,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
-from wiiiiided.control.job import Backoff, Hung, Job, Queued, Running
+from wiiiiided.control.job import Backoff, Hung, Job, Queued, Running, Starting
 from wiiiiided.control.roster import NodeRow, Roster
 from wiiiiided.domain.node import Drain, Node
 from wiiiiided.domain.spec import Resources
@@ -27,6 +27,7 @@ from wiiiiided.domain.states import ENDED, ON_NODES
 
 Key = tuple[int, int]  # Job.queue_key
 MAX_BACKOFF_S = 600.0
+ASK_AGAIN_S = 60.0  # a share that is to start and of which nothing is heard
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
 READY_WITHIN_S = 30.0  # after a start: a node that was preparing a share and is not heard of
 SOON_S = 10.0  # an end before it, and before the first operation, is likely the program's own
@@ -55,6 +56,7 @@ class State:
         self.dependents: dict[int, set[int]] = {}
         self.claims: dict[str, dict[int, int]] = {name: {} for name in self.nodes}
         self.deadlines: list[tuple[float, int]] = []
+        self.put_off_to: dict[int, float] = {}  # job → when a deadline that failed is tried again
         self.crowded = True  # something changed that may let a queued job start
         self._before: dict[int, Job | None] = {}
         self.touched: dict[int, Job] = {}  # as they are now, ended ones included
@@ -102,7 +104,14 @@ class State:
     def shift_silence(self, by: float) -> None:
         """The clock was set by so many seconds."""
         self.roster.shift(by)
+        self.put_off_to.clear()
         self._list_all_deadlines()
+
+    def put_off(self, job: Job, until: float) -> None:
+        """Its deadline cannot be taken now: others' must not wait for it."""
+        self._unlist_deadline(job)
+        self.put_off_to[job.id] = until
+        self._list_deadline(job)
 
     def settled(self) -> None:
         """What changed is stored: forget what was before."""
@@ -164,11 +173,12 @@ class State:
 
     def deadline(self, job: Job) -> float | None:
         """When time alone changes something for this job, or for a share that is not heard of."""
-        if not self.absent or job.attempt is None or job.state not in ON_NODES:
-            return deadline(job)
-        found = [self.counts_as_ended_at(job, node) for node in job.attempt.live]
-        found.append(deadline(job))
-        return min((when for when in found if when is not None), default=None)
+        found = [deadline(job)]
+        if self.absent and job.attempt is not None and job.state in ON_NODES:
+            found += [self.counts_as_ended_at(job, node) for node in job.attempt.live]
+        when = min((when for when in found if when is not None), default=None)
+        later = self.put_off_to.get(job.id)
+        return when if when is None or later is None else max(when, later)
 
     def counts_as_ended_at(self, job: Job, node: str) -> float | None:
         """When a live share on a node that is not heard of counts as ended; None: never by time.
@@ -215,6 +225,7 @@ class State:
         if old is not None:
             self._unlist(old)
             del self.jobs[number]
+        self.put_off_to.pop(number, None)
         if new is not None and new.state not in ENDED:
             self.jobs[number] = new
             self._list(new)
@@ -256,6 +267,8 @@ def is_ready(job: Job) -> bool:
 def deadline(job: Job) -> float | None:
     """When time alone changes something for this job."""
     match job.phase:
+        case Starting(since=since, asked_at=asked_at):
+            return max(since, asked_at) + ASK_AGAIN_S
         case Running(since=since, warned=warned):
             policy = job.spec.policy
             if policy.max_time_s is None:

@@ -30,10 +30,16 @@ from wiiiiided.control.job import (
     Queued,
     Result,
     Running,
+    Starting,
     Stopping,
 )
 from wiiiiided.control.machine import IllegalMove, Machine, fresh_again, spend
-from wiiiiided.control.starting import start_what_fits, workers_prepared, workers_started
+from wiiiiided.control.starting import (
+    ask_again,
+    start_what_fits,
+    workers_prepared,
+    workers_started,
+)
 from wiiiiided.control.state import SOON_S, State, deadline
 from wiiiiided.domain.states import ENDED, MOVES, ON_NODES
 
@@ -69,9 +75,10 @@ class _Step(Machine):
                         self.cancel_requested(found, event)
             case e.RequeueRequested():
                 self.requeue_requested(event)
-            case e.Ticked(at=at):
+            case e.Ticked(at=at, id=number):
                 for due in self.state.due(at):
-                    self.came_due(due)
+                    if number in (None, due.id):
+                        self.came_due(due)
             case e.ClockJumped(by=by):
                 self.state.shift_silence(by)
                 for job in list(self.state.jobs.values()):
@@ -207,6 +214,8 @@ class _Step(Machine):
 
     def phase_due(self, job: Job) -> None:
         match job.phase:
+            case Starting():
+                ask_again(self, job, job.phase)
             case Running(warned=False) if job.spec.policy.warn_before_s > 0:
                 self.warn(job, job.phase)
             case Running():
@@ -222,6 +231,10 @@ class _Step(Machine):
     def shift(self, job: Job, by: float) -> None:
         """Move the times that deadlines are counted from."""
         match job.phase:
+            case Starting(since=since, asked_at=asked_at):
+                asked_at = max(0.0, asked_at + by) if asked_at else 0.0
+                phase = replace(job.phase, since=since + by, asked_at=asked_at)
+                self.state.put(replace(job, phase=phase))
             case Running() | Hung():
                 self.state.put(replace(job, phase=replace(job.phase, since=job.phase.since + by)))
             case Backoff(since=since, until=until):

@@ -55,11 +55,15 @@ def _with(more: str, said: str) -> str:
 
 def _starts(job: Job) -> str:
     attempt = job.attempt
-    if attempt is None or attempt.ordered:
+    if attempt is None:
         return f"is being started on {_places(job)}"
-    waiting = [node for node in attempt.nodes if node not in attempt.prepared]
+    waiting = attempt.unheard
     verb = "is" if len(waiting) == 1 else "are"
-    return f"is being prepared on {_places(job)}: {listed(waiting)} {verb} not ready yet"
+    if not attempt.ordered:
+        return f"is being prepared on {_places(job)}: {listed(waiting)} {verb} not ready yet"
+    asked = isinstance(job.phase, Starting) and job.phase.asked_at
+    late = f": {listed(waiting)} {verb} not up yet, asked again" if asked else ""
+    return f"is being started on {_places(job)}{late}"
 
 
 def _waits(state: State, job: Job, now: float) -> str:

@@ -25,7 +25,8 @@ from wiiiiided.domain.node import Node
 from wiiiiided.log import about, logger
 
 RETRY_S = 1.0
-JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not a jump
+JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not yet a jump
+PUT_OFF_S = 60.0  # a deadline that could not be taken
 Perform = Callable[[AnyAction, Job], None]
 
 
@@ -79,8 +80,10 @@ class Keeper:
     def _drain(self) -> None:
         self._mind_the_clock()
         while self._reports:
+            event = self._reports[0]
+            before = self.state.jobs.get(getattr(event, "id", None) or 0)
             try:
-                self._apply(self._reports[0])
+                self._apply(event)
             except StoreError as problem:
                 if str(problem) != self.problem:
                     logger.error("%s; trying again every second", problem)
@@ -88,10 +91,23 @@ class Keeper:
                 break
             except Exception:
                 # One report that cannot be taken must not keep all others from being stored.
-                extra = about(getattr(self._reports[0], "id", None))
-                logger.exception("a defect: %r was dropped", self._reports[0], extra=extra)
+                extra = about(getattr(event, "id", None))
+                logger.exception("a defect: %r was dropped", event, extra=extra)
             self._reports.popleft()
+            if isinstance(event, e.Ticked):
+                self._still_due(event, before)
         self._set_alarm()
+
+    def _still_due(self, tick: e.Ticked, before: Job | None) -> None:
+        """Jobs that are due after a tick all the same: each by itself, since one that raises undoes
+        the step of all; and one that a tick of its own left as it was, later."""
+        for job in self.state.due(tick.at):
+            if tick.id is None:
+                self._reports.append(e.Ticked(tick.at, job.id))
+            elif job is before:
+                text = "job %d: its deadline cannot be taken; again in %g s"
+                logger.error(text, job.id, PUT_OFF_S, extra=about(job.id))
+                self.state.put_off(job, tick.at + PUT_OFF_S)
 
     def _apply(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
         try:
@@ -162,10 +178,12 @@ class Keeper:
         return max((job.phase.since for job in jobs), default=0.0)
 
     def _mind_the_clock(self) -> None:
-        """Somebody may have set it: what is due in a minute stays due in a minute."""
+        """Somebody may have set it: what is due in a minute stays due in a minute. Corrections add
+        up until they are a jump."""
         ahead = self.clock() - self.steady()
-        jump, self._ahead = ahead - self._ahead, ahead
+        jump = ahead - self._ahead
         if abs(jump) > JUMP_S:
+            self._ahead = ahead
             logger.warning("the clock was set by %+.0f s; deadlines move with it", jump)
             self._reports.appendleft(e.ClockJumped(self.clock(), jump))
 

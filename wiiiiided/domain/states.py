@@ -61,6 +61,7 @@ MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
         "NodeLeft": ("stopping",),
         "WorkersStarted": ("starting", "running"),
         "WorkersEnded": ("starting", "stopping", *_OVER),
+        "Ticked": ("starting",),
         "CancelRequested": ("stopping",),
         "RequeueRequested": ("stopping",),
     },

@@ -23,10 +23,11 @@ from wiiiiided.daemon.cluster.credentials import Credentials
 from wiiiiided.daemon.cluster.dial import Dialer, Turned, Unreachable
 from wiiiiided.daemon.cluster.line import Line
 from wiiiiided.daemon.conversation.talk import Talk
+from wiiiiided.daemon.shares.spawn import may_pass
 from wiiiiided.daemon.shares.workers import HEARD_S, Workers
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
-from wiiiiided.log import logger
+from wiiiiided.log import about, logger
 from wiiiiided.peering import messages as p
 from wiiiiided.peering.figures import NodeFigures
 from wiiiiided.trust.certificate import Certificate
@@ -248,6 +249,13 @@ class Uplink:
                 self._workers.perform(action, p.Assignment(job, ""))
             else:
                 self._workers.decline(*key, str(problem))
+        except Exception as problem:
+            if not isinstance(action, a.PrepareWorkers | a.StartWorkers):
+                raise
+            logger.exception("a defect while carrying out %s", action, extra=about(action.id))
+            if not may_pass(problem):  # what passes is asked for again (control/starting)
+                why = f"a defect kept it from being started: {problem!r}"
+                self._workers.never((action.id, action.attempt), why)
 
     def _renewed(self, certificate: Certificate) -> None:
         waiting, self._renewals = self._renewals, []

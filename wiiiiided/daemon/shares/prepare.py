@@ -111,9 +111,11 @@ class Preparer:
                     raise Unprepared("its working directory is not on this machine any more")
                 await self._fetch(job.archive)
                 return
-            except (WiiiiideError, OSError, EOFError, TimeoutError) as problem:
+            except (WiiiiideError, OSError, EOFError, TimeoutError, RuntimeError) as problem:
                 if may_pass(problem):
                     raise self._hindered("its working directory cannot be kept", problem) from None
+                if type(problem) is RuntimeError:  # a defect; WiiiiideErrors are RuntimeErrors too
+                    raise
                 if number == TRIES or self._fetch is None:
                     text = f"its working directory cannot be fetched: {problem or 'no answer'}"
                     raise (NotYet if _passes(problem) else Unprepared)(text) from problem

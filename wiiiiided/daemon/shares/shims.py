@@ -43,6 +43,7 @@ CLAIM_WITHIN_S = 60.0  # a loaded machine may take long to start a process; this
 STACKS_WITHIN_S = 10.0
 AGAIN_S = 3.0  # after what this machine could not do just now
 ENFORCE_S = 30.0  # beyond its grace: a shim that has not ended everything by then never will
+ENFORCE_AGAIN_S = 5.0
 NO_PROCESS = {errno.ESRCH, errno.EINVAL, errno.ENOENT}  # 0, -1 and a thread's number name none
 Descriptors = Callable[[], contextlib.AbstractContextManager[dict[str, int]]]
 FORFEITED = "it was stopped before it began"
@@ -79,6 +80,7 @@ class Shim:
         self._stopped = asyncio.Event()  # there is one
         self._claim: files.Claim | None = None  # of the shim that is being followed
         self._over = False
+        self._enforcer: asyncio.TimerHandle | None = None
         self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
         self._log = logging.LoggerAdapter(logger, about(job))
 
@@ -99,6 +101,8 @@ class Shim:
                 self._log.exception("%s: following it failed; again in %g s", self, AGAIN_S)
                 await asyncio.sleep(AGAIN_S)
         self._over = True
+        if self._enforcer is not None:
+            self._enforcer.cancel()
         self._fail_stacks()
         self.on_ended(end)
 
@@ -267,7 +271,7 @@ class Shim:
                 self._heard(json.loads(line))
         except ConnectionError:
             pass  # it ended with something of ours unread
-        except (OSError, ValueError, RecursionError, AttributeError) as problem:
+        except (OSError, ValueError, RecursionError, AttributeError, TypeError) as problem:
             self._log.warning("%s: its shim said something odd: %s", self, problem)
         finally:
             self._writer = None
@@ -310,8 +314,9 @@ class Shim:
 
     @property
     def over(self) -> set[int]:
-        """Ranks that have ended."""
-        return {rank["rank"] for rank in self.ranks if rank.get("code") is not None}
+        """Ranks that have ended. A status may be of the job's making: what is no number is none."""
+        ended = (rank.get("rank") for rank in self.ranks if rank.get("code") is not None)
+        return {number for number in ended if isinstance(number, int)}
 
     async def _sweep(self) -> None:
         """The shim is dead and left no end: its sweeper kills what is left and writes one."""
@@ -349,16 +354,33 @@ class Shim:
         self._stopped.set()
         if self._writer is not None:
             self._writer.write(_line(self._stop))
+        self._enforce_in(grace_s + ENFORCE_S)
+
+    def _enforce_in(self, wait_s: float) -> None:
+        """Then, or earlier if that was said before: who is told twice has not more time."""
         loop = asyncio.get_running_loop()
-        loop.call_later(grace_s + ENFORCE_S, self._enforce)
+        at = loop.time() + wait_s
+        if self._enforcer is not None:
+            at = min(at, self._enforcer.when())
+            self._enforcer.cancel()
+        self._enforcer = loop.call_at(at, self._enforce)
 
     def _enforce(self) -> None:
-        """A shim that is stopped, stuck or spoiled by its job: the sweeper does the rest."""
+        """A shim that is stopped, stuck or spoiled by its job: the sweeper does the rest. Again and
+        again until it is over: a machine that cannot kill it now may in a moment."""
+        self._enforcer = None
+        if self._over:
+            return
+        self._enforce_in(ENFORCE_AGAIN_S)
         claim = self._claim
-        if self._over or claim is None or files.start_ticks(claim.pid) != claim.ticks:
+        if claim is None or files.start_ticks(claim.pid) != claim.ticks:
             return
         self._log.warning("%s: its shim did not end it in time; killing the shim", self)
-        end_process(claim.pid, self.runs.user)
+        try:
+            end_process(claim.pid, self.runs.user)
+        except OSError as problem:
+            text = "%s: its shim cannot be killed now: %s; again in %g s"
+            self._log.warning(text, self, problem.strerror, ENFORCE_AGAIN_S)
 
     @property
     def was_stopped(self) -> bool:

@@ -80,7 +80,10 @@ class JobUser:
 
 
 def may_pass(problem: BaseException) -> bool:
-    """Whether it is what this machine cannot do just now: no room, no descriptors, no memory."""
+    """Whether it is what this machine cannot do just now: no room, no descriptors, no memory, no
+    thread (of which Python has no errno)."""
+    if isinstance(problem, RuntimeError):
+        return "start new thread" in str(problem)
     return isinstance(problem, OSError) and problem.errno in MAY_PASS
 
 

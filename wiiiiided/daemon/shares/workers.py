@@ -143,15 +143,18 @@ class Workers:
         assert given.job.attempt is not None
         layout = given.job.attempt.layout
         work = str(self.runs.work(given.job.id))
-        order = order_for(
-            given.job,
-            attempt,
-            layout,
-            work,
-            here=self.here,
-            settings=self.settings(),
-            doors=given.doors,
-        )
+
+        def order() -> files.Order:
+            return order_for(
+                given.job,
+                attempt,
+                layout,
+                work,
+                here=self.here,
+                settings=self.settings(),
+                doors=given.doors,
+            )
+
         self._follow(given, attempt, order)
 
     def stop(
@@ -239,17 +242,32 @@ class Workers:
         for one in given:
             if one.job.attempt is not None:
                 known.add((one.job.id, one.job.attempt.number))
-                self.adopt(one)
+                self._adopt(one)
         self._find((files.ORDER,), known, latest)  # also a shim that has not claimed yet
         for key in {*self.shims, *self._preparing, *self._prepared} - known:
             self.end(key, reason, grace)
 
     def decline(self, number: int, attempt: int, why: str) -> None:
         """An attempt of which this node cannot know all: a share that never began never will."""
-        node, reason = self.here.node, plain(f"{self.here.node} declines it: {why}")
-        logger.error("job %d: %s", number, reason, extra=about(number))
-        if (number, attempt) not in self.shims and not self._has((number, attempt), files.ORDER):
-            self.report(e.WorkersEnded(self.clock(), number, attempt, node, 1, reason))
+        text = f"{self.here.node} declines it: {why}"
+        logger.error("job %d: %s", number, plain(text), extra=about(number))
+        self.never((number, attempt), text)
+
+    def never(self, key: Key, why: str) -> None:
+        """A share that cannot begin has ended, unless it began before."""
+        if key not in self.shims and not self._has(key, files.ORDER):
+            self._soon(e.WorkersEnded(self.clock(), *key, self.here.node, 1, plain(why)))
+
+    def _adopt(self, given: Assignment) -> None:
+        """One that cannot be adopted must keep neither the daemon from starting nor a link from
+        standing."""
+        try:
+            self.adopt(given)
+        except Exception as problem:
+            job = given.job
+            logger.exception("a defect while adopting job %d", job.id, extra=about(job.id))
+            assert job.attempt is not None
+            self.never((job.id, job.attempt.number), f"a defect kept it from starting: {problem!r}")
 
     def end(self, key: Key, reason: str, grace: bool) -> None:
         """End a share of which only this node knows."""
@@ -397,7 +415,9 @@ class Workers:
         """Report it, but not from inside of who is just deciding something."""
         asyncio.get_running_loop().call_soon(lambda: self.report(event))
 
-    def _follow(self, given: Assignment, attempt: int, order: files.Order | None) -> None:
+    def _follow(
+        self, given: Assignment, attempt: int, order: Callable[[], files.Order] | None
+    ) -> None:
         job = given.job
         key = (job.id, attempt)
         node = self.here.node
@@ -427,7 +447,7 @@ class Workers:
             code = min(max(0, end.code), 255) or (TERMINATED if lost else 0)
             if asked and end.reason == FORFEITED and not end.codes:
                 code = 0  # it never began: not the share to blame
-            reason = plain(missing or end.reason) or "all ranks ended"
+            reason = plain((not end.codes and missing) or end.reason) or "all ranks ended"
             self.report(
                 e.WorkersEnded(
                     *(self.clock(), *key, node, code, reason, lost),
@@ -447,13 +467,10 @@ class Workers:
         async def run() -> None:
             nonlocal missing
             with self.archives.pinned(job.archive):
+                made: files.Order | None = None
                 if order is not None:
-                    await self._have_room(key, job, shim)
-                    missing = await self._fetched(job, shim)
-                await shim.follow(
-                    None if missing else order,
-                    lambda: self._descriptors(given, attempt, secrets),
-                )
+                    made, missing = await self._ordered(key, job, shim, order)
+                await shim.follow(made, lambda: self._descriptors(given, attempt, secrets))
 
         self._spawn_task(run())
 
@@ -469,6 +486,26 @@ class Workers:
             if stats.has_worked(page):
                 return True
         return False
+
+    async def _ordered(
+        self, key: Key, job: Job, shim: Shim, order: Callable[[], files.Order]
+    ) -> tuple[files.Order | None, str]:
+        """What its shim is to do, once all is here that it needs; else why it never will. Nobody
+        else looks after this share: whatever is raised here is waited out, or its end."""
+        said = ""
+        while not shim.was_stopped:
+            try:
+                await self._have_room(key, job, shim)
+                missing = await self._fetched(job, shim)
+                return (None, missing) if missing else (order(), "")
+            except Exception as problem:
+                if not may_pass(problem):
+                    logger.exception("a defect while starting job %d", job.id, extra=about(job.id))
+                    return None, plain(f"a defect kept it from being started: {problem!r}")
+                why = getattr(problem, "strerror", None) or problem
+                said = _waits(job, f"it cannot be started on {self.here.node} now: {why}", said)
+            await shim.while_wanted(asyncio.sleep(LATER_S))
+        return None, said
 
     async def _fetched(self, job: Job, shim: Shim) -> str:
         """Have the archive here; else why not. A stop ends it at once, however large it is."""

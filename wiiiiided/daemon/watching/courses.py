@@ -25,6 +25,7 @@ from wiiiiided.control.job import Ended, Job, Stopping
 from wiiiiided.control.state import State
 from wiiiiided.daemon.records import Records
 from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.watching.defects import Defects
 from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages
 from wiiiiided.daemon.watching.reader import Key, Reader, ranks_on
 from wiiiiided.domain.figures import RankSample, RunRecord
@@ -94,6 +95,7 @@ class Courses:
         self._clock = clock
         self._ended: list[RunRecord] = []  # not yet written
         self._nonsense: dict[str, float] = {}  # node → when it was said of it
+        self._defects = Defects()
 
     # ---- what the state says
 
@@ -164,11 +166,14 @@ class Courses:
     def sample(self) -> set[str]:
         """Look at every rank here, and take what came from elsewhere; nodes with anything new."""
         now = self._monotonic()
-        for look in self.reader.look():
-            self._came(self.live[look.key], self.node, look.observed)
-        found = {node for followed in self.live.values() for node in self._take(followed, now)}
-        for followed in self.live.values():
-            self._tell(followed)
+        looks = {look.key: look for look in self.reader.look()}
+        found: set[str] = set()
+        for key, followed in self.live.items():
+            with self._defects.of(followed.job.id):
+                if key in looks:
+                    self._came(followed, self.node, looks[key].observed)
+                found |= self._take(followed, now)
+                self._tell(followed)
         self._save_due()
         return found
 

@@ -18,6 +18,7 @@ from typing import Final, NamedTuple
 from wiiiiided.control.events import ProgressSampled
 from wiiiiided.control.job import Attempt, Job
 from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.watching.defects import Defects
 from wiiiiided.daemon.watching.machine import SLOW_S, resident
 from wiiiiided.daemon.watching.pages import Pages, Reading
 from wiiiiided.daemon.watching.progress import Progress
@@ -73,14 +74,23 @@ class Reader:
         self._shims = shims
         self._progress = Progress()
         self._seen: dict[Key, _Seen] = {}
+        self._defects = Defects()
 
     def look(self) -> list[Look]:
         """Everything that is on this node; silence that is too long is reported."""
-        following = self.following()
+        following = dict(self.following())
         for key in [key for key in self._seen if key not in following]:
             self.forget(*key)
-        found = [self._look(key, job) for key, job in following.items()]
-        self._watch_for_hangs(following, found)
+        self._progress.forget_all_but(
+            [key for key in following if self._is_watched(key, following)]
+        )
+        found: list[Look] = []
+        for key, job in following.items():
+            with self._defects.of(job.id):  # what one job does to its files hides no other
+                look = self._look(key, job)
+                found.append(look)
+                if self._is_watched(key, following):
+                    self._watch_for_hangs(job, look)
         return found
 
     def last(self, job: int, attempt: int, ranks: range | None = None) -> Look:
@@ -121,19 +131,15 @@ class Reader:
                     found[number] = memory
         self._pages.weigh(*key, found)
 
-    def _watch_for_hangs(self, following: Mapping[Key, Job], found: list[Look]) -> None:
-        # Where no shim is there, the share is over and its end on the way.
-        watched = {
-            look.key: (look.readings, self._shims[look.key].over)
-            for look in found
-            if look.key in self._shims and self._progress.wanted(following[look.key])
-        }
-        self._progress.forget_all_but(watched)
-        now = self.monotonic()
-        for key, (readings, over) in watched.items():
-            event = self._progress.sample(following[key], readings, over, now, self.clock())
-            if event is not None:
-                self.report(event)
+    def _is_watched(self, key: Key, following: Mapping[Key, Job]) -> bool:
+        """For hangs. Where no shim is there, the share is over and its end on the way."""
+        return key in self._shims and self._progress.wanted(following[key])
+
+    def _watch_for_hangs(self, job: Job, look: Look) -> None:
+        over, now = self._shims[look.key].over, self.monotonic()
+        event = self._progress.sample(job, look.readings, over, now, self.clock())
+        if event is not None:
+            self.report(event)
 
 
 def ranks_on(node: str, attempt: Attempt) -> range:
