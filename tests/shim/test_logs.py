@@ -50,6 +50,29 @@ def test_a_full_log_is_moved_aside_once(tmp_path: Path, folder: int) -> None:
     assert len(kept) > 30
 
 
+NAMELESS = (
+    b"[W1118 01:05:32.880514583 socket.cpp:207] [c10d] "
+    b"The hostname of the client socket cannot be retrieved. err=-3"
+)
+
+
+def test_torchs_line_about_a_name_is_left_out_and_no_other(tmp_path: Path, folder: int) -> None:
+    log = Log(folder, "rank-0.log", 0o600, limit=10_000)
+    others = [
+        NAMELESS.replace(b"hostname", b"remote address"),
+        NAMELESS.replace(b"[W", b"[E"),
+        b"x " + NAMELESS,
+        NAMELESS + b" x",
+    ]
+    log.write("err", [NAMELESS])
+    log.write("err", [others[0], NAMELESS, *others[1:]])
+    log.write("out", [NAMELESS])
+    log.close()
+    kept = [(stream, text.encode()) for stream, text in read(tmp_path / "rank-0.log")]
+    assert kept == [*(("err", other) for other in others), ("out", NAMELESS)]
+    assert list(log.last_errors) == others
+
+
 def test_a_burst_larger_than_a_file_is_cut_between_lines(tmp_path: Path, folder: int) -> None:
     log = Log(folder, "rank-0.log", 0o600, limit=1000)
     log.write("out", [b"line %d" % number for number in range(100)])

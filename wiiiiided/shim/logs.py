@@ -8,6 +8,9 @@ A line that cannot be written is dropped and counted: a full disk must not fill 
 a rank would then wait in print(). The first line that can be written again follows a note with the
 count. The file never ends in half a line. A new file begins with a note of how many lines came
 before it: the file before the last one is gone then.
+
+One line is left out: what torch says in every rank of a machine whose own address no resolver knows
+by name, which is no trouble of anybody's (NAMELESS).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ import collections
 import contextlib
 import errno
 import os
+import re
 import stat
 import time
 
@@ -25,6 +29,11 @@ from wiiiiided.shim.loop import READ, Loop, Timer
 READ_BYTES = 64 << 10  # what a pipe holds, unless someone has made it larger
 LAST_LINES = 20  # of stderr, kept for the report on a rank that failed
 LAST_BYTES = 1000  # of each of them
+# c10d's socket.cpp asks for the name of the Store's address, for its own messages, and goes on.
+NAMELESS = re.compile(
+    rb"\[W[0-9]{4} [0-9:.]+ socket\.cpp:[0-9]+\] \[c10d\] "
+    rb"The hostname of the client socket cannot be retrieved\. err=-?[0-9]+\r?"
+)
 
 
 class Log:
@@ -42,6 +51,7 @@ class Log:
     def write(self, stream: str, texts: list[bytes]) -> None:
         """Add lines; never raises, never waits for more than the disk."""
         if stream == "err":
+            texts = [text for text in texts if not NAMELESS.fullmatch(text)]
             self.last_errors.extend(text[:LAST_BYTES] for text in texts[-LAST_LINES:])
         now = time.time()
         front = lines.head(now, stream)
