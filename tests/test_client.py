@@ -475,6 +475,22 @@ def test_several_jobs_are_cancelled_together(daemon: FakeDaemon, talk: Client) -
     assert isinstance(no, DaemonRefused)
 
 
+def test_a_job_is_cancelled_before_the_one_it_waits_for(daemon: FakeDaemon, talk: Client) -> None:
+    """Else it would be over, because of that one, when it is asked for."""
+    over: set[int] = set()
+
+    def cancel(request: m.Cancel, link: Talk) -> None:
+        if 3 in over:
+            link.say(m.Refused(1, f"job {request.id} is over already"))
+            return
+        over.add(request.id)
+        link.say(ended(request.id, "cancelled", None))
+
+    daemon.does(m.Cancel, cancel)
+    answers = list(talk.cancel_all([3, 5, 4]))
+    assert [answer.id for answer in answers if isinstance(answer, m.JobView)] == [3, 5, 4]
+
+
 # ---- pull
 
 

@@ -51,6 +51,17 @@ def test_jobs_are_listed_with_all_that_matters(
     assert daemon.requests == [m.List(0)]
 
 
+def test_all_of_them_are_in_the_order_of_their_numbers(cli: Cli, daemon: FakeDaemon) -> None:
+    told = (ended(12), ended(9), view(8), view(10, state="queued", priority=90), view(7))
+    daemon.answers(m.List, m.Jobs(told))
+    rows = cli("ps", "-a").out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["7", "8", "9", "10", "12"]
+    listed = cli("ps", "--all", "--json").json["jobs"]
+    assert [job["id"] for job in listed] == [7, 8, 9, 10, 12]
+    rows = cli("ps").out.splitlines()[1:]
+    assert [row.split()[0] for row in rows] == ["12", "9", "8", "10", "7"]
+
+
 def test_untrusted_text_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.List, jobs())
     row = cli("ps").out.splitlines()[3]

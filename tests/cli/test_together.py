@@ -170,5 +170,11 @@ def test_the_queue_is_changed_by_its_commands(
     assert wiiiiide.run("requeue", "1").code == 0
     real.end_of(1)
     assert real.view(1).attempt == 2
-    assert wiiiiide.run("show", "3").code == 6
+    assert wiiiiide.run("submit", str(folder), "--hold").out == "3\n"
+    assert wiiiiide.run("submit", str(folder), "--after", "3").out == "4\n"
+    cancelled = wiiiiide.run("cancel", "3", "4")
+    assert cancelled.code == 0
+    said = [line.split(" by ")[0] for line in cancelled.err.splitlines()]
+    assert said == ["job 3 (digits) cancelled", "job 4 (digits) cancelled"]
+    assert wiiiiide.run("show", "99").code == 6
     assert wiiiiide.run("submit", str(folder), "--set", "resources.nodes=3").code == 7

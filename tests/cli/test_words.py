@@ -48,9 +48,14 @@ def test_a_job_is_named_by_its_number() -> None:
     assert (job_id("17"), job_id("#17")) == (17, 17)
 
 
-@pytest.mark.parametrize("text", ["90", "90s", "1m30s", "1.5m"])
+@pytest.mark.parametrize("text", ["90", "90.0", "90s", "1m30s", "1.5m"])
 def test_a_duration_may_be_written_in_several_ways(text: str) -> None:
     assert seconds(text, "--timeout") == 90
+
+
+def test_a_duration_that_is_nearly_one_is_understood() -> None:
+    with pytest.raises(typer.BadParameter, match="did you mean 10m"):
+        seconds("10 min", "--timeout")
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1", "10 min", "1e3", "nan", "²"])

@@ -51,7 +51,7 @@ def command(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """List the jobs: those that run, then the queue in its order.
+    """List the jobs: those that run, then the queue in its order; with -a by their numbers.
 
     TIME is how long a job has been running, or waiting, or ran. TRY is the attempt, and how many
     its restart policy allows. A narrow screen shows fewer columns; --json has everything.
@@ -67,6 +67,8 @@ def command(
         jobs = jobs[1:]  # the oldest comes first
         said = f"the latest {ENDED:,} that are over are listed"
         screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
+    if everything:
+        jobs = tuple(sorted(jobs, key=lambda job: job.id))
     found = [job for job in jobs if _matches(job, states, name)]
     if as_json:
         screen.put_json({"jobs": [fields(job) for job in found]})

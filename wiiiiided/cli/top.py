@@ -11,6 +11,7 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import fields
+from wiiiiided.cli.words import seconds
 from wiiiiided.client import Client, ClientError, DaemonLost, NoDaemon
 from wiiiiided.client.connection import expect
 from wiiiiided.config import Paths, colour_wanted, terminal_known
@@ -27,7 +28,10 @@ SIGNS = "▸…–─│◄▁█▾↑·"  # what the screen is drawn with
 
 def command(
     every: Annotated[
-        str, typer.Option("-i", "--interval", metavar="SECONDS", help="0.25 to 60; 1 by itself.")
+        str,
+        typer.Option(
+            "-i", "--interval", metavar="TIME", help="250ms to 1m (seconds: 2); 1s by itself."
+        ),
     ] = "1",
     once: Annotated[bool, typer.Option("--once", help="Print it once and end.")] = False,
     as_json: Annotated[
@@ -66,14 +70,9 @@ def command(
 
 
 def _interval(text: str) -> float:
-    try:
-        found = float(text)
-    except ValueError:
-        found = 0.0
+    found = seconds(text, "-i")
     if not LEAST_S <= found <= MOST_S:
-        raise typer.BadParameter(
-            f"-i {text!r} is not a number of seconds from {LEAST_S:g} to {MOST_S:g}"
-        )
+        raise typer.BadParameter(f"-i {text!r} is not within {LEAST_S:g} to {MOST_S:g} seconds")
     return found
 
 

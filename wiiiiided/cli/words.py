@@ -64,12 +64,16 @@ def number(text: str, option: str) -> int:
 
 
 def seconds(text: str, option: str) -> float:
-    """A duration given to an option: 90, 90s, 10m, 1h30m."""
-    from wiiiiided.jobfile.values import duration
+    """A duration given to an option: 30s, 10m, 1h30m; a plain number is of seconds."""
+    from wiiiiided.jobfile.values import duration, guess_duration
 
-    found = duration(text + "s" if text.isdigit() else text)
+    found = duration(text if text[-1:].isalpha() else f"{text}s")
     if found is None:
-        raise typer.BadParameter(f"{option} {text!r} is not a duration such as 90s, 10m or 1h30m")
+        guess = guess_duration(text)
+        raise typer.BadParameter(
+            f"{option} {text!r} is not a duration such as 90s, 10m or 1h30m"
+            + (f"; did you mean {guess}?" if guess else "")
+        )
     return found
 
 

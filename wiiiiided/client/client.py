@@ -108,14 +108,19 @@ class Client(Machines):
     def cancel_all(
         self, jobs: Sequence[int], now: bool = False
     ) -> Iterator[m.JobView | DaemonRefused]:
-        """Several at once: their grace periods pass together. In the order of `jobs`."""
-        for start in range(0, len(jobs), AT_ONCE):
-            batch = jobs[start : start + AT_ONCE]
+        """Several at once: their grace periods pass together. The later are asked for first, since
+        a job that comes after another would end with that one, and be over when it is asked for.
+        Answers are in the order of `jobs`, as far as they are asked for at once."""
+        latest = sorted(set(jobs), reverse=True)
+        for start in range(0, len(latest), AT_ONCE):
+            batch = latest[start : start + AT_ONCE]
             with contextlib.ExitStack() as stack:
-                asked = [stack.enter_context(self._open(m.Cancel(job, now), None)) for job in batch]
-                for job, connection in zip(batch, asked, strict=True):
+                asked = {
+                    job: stack.enter_context(self._open(m.Cancel(job, now), None)) for job in batch
+                }
+                for job in dict.fromkeys(job for job in jobs if job in asked):
                     try:
-                        yield expect(connection.answer(), m.JobView)
+                        yield expect(asked[job].answer(), m.JobView)
                     except DaemonRefused as no:
                         yield no
                     except DaemonLost as lost:
