@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.kit import PATIENCE_S, Cli, Program, Result
 from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
+from tests.report.runs import rank, run
 from wiiiiided.cli import submit
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.wire import messages as m
@@ -85,7 +86,7 @@ def test_on_a_terminal_what_to_do_next_is_said(
     accepts(daemon)
     shown = program.on_terminal("submit", str(folder), *SEED, width=200).out
     assert "sweep s12 (digits): jobs 12 to 14; job 12 is being started on a\n" in shown
-    assert "wiiiiide ps s12 lists them, wiiiiide wait s12 waits for all" in shown
+    assert "wiiiiide ps s12 lists them, wiiiiide report s12 compares them" in shown
 
 
 def test_a_sweep_as_json(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
@@ -259,6 +260,54 @@ def test_a_cancel_outlives_a_restart_of_the_daemon(cli: Cli, daemon: FakeDaemon)
     assert "sweep s12 (digits): 2 cancelled" in result.err
 
 
+# ---- report
+
+
+@pytest.fixture
+def ran(daemon: FakeDaemon) -> None:
+    """Job 12 and 13 ran, job 14 waits."""
+    has_sweep(daemon, over(12), member(13), member(14, state="queued", attempt=0))
+    views = {12: over(12), 13: member(13)}
+
+    def told(request: m.Records, talk: Talk) -> None:
+        made = run(ranks=(rank(0, loss=request.id / 10),), job=request.id)
+        talk.say(m.JobRecords(views[request.id], (), (made,)))
+
+    daemon.does(m.Records, told)
+
+
+def test_a_report_compares_the_jobs_of_a_sweep(cli: Cli, daemon: FakeDaemon, ran: None) -> None:
+    lines = cli("report", "s12").out.splitlines()
+    assert lines[0] == "sweep s12: digits"
+    assert lines[1].split(None, 1) == ["jobs", "3: 1 queued, 1 running, 1 done"]
+    assert lines[3].split(None, 1) == ["smallest", "1.2 at last: job 12, SEED=1"]
+    table = [line.split() for line in lines[lines.index("") + 1 :] if line.endswith(("s", "–"))]
+    assert table[-3:] == [
+        ["a", "12", "1", "done", "1,000", "1.2", "0.4135", "1m40s"],
+        ["b", "13", "2", "running", "1,000", "1.3", "0.4135", "1m40s"],
+        ["14", "3", "queued", *"––––"],
+    ]
+    assert [request.id for request in daemon.asked(m.Records)] == [12, 13]
+
+
+def test_a_report_of_a_sweep_as_page_and_json(
+    cli: Cli, daemon: FakeDaemon, ran: None, tmp_path: Path
+) -> None:
+    file = tmp_path / "sweep.html"
+    result = cli("report", "s12", "-o", str(file))
+    assert (result.code, result.out) == (0, "")
+    assert "<h1>sweep s12: digits</h1>" in file.read_text()
+    found = cli("report", "s12", "--json").json
+    assert found["sweep"] == "s12"
+    assert [(one["job"]["id"], one["loss"]) for one in found["jobs"]] == [
+        (12, 1.2),
+        (13, 1.3),
+        (14, None),
+    ]
+    assert found["jobs"][0]["said"][0] == [10, 1.0, pytest.approx(2.302, abs=0.001)]
+    assert cli("report", "s99").code == 6
+
+
 # ---- hold, release, requeue; and those about one job
 
 
@@ -304,5 +353,6 @@ def test_sweeps_are_completed(cli: Cli, daemon: FakeDaemon) -> None:
 
     assert words("wait", "") == ["3", "12", "13", "s12"]
     assert words("ps", "") == ["s12"]
+    assert words("report", "s") == ["s12"]
     assert words("logs", "") == ["3", "12", "13"]
     assert words("submit", "--after", "s") == ["s12"]

@@ -178,3 +178,52 @@ def test_the_queue_is_changed_by_its_commands(
     assert said == ["job 3 (digits) cancelled", "job 4 (digits) cancelled"]
     assert wiiiiide.run("show", "99").code == 6
     assert wiiiiide.run("submit", str(folder), "--set", "resources.nodes=3").code == 7
+
+
+SWEPT = """
+import os, sys, time
+if os.environ["LR"] == "0.01" and os.environ["SEED"] == "1" and "wait" not in sys.argv:
+    from wiiiiided.torch import progress  # in one only: it takes its time
+    progress(3, total=3, loss=0.25)
+print("LR", os.environ["LR"], "SEED", os.environ["SEED"], flush=True)
+while "wait" in sys.argv:
+    time.sleep(0.05)
+sys.exit(int(os.environ["SEED"]) - 1)
+"""
+
+
+def test_a_sweep_from_its_submission_to_its_report(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    (folder / "train.py").write_text(SWEPT)
+    sweep = ("--sweep", "run.env.LR=0.1,0.01", "--sweep", "run.env.SEED=1,3")
+    alone = ("--set", "resources={ cores_per_worker = 1 }")
+    submitted = wiiiiide.run("submit", str(folder), *sweep, *alone)
+    assert (submitted.code, submitted.out) == (0, "s1\n")
+    for job in (1, 2, 3, 4):
+        real.end_of(job)
+    waited = wiiiiide.run("wait", "s1", "--timeout", "60s")
+    assert (waited.code, waited.err.splitlines()[-1]) == (2, "2 done, 2 failed")
+    listed = wiiiiide.run("ps", "s1", "--json").json["jobs"]
+    assert [(job["name"], job["state"], job["code"]) for job in listed] == [
+        ("digits LR=0.1 SEED=1", "done", 0),
+        ("digits LR=0.1 SEED=3", "failed", 2),
+        ("digits LR=0.01 SEED=1", "done", 0),
+        ("digits LR=0.01 SEED=3", "failed", 2),
+    ]
+    assert wiiiiide.run("logs", "3", "--grep", "^LR").out == "0 │ LR 0.01 SEED 1\n"
+    report = wiiiiide.run("report", "s1", "--json").json["jobs"]
+    assert [(job["job"]["id"], job["loss"]) for job in report] == [
+        (3, 0.25),
+        (1, None),
+        (2, None),
+        (4, None),
+    ]
+    assert wiiiiide.run("submit", str(folder), *sweep, *alone, *words("wait")).out == "s5\n"
+    real.wait_for(5, "running")
+    real.kill()
+    real.start()
+    cancelled = wiiiiide.run("cancel", "s5", "--now")
+    assert (cancelled.code, cancelled.err) == (0, "sweep s5 (digits): 4 cancelled\n")
+    left = wiiiiide.run("ps", "--state", "cancelled", "--json").json["jobs"]
+    assert {job["id"] for job in left} == {5, 6, 7, 8}

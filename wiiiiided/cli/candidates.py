@@ -35,7 +35,7 @@ JOBS: dict[str, frozenset[State]] = {
     "hold": frozenset({"queued", "backoff"}),
     "release": frozenset({"held"}),
 }
-SWEEPS = ("wait", "cancel", "hold", "release", "requeue")  # these take s12 too
+SWEEPS = ("wait", "cancel", "report", "hold", "release", "requeue")  # these take s12 too
 ONE = ("show", "why", "logs", "pull", "report", "stacks")  # these take one job only
 NODES = ("drain", "resume", "nodes")  # these take the name of one machine
 ABOUT_COLUMNS = 50

@@ -11,15 +11,20 @@ import os
 import stat
 import sys
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
 from wiiiiided.cli.options import Id, Json
-from wiiiiided.cli.words import job_id
+from wiiiiided.cli.progress import waiting
+from wiiiiided.cli.several import split
 from wiiiiided.errors import HostError
+
+if TYPE_CHECKING:
+    from wiiiiided.cli.report_lines import Look
+    from wiiiiided.report.sweep import Trial
 
 DRAWN = "█▓░▁│└─…·–"  # what must be printable before a chart is drawn with it
 
@@ -37,13 +42,18 @@ def command(
 ) -> None:
     """Show how a job ran: loss and throughput over time, where time went, who was slow.
 
-    With -o FILE as one HTML page that needs nothing else: no network, no script.
+    With -o FILE as one HTML page that needs nothing else: no network, no script. Of a sweep (s12)
+    the settings and losses of all its jobs.
     """
     if as_json and output is not None:
         raise typer.BadParameter("--json and -o exclude each other; --json > FILE keeps it")
-    number = job_id(job)
+    _, number, sweep = split(job)
     if output is not None:
         check_place(output)
+    plain = ascii_only or not screen.can_print(DRAWN, sys.stdout)
+    if sweep:
+        _sweep(sweep, output, plain, as_json)
+        return
     records = connect().records(number)
     if as_json:
         screen.put_json({**fields(records), "job": fields(records.job)})
@@ -52,14 +62,45 @@ def command(
 
         write(output, page(records, time.time()))
     else:
-        from wiiiiided.cli import blocks
-        from wiiiiided.cli.report_lines import Look, lines
+        from wiiiiided.cli.report_lines import lines
 
-        plain = ascii_only or not screen.can_print(DRAWN, sys.stdout)
-        marks = blocks.ASCII if plain else blocks.BLOCKS
-        look = Look(screen.width(), marks, lambda t: screen.paint(t, screen.BOLD, sys.stdout))
-        for line in lines(records, look):
+        for line in lines(records, _look(plain)):
             screen.put(line)
+
+
+def _look(plain: bool) -> Look:
+    from wiiiiided.cli import blocks
+    from wiiiiided.cli.report_lines import Look
+
+    marks = blocks.ASCII if plain else blocks.BLOCKS
+    return Look(screen.width(), marks, lambda t: screen.paint(t, screen.BOLD, sys.stdout))
+
+
+def _sweep(sweep: int, output: str | None, plain: bool, as_json: bool) -> None:
+    """All jobs of a sweep beside each other. Each one's records are asked for by themselves: they
+    are large, and only a little of them stays."""
+    from wiiiiided.report.sweep import Trial, compare, page, trial_of
+
+    client = connect()
+    with waiting("reading the jobs' records"):
+        found = compare(
+            trial_of(client.records(job.id)) if job.attempt else Trial(job)
+            for job in client.sweep(sweep)
+        )
+    if as_json:
+        screen.put_json({"sweep": found.sweep, "jobs": [_trial(one) for one in found.trials]})
+    elif output is not None:
+        write(output, page(found, time.time()))
+    else:
+        from wiiiiided.cli.sweep_lines import lines
+
+        for line in lines(found, _look(plain)):
+            screen.put(line)
+
+
+def _trial(one: Trial) -> dict[str, Any]:
+    numbers = {"step": one.step, "loss": one.loss, "diverged": one.diverged, "lowest": one.lowest}
+    return {"job": fields(one.job), **numbers, "ran_s": one.ran_s, "said": one.said}
 
 
 def check_place(path: str) -> None:

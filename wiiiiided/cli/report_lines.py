@@ -91,9 +91,9 @@ def _all(records: JobRecords, look: Look) -> Iterator[str]:
     name = f"job {records.job.id}: {_text(records.job.name)}"
     yield look.bold(name if look.width is None else cut(name, look.width))
     if said := why_nothing(records):
-        yield from _wrapped(said, look)
+        yield from wrapped(said, look)
     for title, text in facts(records):
-        for line in _wrapped(text, look, f"  {title:<{TITLE}} "):
+        for line in wrapped(text, look, f"  {title:<{TITLE}} "):
             yield look.bold(line) if is_loud(title, text) else line
     past = history(records)
     if past.length > 0:
@@ -108,7 +108,7 @@ def _text(text: str) -> str:
     return cell(text if len(text) <= TEXT else text[: TEXT - 1] + "…")
 
 
-def _wrapped(text: str, look: Look, lead: str = "") -> Iterator[str]:
+def wrapped(text: str, look: Look, lead: str = "") -> Iterator[str]:
     """A sentence in as many lines as it needs, the later ones below the first."""
     room = None if look.width is None else max(look.width - len(lead), 16)
     line = ""
@@ -128,7 +128,7 @@ def _section(title: str, told: str, look: Look) -> Iterator[str]:
     yield ""
     yield look.bold(title)
     if told:
-        yield from _wrapped(told, look, "  ")
+        yield from wrapped(told, look, "  ")
 
 
 # ---- over time
@@ -146,7 +146,7 @@ def _over_time(past: History, look: Look) -> Iterator[str]:
     """All charts over time, with the same margins: what is below each other was at one time."""
     if past.cut > 0:
         told = f"pauses between attempts are drawn shorter: {words.span(past.cut)} are left out"
-        yield from ("", *_wrapped(told, look))
+        yield from ("", *wrapped(told, look))
     charts, strips = list(_charts(past)), list(_strips(past, look))
     labels = [columns(label) for chart in charts for label in blocks.ends(chart.scale)]
     names = min(max(columns(name) for name, _, _ in strips), look.name)
@@ -163,7 +163,7 @@ def _over_time(past: History, look: Look) -> Iterator[str]:
     for attempt in past.attempts:
         run, long = attempt.run, words.span(attempt.length)
         told = f"{words.moment(run.started_at)}, {long}: {ending(run, attempt.running)}"
-        yield from _wrapped(told, look, f"  {run.attempt:>3}  ")
+        yield from wrapped(told, look, f"  {run.attempt:>3}  ")
 
 
 def _charts(past: History) -> Iterator[Chart]:
@@ -229,7 +229,7 @@ def _ranks(run: RunRecord, look: Look, several: bool) -> Iterator[str]:
     for pieces in render(wanted, [[row[n] for n in shown] for row in rows], width):
         yield "".join(text for text, _ in pieces).rstrip()
     if (more := len(run.ranks) - len(rows)) > 0:
-        yield from _wrapped(f"{words.count(more, 'more rank')}: --json has them", look)
+        yield from wrapped(f"{words.count(more, 'more rank')}: --json has them", look)
 
 
 def _time(run: RunRecord, look: Look, of: str) -> Iterator[str]:
@@ -268,7 +268,7 @@ def _bars(
 
 def _left_out(many: int, look: Look) -> Iterator[str]:
     if many > BARS:
-        yield from _wrapped(f"… {many - BARS:,} more: the table below, or --json", look, "  ")
+        yield from wrapped(f"… {many - BARS:,} more: the table below, or --json", look, "  ")
 
 
 def _batches(run: RunRecord, look: Look, of: str) -> Iterator[str]:
@@ -316,4 +316,4 @@ def _story(records: JobRecords, look: Look) -> Iterator[str]:
     told = f"{words.count(left_out, 'earlier line')}: --json has them" if left_out > 0 else ""
     yield from _section("story", told, look)
     for line in records.story[-STORY:]:
-        yield from _wrapped(line.text, look, f"  {words.moment(line.at)}  ")
+        yield from wrapped(line.text, look, f"  {words.moment(line.at)}  ")

@@ -100,7 +100,7 @@ def _tell(swept: Swept, trials: Sequence[Trial], sent: int, as_json: bool) -> No
     sentence = f"sweep {sweep} ({name}): {numbers}; job {first} {swept.why}"
     if sys.stdout.isatty():
         screen.put(clean(sentence))
-        screen.say(f"wiiiiide ps {sweep} lists them, wiiiiide wait {sweep} waits for all")
+        screen.say(f"wiiiiide ps {sweep} lists them, wiiiiide report {sweep} compares them")
     else:
         screen.put(sweep)
         screen.say(sentence)

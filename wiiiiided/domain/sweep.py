@@ -9,7 +9,7 @@ tells it from a job everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 MOST_JOBS: Final = 1000  # of one sweep: all are stored in one transaction
@@ -31,13 +31,19 @@ def sweep_number(text: str) -> int | None:
     return int(digits)
 
 
+def short_names(keys: Iterable[str]) -> list[str]:
+    """Keys by their last part, where that tells them apart."""
+    keys = list(keys)
+    last = [key.rpartition(".")[2] for key in keys]
+    return [name if last.count(name) == 1 else key for name, key in zip(last, keys, strict=True)]
+
+
 def label(setting: Mapping[str, str]) -> str:
-    """`LR=0.1 SEED=2`: keys by their last part, where that tells them apart."""
-    last = [key.rpartition(".")[2] for key in setting]
-    names = [
-        name if last.count(name) == 1 else key for name, key in zip(last, setting, strict=True)
-    ]
-    text = " ".join(f"{name}={value}" for name, value in zip(names, setting.values(), strict=True))
+    """`LR=0.1 SEED=2`."""
+    text = " ".join(
+        f"{name}={value}"
+        for name, value in zip(short_names(setting), setting.values(), strict=True)
+    )
     return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
 
 

@@ -33,7 +33,7 @@ def line_chart(
     """`tells` is what a stretch says when a pointer rests on it; nothing where it is empty.
     `ends` are moments from which on there is no value to draw; `mark` says why."""
     axis = times(past.length)
-    drawn = (_path(one, axis, scale) for one in series)
+    drawn = (path(one, axis, scale) for one in series)
     inner = axes.stretched(HEIGHT, *_starts(past, axis), *drawn, *_hovers(past, axis, tells))
     return axes.drawing(
         HEIGHT + axes.FOOT,
@@ -54,14 +54,16 @@ def _end(place: float, mark: str, labelled: bool) -> Markup:
     return joined([line, word] if labelled else [line])
 
 
-def _path(series: Series, axis: Scale, scale: Scale) -> Markup:
-    """One path for all its lines; a line of one point is a dot, by its round ends."""
+def path(series: Series, axis: Scale, scale: Scale, title: str = "") -> Markup:
+    """One path for all its lines; a line of one point is a dot, by its round ends. `title` is what
+    it says when a pointer rests on it."""
     strokes: list[str] = []
     for line in series.lines:
         places = [f"{axis.place(x) * axes.WIDTH:.1f} {_height(scale, y):.1f}" for x, y in line]
         strokes.append("M" + "L".join(places if len(places) > 1 else places * 2))
-    path = Markup("".join(strokes))  # of numbers alone, and longer than any text may be
-    return tag("path", d=path, class_=f"line {series.kind}", data_lines=len(strokes))
+    drawn = Markup("".join(strokes))  # of numbers alone, and longer than any text may be
+    said = (tag("title", title),) if title else ()
+    return tag("path", *said, d=drawn, class_=f"line {series.kind}", data_lines=len(strokes))
 
 
 def _height(scale: Scale, value: float) -> float:

@@ -12,7 +12,7 @@ forgotten, a browser would still run nothing and ask nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from wiiiiided.report import words
 from wiiiiided.report.history import Attempt, History, history
@@ -45,12 +45,16 @@ def page(records: JobRecords, made_at: float) -> str:
         *_story(records.story),
         tag("footer", f"Made by wiiiiide report {records.job.id}, {words.moment(made_at, True)}."),
     )
-    return "<!DOCTYPE html>\n" + tag(
-        "html", _head(title), tag("body", tag("main", *body)), lang="en"
-    )
+    return document(title, body)
 
 
-def _head(title: str) -> Markup:
+def document(title: str, body: Iterable[Markup], sheet: str = "") -> str:
+    """A whole file; `sheet` is what its style has more than others'."""
+    main = tag("body", tag("main", *body))
+    return "<!DOCTYPE html>\n" + tag("html", _head(title, sheet), main, lang="en")
+
+
+def _head(title: str, sheet: str) -> Markup:
     return tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -58,7 +62,7 @@ def _head(title: str) -> Markup:
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="referrer", content="no-referrer"),
         tag("title", title),
-        tag("style", Markup(SHEET)),
+        tag("style", Markup(SHEET + sheet)),
     )
 
 
