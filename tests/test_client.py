@@ -230,7 +230,9 @@ def test_an_archive_is_sent_when_it_is_wanted(
     answer = talk.submit(SPEC, archive, {"KEY": "x"}, progress=lambda *sent: told.append(sent))
     assert answer == m.Submitted(17, "waits")
     assert got == [Path(archive.path).read_bytes()]
-    assert daemon.requests == [m.Submit(SPEC, "ab" * 32, 700_000, {"KEY": "x"}, False)]
+    (asked,) = daemon.asked(m.Submit)
+    assert asked == m.Submit(SPEC, "ab" * 32, 700_000, {"KEY": "x"}, False, asked.nonce)
+    assert len(asked.nonce) == 32
     assert told[-1] == (700_000, 700_000)
 
 
@@ -260,10 +262,44 @@ def test_a_refusal_in_the_middle_of_an_archive_is_heard(
 def test_a_daemon_lost_while_submitting_says_that_nothing_is_certain(
     daemon: FakeDaemon, talk: Client, archive: Packed
 ) -> None:
+    """It is an older one, and would queue the job again if it were told again."""
     daemon.answers(m.Submit, m.SendArchive())
+    daemon.answers(m.FindSubmission, m.Refused(2, "it does not understand the request"))
     with pytest.raises(DaemonLost) as caught:
         talk.submit(SPEC, archive, {})
     assert "whether the job was queued is not known" in caught.value.hint
+    assert len(daemon.asked(m.Submit)) == 1
+
+
+def test_an_answer_that_is_lost_is_asked_for_again(
+    daemon: FakeDaemon, talk: Client, archive: Packed, heard: list[str]
+) -> None:
+    daemon.does(m.Submit, lambda _, link: daemon.restart())  # stored, and gone
+    daemon.answers(m.FindSubmission, m.Submitted(17, "waits"))
+    assert talk.submit(SPEC, archive, {}) == m.Submitted(17, "waits")
+    (submit,), (asked, *_) = daemon.asked(m.Submit), daemon.asked(m.FindSubmission)
+    assert asked.nonce == submit.nonce
+    assert heard[-1] == "the daemon is back"
+
+
+def test_a_request_that_was_not_stored_is_said_again_with_its_nonce(
+    daemon: FakeDaemon, talk: Client, archive: Packed
+) -> None:
+    def second(_: m.Submit, link: Talk) -> None:
+        link.say(m.SendArchive())
+        assert link.blob() == Path(archive.path).read_bytes()
+        link.say(m.Submitted(17, "waits"))
+
+    def first(_: m.Submit, link: Talk) -> None:
+        daemon.does(m.Submit, second)
+        link.say(m.SendArchive())
+        daemon.restart()
+
+    daemon.does(m.Submit, first)
+    daemon.answers(m.FindSubmission, m.Refused(6, "no job was queued by that request"))
+    assert talk.submit(SPEC, archive, {"KEY": "x"}).id == 17
+    one, other = daemon.asked(m.Submit)
+    assert one == other
 
 
 # ---- wait

@@ -73,6 +73,7 @@ class Coordinator:
     def __init__(self, directory: Path, *, alone: bool = False) -> None:
         self.a, self.b, self.c = (FakeNode(name, directory) for name in "abc")
         others = () if alone else (self.b, self.c)
+        self.settings = Settings()
         self.store = Store(directory / "state")
         self.actions: list[Any] = []
         self.keeper = Keeper(
@@ -91,7 +92,7 @@ class Coordinator:
         cluster = Cluster("lab", self.members, self._removed)  # type: ignore[arg-type]
         self.requests = Requests(
             *(self.keeper, self.a.workers, self.a.runs, self.archives, about),  # type: ignore[arg-type]
-            *(Settings, FakeFigures()),  # type: ignore[arg-type]
+            *(lambda: self.settings, FakeFigures()),  # type: ignore[arg-type]
             **({} if alone else {"standing": self.standing, "asks": asks, "cluster": cluster}),  # type: ignore[arg-type]
         )
         self.api = Api(directory / "socket", False, self.requests.handle, "a")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.daemon.talking import pair, run
+from wiiiiided.daemon.shares import archives as module
 from wiiiiided.daemon.shares.archives import SEND_BYTES, Archives
 from wiiiiided.errors import UsageError
 
@@ -48,6 +50,17 @@ def test_another_content_than_announced_leaves_nothing(archives: Archives) -> No
 def test_too_much_is_refused_while_it_arrives(archives: Archives) -> None:
     with pytest.raises(UsageError, match="larger than the limit"):
         receive(archives, DATA, limit=5000)
+    assert list(archives.directory.iterdir()) == []
+
+
+def test_no_archive_takes_the_room_that_the_state_needs(
+    archives: Archives, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(module, "ROOM_SHARE", 2.0)
+    with pytest.raises(OSError, match="would be left on the disk") as caught:
+        receive(archives, DATA)
+    assert caught.value.errno == errno.ENOSPC
     assert list(archives.directory.iterdir()) == []
 
 

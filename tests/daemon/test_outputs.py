@@ -20,10 +20,11 @@ from tests.daemon.talking import FakeNode, run, until
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, node_states, private_cluster
 from wiiiiided.control import events as e
-from wiiiiided.daemon.answers import collecting, outputs
+from wiiiiided.daemon.answers import collecting
 from wiiiiided.daemon.answers.collecting import Collector, sentence
 from wiiiiided.daemon.answers.outputs import Collection, Part
 from wiiiiided.daemon.conversation.talk import Talk
+from wiiiiided.daemon.shares import archives
 from wiiiiided.domain.spec import Output
 from wiiiiided.peering import messages as p
 from wiiiiided.wire import messages as m
@@ -337,8 +338,8 @@ def test_what_is_too_large_is_not_kept_and_the_nodes_still_have_it(tmp_path: Pat
 def test_a_disk_that_would_be_full_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outputs, "ROOM_BYTES", 1 << 60)
-    monkeypatch.setattr(outputs, "ROOM_SHARE", 2.0)
+    monkeypatch.setattr(archives, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(archives, "ROOM_SHARE", 2.0)
 
     async def scene() -> None:
         async with site(tmp_path) as here:

@@ -406,6 +406,7 @@ def test_what_was_reported_counts_before_what_is_asked_is_decided(tmp_path: Path
 
     async def scene() -> None:
         with coordinator(tmp_path, alone=True) as cluster:
+            cluster.archives.path(ARCHIVE).write_bytes(b"")
             job = cluster.submit()
             cluster.start(job)
             now = cluster.keeper.clock()
@@ -417,7 +418,6 @@ def test_what_was_reported_counts_before_what_is_asked_is_decided(tmp_path: Path
             ended = e.WorkersEnded(now, job, 2, "a", 1, "rank 0 failed")
             cluster.keeper._reports.append(ended)
             after = spec(policy={"after": (job,)})
-            cluster.archives.path(ARCHIVE).write_bytes(b"")
             said = await cluster.one(m.Submit(after, ARCHIVE, 0))
             assert f"job {job} is failed: a job after it would never run" in said.message
 

@@ -83,7 +83,7 @@ def test_a_queue_without_room_for_all_takes_none(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             has_folder(cluster)
-            cluster.requests.submissions.settings = lambda: Settings(queue=5)
+            cluster.settings = Settings(queue=5)
             cluster.submit()
             no = await cluster.one(sweep_of(5), ADA)
             assert no.code == 1

@@ -52,6 +52,52 @@ def test_a_piece_that_does_not_come_in_time_is_noticed() -> None:
     run(scene())
 
 
+@pytest.mark.parametrize(("least", "whole_s"), [(1000, None), (1, 0.2)])
+def test_a_blob_that_comes_too_slowly_is_ended(least: int, whole_s: float | None) -> None:
+    """A byte now and then keeps nobody's place for ever."""
+
+    async def scene() -> None:
+        here, there = await pair()
+
+        async def drip() -> None:
+            while True:
+                await here.send_blob(b"x")
+                await asyncio.sleep(0.01)
+
+        dripping = asyncio.ensure_future(drip())
+        with pytest.raises(TimeoutError):
+            _ = [piece async for piece in there.blob(0.2, least, whole_s)]
+        dripping.cancel()
+        await asyncio.gather(dripping, return_exceptions=True)
+
+    run(scene())
+
+
+def test_an_empty_piece_is_none() -> None:
+    async def scene() -> None:
+        here, there = await pair()
+        await here.send_blob(b"")
+        with pytest.raises(stream.BadFrame):
+            _ = [piece async for piece in there.blob(10)]
+
+    run(scene())
+
+
+def test_what_the_receiver_does_with_a_piece_is_not_the_senders_time() -> None:
+    async def scene() -> None:
+        here, there = await pair()
+        for _ in range(3):
+            await here.send_blob(b"x")
+        await here.end_blob()
+        taken = 0
+        async for piece in there.blob(0.2, 1000, 0.2):
+            taken += len(piece)
+            await asyncio.sleep(0.15)  # a slow disk
+        assert taken == 3
+
+    run(scene())
+
+
 def test_waiting_leaves_the_frame_for_who_reads_it() -> None:
     async def scene() -> None:
         here, there = await pair()

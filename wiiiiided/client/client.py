@@ -1,8 +1,9 @@
 """What can be asked of the daemon.
 
 Nothing is kept between calls: each opens the socket, says Hello, asks, reads the answer and closes.
-`wait`, `follow` and `cancel` outlive a restart of the daemon: jobs do not notice one, so neither
-does whoever watches them. They come back within 30 s, and no line is shown twice.
+`submit`, `wait`, `follow` and `cancel` outlive a restart of the daemon: jobs do not notice one, so
+neither does whoever watches them. They come back within 30 s; no line is shown twice, and no job
+queued twice.
 
 Asking ◄── Machines (what is about nodes) ◄── Client (what is about jobs)
 """
@@ -10,6 +11,7 @@ Asking ◄── Machines (what is about nodes) ◄── Client (what is about 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
@@ -33,6 +35,7 @@ from wiiiiided.client.errors import (
 from wiiiiided.client.machines import Machines
 from wiiiiided.client.resume import Seen, both
 from wiiiiided.config import Paths
+from wiiiiided.domain.codes import NO_SUCH
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import ENDED
@@ -167,9 +170,11 @@ class Client(Machines):
         hold: bool = False,
         progress: Progress = lambda sent, total: None,
     ) -> m.Submitted:
-        """Queue a job; its archive is sent when the daemon does not have it yet."""
-        request = m.Submit(spec, archive.sha256, archive.bytes, secrets, hold)
-        return self._submit(request, m.Submitted, archive, progress)
+        """Queue a job, once, through a restart of the daemon too; its archive is sent when the
+        daemon does not have it yet."""
+        nonce = os.urandom(16).hex()
+        request = m.Submit(spec, archive.sha256, archive.bytes, secrets, hold, nonce)
+        return self._submit_once(request, m.Submitted, archive, progress)
 
     def submit_sweep(
         self,
@@ -181,21 +186,38 @@ class Client(Machines):
         progress: Progress = lambda sent, total: None,
     ) -> m.Swept:
         """Queue all of them or none; the archive is sent once."""
-        request = m.SubmitSweep(tuple(jobs), archive.sha256, archive.bytes, secrets, hold)
-        return self._submit(request, m.Swept, archive, progress)
+        nonce = os.urandom(16).hex()
+        request = m.SubmitSweep(tuple(jobs), archive.sha256, archive.bytes, secrets, hold, nonce)
+        return self._submit_once(request, m.Swept, archive, progress)
+
+    def _submit_once(
+        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress
+    ) -> Result:
+        def again() -> Iterator[Result | None]:
+            try:
+                yield self._ask(m.FindSubmission(request.nonce), kind)
+            except DaemonRefused as no:
+                # One that knows the question knows the nonce: the same request is the same job.
+                yield self._submit(request, kind, archive, progress) if no.code == NO_SUCH else None
+
+        try:
+            return self._submit(request, kind, archive, progress)
+        except DaemonLost as problem:
+            lost = problem
+        with contextlib.suppress(DaemonLost, NoDaemon):
+            if found := next(self._through_restarts(again, lost=lost)):
+                return found
+        hint = "whether the job was queued is not known: look with wiiiiide ps"
+        raise DaemonLost(str(lost), hint) from lost
 
     def _submit(
         self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress
     ) -> Result:
         with self._open(request, SUBMIT_S) as connection:
-            try:
+            answer = connection.answer()
+            if isinstance(answer, m.SendArchive):
+                connection.send_file(archive.path, archive.bytes, progress)
                 answer = connection.answer()
-                if isinstance(answer, m.SendArchive):
-                    connection.send_file(archive.path, archive.bytes, progress)
-                    answer = connection.answer()
-            except DaemonLost as lost:
-                hint = "whether the job was queued is not known: look with wiiiiide ps"
-                raise DaemonLost(str(lost), hint) from lost
         return expect(answer, kind)
 
     def watching(self, every_s: float = 1.0) -> Connection:

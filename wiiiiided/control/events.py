@@ -25,10 +25,11 @@ class JobSubmitted(Event, frozen=True):
     hold: bool = False
     sweep: int = 0  # that it belongs to
     setting: dict[str, str] = {}  # in that
+    nonce: str = ""  # of the request: the same one again is the same job
 
 
 class SweepSubmitted(Event, frozen=True):
-    """All of them at once, or none."""
+    """All of them at once, or none. The first has the nonce of the request."""
 
     id: int
     jobs: tuple[JobSubmitted, ...]

@@ -5,10 +5,12 @@
     [limits]
     archive = "512MiB"        # of a job's working directory as it is shipped
     archive_files = 100000
+    archives = "64GiB"        # of all jobs' together
     log = "16MiB"             # of one rank's log file; two are kept
     keep = 200                # ended jobs whose files and story are kept
     outputs = "4GiB"          # of what is brought back from other machines, of one job
     queue = 20000             # jobs that are not over
+    queue_per_user = 5000     # of them, of one user who is neither root nor the daemon's own
 
     [metrics]                 # for Prometheus, over HTTP; without it nothing listens
     listen = "127.0.0.1:9464"
@@ -51,10 +53,12 @@ class Settings:
     log: str = "normal"
     archive_bytes: int = 512 << 20
     archive_files: int = 100_000
+    archives_bytes: int = 64 << 30
     log_bytes: int = 16 << 20
     keep: int = 200
     outputs_bytes: int = 4 << 30
     queue: int = 20_000
+    queue_per_user: int = 5_000
     metrics_listen: Address | None = None
     metrics_token_file: str = ""
 
@@ -155,10 +159,12 @@ KEYS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "log": ("log", _tier),
     "limits.archive": ("archive_bytes", _size),
     "limits.archive_files": ("archive_files", _count(1, 10_000_000)),
+    "limits.archives": ("archives_bytes", _size),
     "limits.log": ("log_bytes", _size),
     "limits.keep": ("keep", _count(0, 100_000)),
     "limits.outputs": ("outputs_bytes", _size),
     "limits.queue": ("queue", _count(1, 50_000)),
+    "limits.queue_per_user": ("queue_per_user", _count(1, 50_000)),
     "metrics.listen": ("metrics_listen", _address),
     "metrics.token_file": ("metrics_token_file", _path),
 }

@@ -4,6 +4,7 @@
     story     job │ at │ text │ event (JSON, on the first line an event caused)
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
     counters  name │ value     the next job's number, never used again; the next end's
+    submissions  node │ uid │ nonce │ job │ swept   which request queued what; 0: no sweep
     facts     name │ value     what must not change: the name of this node
     runs      job │ attempt │ name │ state │ body   figures of attempts (daemon/records)
     nodes     name │ body      the machines of the cluster as the control plane has them
@@ -29,7 +30,7 @@ from typing import Final, TypeVar
 import msgspec
 
 from wiiiiided.control.actions import Tell
-from wiiiiided.control.events import AnyEvent
+from wiiiiided.control.events import AnyEvent, JobSubmitted, SweepSubmitted
 from wiiiiided.control.job import Ended, Job
 from wiiiiided.control.roster import NodeRow
 from wiiiiided.daemon.records import Records
@@ -40,6 +41,7 @@ from wiiiiided.log import logger
 STRANGER: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
 MOST_SKIPPED: Final = 1_000_000  # numbers at once: more is no queue's later state
+NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
 # Each entry brings the file one version further; entries are never changed, only added.
@@ -81,6 +83,13 @@ MIGRATIONS: Final[tuple[str, ...]] = (
         id TEXT PRIMARY KEY, secret TEXT NOT NULL, expires REAL NOT NULL, uses INTEGER NOT NULL,
         made REAL NOT NULL, by TEXT NOT NULL
     ) STRICT;
+    """,
+    """
+    CREATE TABLE submissions (
+        node TEXT NOT NULL, uid INTEGER NOT NULL, nonce TEXT NOT NULL, job INTEGER NOT NULL,
+        swept INTEGER NOT NULL, PRIMARY KEY (node, uid, nonce)
+    ) STRICT;
+    CREATE INDEX submissions_job ON submissions (job);
     """,
 )
 
@@ -140,6 +149,7 @@ class Store:
                         "INSERT INTO story (job, at, text, event) VALUES (?, ?, ?, ?)", row
                     )
                     body = None
+                self._put_nonce(event)
                 for number, values in (secrets or {}).items():
                     self._db.execute("INSERT INTO secrets VALUES (?, ?)", (number, _encode(values)))
                 for name, node in (nodes or {}).items():
@@ -155,6 +165,18 @@ class Store:
                 self._db.execute(sql, (line.at, line.text, line.id))
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    def _put_nonce(self, event: AnyEvent) -> None:
+        match event:
+            case SweepSubmitted(jobs=(first, *_)):
+                swept = len(event.jobs)
+            case JobSubmitted():
+                first, swept = event, 0
+            case _:
+                return
+        if first.nonce:
+            row = (first.owner.node, first.owner.uid, first.nonce, first.id, swept)
+            self._db.execute("INSERT INTO submissions VALUES (?, ?, ?, ?, ?)", row)
 
     def _put(self, job: Job) -> None:
         # Ends are numbered: a clock that somebody sets must not decide what is pruned.
@@ -201,6 +223,9 @@ class Store:
                 for number in numbers:
                     for table, column in (("jobs", "id"), ("story", "job"), ("secrets", "job")):
                         self._db.execute(f"DELETE FROM {table} WHERE {column} = ?", (number,))
+                # Not with its job, which may be over and gone before a lost answer is asked for.
+                sql = "DELETE FROM submissions WHERE job < ?"
+                self._db.execute(sql, (self.next_id() - NONCES,))
                 self.records.forget(numbers)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
@@ -317,6 +342,18 @@ class Store:
     def secrets(self, number: int) -> dict[str, str]:
         row = self._db.execute("SELECT body FROM secrets WHERE job = ?", (number,)).fetchone()
         return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
+
+    def submitted(self, node: str, uid: int, nonce: str) -> tuple[int, int] | None:
+        """The job that a request of that user queued, and how many it swept, 0 where it is no
+        sweep; None: none was."""
+        sql = "SELECT job, swept FROM submissions WHERE node = ? AND uid = ? AND nonce = ?"
+        row = self._db.execute(sql, (node, uid, nonce)).fetchone()
+        return None if row is None else (row[0], row[1])
+
+    def unneeded_archives(self) -> list[str]:
+        """Archives that only jobs which are over name, those first that ended first."""
+        sql = "SELECT archive FROM jobs GROUP BY archive HAVING count(ended) = count(*) "
+        return [row[0] for row in self._db.execute(f"{sql}ORDER BY max(ended)")]
 
     def archives(self) -> set[str]:
         """Archives that some job still names."""

@@ -14,6 +14,7 @@ NO_DAEMON: Final = 4  # or no coordinator behind it
 NOT_ALLOWED: Final = 5
 NO_SUCH: Final = 6  # job or node
 NEVER: Final = 7  # it can never run here
+BUSY: Final = 8  # too many at once: the same may be done a moment later
 TIMED_OUT: Final = 124  # as timeout(1) has it
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143  # also of a share whose end nobody saw

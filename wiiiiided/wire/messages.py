@@ -55,6 +55,7 @@ class Submit(Message, frozen=True):
     archive_bytes: int
     secrets: dict[str, str] = {}  # the values of run.pass_env
     hold: bool = False
+    nonce: str = ""  # a random word: said again with it, this queues nothing more
 
     __repr__ = _without_secrets
 
@@ -75,11 +76,18 @@ class SubmitSweep(Message, frozen=True):
     archive_bytes: int
     secrets: dict[str, str] = {}  # each job gets those that its run.pass_env names
     hold: bool = False
+    nonce: str = ""
 
     __repr__ = _without_secrets
 
 
 Submission = Submit | SubmitSweep  # an archive may follow
+
+
+class FindSubmission(Message, frozen=True):
+    """Was the one with that nonce stored? Answered as it was, or refused: no such."""
+
+    nonce: str
 
 
 class List(Message, frozen=True):
@@ -251,6 +259,7 @@ class Renew(Message, frozen=True):
 Request = (
     Submit
     | SubmitSweep
+    | FindSubmission
     | List
     | Show
     | Why

@@ -8,7 +8,7 @@ machine of the cluster, may change everything.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from wiiiiided.control import events as e
@@ -33,6 +33,7 @@ class Jobs:
     def __init__(self, keeper: Keeper, own: str) -> None:
         self.keeper = keeper
         self.own = own
+        self.has_archive: Callable[[str], bool] = lambda digest: True
 
     # ---- looking
 
@@ -86,6 +87,10 @@ class Jobs:
                 event = e.ReleaseRequested(now, job.id, by)
             case m.Requeue():
                 over = job.state in ENDED
+                if over and job.archive and not self.has_archive(job.archive):
+                    text = f"the working directory of job {job.id} is kept no longer"
+                    hint = "there was no room for it (limits.archives): submit the job again"
+                    raise Refuse(FAILED, text, hint)
                 waits_for = self.dependencies(job.spec.policy.after) if over else ()
                 event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
         if type(event).__name__ not in MOVES[job.state]:

@@ -14,7 +14,6 @@ All of it is the daemon's alone: directories 0700, files 0600, complete by renam
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import shutil
@@ -27,6 +26,7 @@ from msgspec.structs import replace
 from wiiiiided.control.job import Job
 from wiiiiided.daemon.answers.tars import BadTar, Entry, Reader
 from wiiiiided.daemon.conversation.refusal import Refuse
+from wiiiiided.daemon.shares.archives import check_room
 from wiiiiided.domain.codes import FAILED, NO_SUCH
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.figures.predict import as_bytes
@@ -34,8 +34,6 @@ from wiiiiided.log import about, logger
 from wiiiiided.shim.files import write_durably
 
 PIECE_BYTES = 1 << 18
-# Stays free: the queue's own state is on the same disk. A tenth of a small one.
-ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1
 RECORD = "collection"
 MOST_RECORD_BYTES = 1 << 22
 
@@ -202,11 +200,7 @@ class Incoming:
         if self.bytes > self._room:
             text = f"they are more than {as_bytes(self._limit)} (limits.outputs)"
             raise TooLarge(text)
-        disk = os.fstatvfs(self._fd)
-        room = min(ROOM_BYTES, int(disk.f_blocks * disk.f_frsize * ROOM_SHARE))
-        if disk.f_bavail * disk.f_frsize < room + len(data):
-            text = f"less than {as_bytes(room)} would be left on the disk"
-            raise OSError(errno.ENOSPC, text)
+        check_room(self._fd, len(data))
         for found in self._reader.feed(data):
             self.files += isinstance(found, Entry)
         view = memoryview(data)

@@ -60,6 +60,7 @@ class Requests:
         own = facts.node.name
         asks = asks or Asks(Share(own, workers, runs), lambda: keeper.state.nodes)
         self.jobs = Jobs(keeper, own)
+        self.jobs.has_archive = archives.has
         self.submissions = Submissions(self.jobs, archives, settings)
         self.ranks = RankRequests(self.jobs, asks, figures, Path(facts.state_directory))
         self.nodes = NodeRequests(self.jobs, cluster)
@@ -103,6 +104,8 @@ class Requests:
                 return self.jobs.history(limit)
             case m.Why(id=number):
                 return self.jobs.why(number)
+            case m.FindSubmission():
+                return self.submissions.find(caller, request)
             case m.Hold() | m.Release() | m.Requeue():
                 return self.jobs.change(caller, request)
             case m.Status():

@@ -2,6 +2,10 @@
 
 A job is a sweep of one, but for what is told: checked, counted and stored the same way, all its
 jobs in one transaction.
+
+A command that lost its connection does not know whether its job was queued. It has put a nonce, a
+random word, into its request, asks whether that one was stored (FindSubmission), and if not says
+the same again: in the store the nonce is there with its job, or neither is, and never twice.
 """
 
 from __future__ import annotations
@@ -13,18 +17,19 @@ from wiiiiided.control import events as e
 from wiiiiided.control.job import Owner
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.daemon.answers.jobs import Jobs
+from wiiiiided.daemon.answers.quota import Quota
+from wiiiiided.daemon.answers.uploads import Uploads
 from wiiiiided.daemon.conversation.refusal import Refuse
-from wiiiiided.daemon.conversation.talk import Talk
+from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.settings import Settings
-from wiiiiided.daemon.shares.archives import PIECE_WITHIN_S, Archives
-from wiiiiided.domain.codes import FAILED, INVALID, NEVER
+from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.domain.codes import INVALID, NEVER, NO_SUCH
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.sweep import problems_of_sweep
-from wiiiiided.errors import UsageError
 from wiiiiided.wire import messages as m
 
 SECRET_BYTES = 1 << 18
-UPLOADS = 4  # at once: each may be half a gigabyte
+NONCE_CHARS = 64
 
 
 class Submissions:
@@ -33,28 +38,56 @@ class Submissions:
     def __init__(self, jobs: Jobs, archives: Archives, settings: Callable[[], Settings]) -> None:
         self.jobs = jobs
         self.archives = archives
-        self.settings = settings
-        self._uploads = asyncio.Semaphore(UPLOADS)
+        self.quota = Quota(lambda: jobs.keeper.state.jobs, settings)
+        self.uploads = Uploads(archives, settings, jobs.keeper.store.unneeded_archives)
 
     async def submit(self, talk: Talk, request: m.Submission) -> None:
-        self.check(request)
+        caller = talk.caller
+        if found := self.known(caller, request.nonce):
+            await talk.say(found)
+            return
+        self.check(caller, request)
         await self._check_fit(request)
         with self.archives.pinned(request.archive):
             if not self.archives.has(request.archive):
-                await self.receive(talk, request)
-            self.check(request)  # an upload takes its time: the others may have moved
-            numbers = self._store(talk, request)
-        why = self.jobs.view(self.jobs.find(numbers[0])).why
-        if isinstance(request, m.SubmitSweep):
-            await talk.say(m.Swept(numbers[0], numbers, why))
-        else:
-            await talk.say(m.Submitted(numbers[0], why))
+                owner = self.owner(caller)
+                needs = self.quota.archives_of(owner)
+                await self.uploads.receive(talk, request, owner, needs)
+            # An upload takes its time: the others may have moved, and this one may be here twice.
+            if not (found := self.known(caller, request.nonce)):
+                self.check(caller, request)
+                found = self._store(caller, request)
+        await talk.say(found)
 
-    def _store(self, talk: Talk, request: m.Submission) -> tuple[int, ...]:
-        caller, keeper = talk.caller, self.jobs.keeper
+    def known(self, caller: Caller, nonce: str) -> m.Submitted | m.Swept | None:
+        """The answer to a request that was stored already; None: it was not."""
+        owner = self.owner(caller)
+        found = self.jobs.keeper.store.submitted(owner.node, owner.uid, nonce) if nonce else None
+        return None if found is None else self._answer(*found)
+
+    def find(self, caller: Caller, request: m.FindSubmission) -> m.Submitted | m.Swept:
+        """Whether it was queued, and as which job."""
+        found = self.known(caller, request.nonce)
+        if found is None:
+            raise Refuse(NO_SUCH, "no job was queued by that request")
+        return found
+
+    def owner(self, caller: Caller) -> Owner:
+        return Owner(caller.node or self.jobs.own, caller.uid, caller.user)
+
+    def _answer(self, first: int, swept: int) -> m.Submitted | m.Swept:
+        """About a job, or about a sweep of so many."""
+        job = self.jobs.keeper.job(first)
+        why = "it is over, and no longer kept" if job is None else self.jobs.view(job).why
+        if swept:
+            return m.Swept(first, tuple(range(first, first + swept)), why)
+        return m.Submitted(first, why)
+
+    def _store(self, caller: Caller, request: m.Submission) -> m.Submitted | m.Swept:
+        keeper = self.jobs.keeper
         self.jobs.catch_up()
         first, at = keeper.store.next_id(), keeper.clock()
-        owner = Owner(caller.node or self.jobs.own, caller.uid, caller.user)
+        owner = self.owner(caller)
         sweep = first if isinstance(request, m.SubmitSweep) else 0
         waits_for = {
             after: self.jobs.dependencies(after)
@@ -66,13 +99,14 @@ class Submissions:
                 hold=request.hold,
                 sweep=sweep,
                 setting=job.setting,
+                nonce=request.nonce if number == first else "",
             )
             for number, job in enumerate(jobs_of(request), first)
         )
         self.jobs.ask(e.SweepSubmitted(at, sweep, jobs) if sweep else jobs[0], request.secrets)
-        return tuple(job.id for job in jobs)
+        return self._answer(first, len(jobs) if sweep else 0)
 
-    def check(self, request: m.Submission) -> None:
+    def check(self, caller: Caller, request: m.Submission) -> None:
         """A client has checked the file; what a hostile one sends is checked again here."""
         jobs = jobs_of(request)
         problems = dict.fromkeys(text for job in jobs for text in problems_of(job.spec))
@@ -83,14 +117,11 @@ class Submissions:
             problems[f"secrets that run.pass_env does not name: {sorted(extra)}"] = None
         if sum(map(len, request.secrets.values())) > SECRET_BYTES:
             problems[f"secrets of more than {SECRET_BYTES} bytes"] = None
+        if len(request.nonce) > NONCE_CHARS:
+            problems[f"a nonce of more than {NONCE_CHARS} characters"] = None
         if problems:
             raise Refuse(INVALID, "; ".join(problems))
-        most, there = self.settings().queue, len(self.jobs.keeper.state.jobs)
-        if there >= most:
-            raise Refuse(FAILED, f"the queue is full: {most} jobs are not over")
-        if there + len(jobs) > most:
-            text = f"the queue has room for {most - there} of the sweep's {len(jobs)} jobs"
-            raise Refuse(FAILED, f"{text} ({most} in all): none was queued")
+        self.quota.check(self.owner(caller), caller.admin, [job.spec for job in jobs])
         self.archives.path(request.archive)
         for after in {job.spec.policy.after for job in jobs}:
             self.jobs.dependencies(after)
@@ -103,29 +134,6 @@ class Submissions:
             except NeverRuns as never:
                 raise Refuse(NEVER, str(never)) from never
             await asyncio.sleep(0)
-
-    async def receive(self, talk: Talk, request: m.Submission) -> None:
-        limit = self.settings().archive_limit
-        if request.archive_bytes > limit:
-            raise Refuse(INVALID, f"the working directory is larger than {limit} bytes")
-        async with self._uploads:
-            try:
-                with self.archives.receive(request.archive, limit) as upload:
-                    await talk.say(m.SendArchive())
-                    async for piece in talk.blob(PIECE_WITHIN_S):
-                        upload.take(piece)
-                    # Half a gigabyte takes a slow disk longer than the watchdog waits.
-                    await asyncio.to_thread(upload.finish)
-            except TimeoutError as problem:
-                text = f"the working directory stopped arriving for {PIECE_WITHIN_S:g} s"
-                raise Refuse(FAILED, f"{text}; nothing was queued") from problem
-            except UsageError as problem:
-                raise Refuse(INVALID, str(problem)) from problem
-            except OSError as problem:
-                if problem.filename is None and problem.errno is None:
-                    raise
-                text = f"the working directory cannot be stored: {problem.strerror}"
-                raise Refuse(FAILED, f"{text}; nothing was queued") from problem
 
 
 def jobs_of(request: m.Submission) -> tuple[m.SweepJob, ...]:

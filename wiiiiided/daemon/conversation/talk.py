@@ -103,15 +103,26 @@ class Talk:
             raise stream.BadFrame("a message was expected")
         return payload
 
-    async def blob(self, within_s: float) -> AsyncIterator[bytes]:
-        """The pieces of a blob that comes now; TimeoutError when one is not there in time."""
+    async def blob(
+        self, within_s: float, least_bytes: int = 1, whole_within_s: float | None = None
+    ) -> AsyncIterator[bytes]:
+        """The pieces of a blob that comes now. TimeoutError when fewer than `least_bytes` come
+        `within_s`, or not all of it; only what we wait for the other side counts."""
+        loop = asyncio.get_running_loop()
+        left_s, came = within_s, 0
+        whole_s = float("inf") if whole_within_s is None else whole_within_s
         while True:
-            async with asyncio.timeout(within_s):
+            began = loop.time()
+            async with asyncio.timeout(min(left_s, whole_s)):
                 kind, payload = await self.frame()
             if kind == stream.BLOB_END:
                 return
-            if kind != stream.BLOB:
+            if kind != stream.BLOB or not payload:
                 raise stream.BadFrame("a piece of a blob was expected")
+            waited_s = loop.time() - began
+            left_s, whole_s, came = left_s - waited_s, whole_s - waited_s, came + len(payload)
+            if came >= least_bytes:
+                left_s, came = within_s, 0
             yield payload
 
     async def gone(self) -> None:

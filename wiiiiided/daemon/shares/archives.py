@@ -9,6 +9,7 @@ They are the daemon's: a shim gets an open descriptor, never a path.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -20,9 +21,12 @@ from pathlib import Path
 
 from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.errors import HostError, UsageError
+from wiiiiided.figures.predict import as_bytes
 
 SEND_BYTES = 1 << 18
 PIECE_WITHIN_S = 30.0  # a sender that was stopped must not keep the others from sending
+# Stays free: the queue's own state is on the same disk. A tenth of a small one.
+ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1
 
 
 class Archives:
@@ -60,6 +64,22 @@ class Archives:
         finally:
             os.close(fd)
         await talk.end_blob()
+
+    def sizes(self) -> dict[str, int]:
+        """Of all that are whole. It asks the disk about each: for a thread."""
+        found = {}
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                with contextlib.suppress(FileNotFoundError):
+                    found[entry.name] = entry.stat(follow_symlinks=False).st_size
+        return {name: size for name, size in found.items() if name[0] != "."}
+
+    def remove(self, digest: str) -> bool:
+        """Whether it is gone: not what is about to be named by a job, or is being read."""
+        if digest in self._pins or not digest:
+            return False
+        self.path(digest).unlink(missing_ok=True)
+        return True
 
     def receive(self, digest: str, limit: int) -> Upload:
         return Upload(self.path(digest), digest, limit)
@@ -111,6 +131,7 @@ class Upload:
         self.bytes += len(data)
         if self.bytes > self.limit:
             raise UsageError(f"the archive is larger than the limit of {self.limit} bytes")
+        check_room(self._fd, len(data))
         self._hash.update(data)
         view = memoryview(data)
         while view:
@@ -127,3 +148,11 @@ class Upload:
             os.fsync(directory)
         finally:
             os.close(directory)
+
+
+def check_room(fd: int, size: int) -> None:
+    """OSError where so many bytes more in that file would leave too little of its disk."""
+    disk = os.fstatvfs(fd)
+    room = min(ROOM_BYTES, int(disk.f_blocks * disk.f_frsize * ROOM_SHARE))
+    if disk.f_bavail * disk.f_frsize < room + size:
+        raise OSError(errno.ENOSPC, f"less than {as_bytes(room)} would be left on the disk")
