@@ -547,6 +547,29 @@ def test_a_blob_is_read_in_any_steps(daemon: FakeDaemon, talk: Client) -> None:
     assert daemon.requests == [m.Pull(17, ("runs/**",))]
 
 
+def test_what_the_daemon_says_before_it_answers_is_shown_and_is_no_answer(
+    daemon: FakeDaemon,
+) -> None:
+    def tell(request: m.Request, talk: Talk) -> None:
+        talk.say(m.Notice("waiting up to 4 s for the coordinator a"))
+        if isinstance(request, m.List):
+            talk.say(m.Jobs(()))
+        else:
+            talk.send_blob(b"tar")
+            talk.say(m.End())
+
+    for kind in (m.List, m.Pull):
+        daemon.does(kind, tell)
+    said: list[str] = []
+    client = Client(daemon.paths, said.append)
+    assert client.list() == ()
+    with client.pull(17) as blob:
+        assert blob.read(10) == b"tar"
+        assert blob.read(10) == b""
+    assert said == ["waiting up to 4 s for the coordinator a"] * 2
+    assert Client(daemon.paths).list() == ()
+
+
 def test_a_refused_pull_is_raised_before_anything_is_read(daemon: FakeDaemon, talk: Client) -> None:
     daemon.answers(m.Pull, m.Refused(6, "there is no job 17"))
     with pytest.raises(DaemonRefused):

@@ -65,7 +65,8 @@ def test_a_coordinator_that_is_away_is_what_is_waited_for(
     program: Program, daemon: FakeDaemon
 ) -> None:
     def cancel(_: m.Cancel, talk: Talk) -> None:
-        wait_until(lambda: "trying" in program.shown, PATIENCE_S, "it says what is wrong")
+        talk.say(m.Notice("waiting up to 30 s for the coordinator a"))
+        wait_until(lambda: bool(daemon.asked(m.Status)), PATIENCE_S, "whether it is the workers")
         talk.say(m.Refused(4, "the coordinator a does not answer"))
 
     away = msgspec.structs.replace(status(), problem="the coordinator a does not answer")
@@ -73,7 +74,8 @@ def test_a_coordinator_that_is_away_is_what_is_waited_for(
     daemon.does(m.Cancel, cancel)
     result = program.on_terminal("cancel", "17")
     assert result.code == 4
-    assert "still trying; the daemon says: the coordinator a does not answer" in result.out
+    assert "wiiiiide: waiting up to 30 s for the coordinator a" in result.out
+    assert "workers" not in result.out
 
 
 def test_an_interrupt_says_that_the_stop_goes_on(program: Program, daemon: FakeDaemon) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pytest
 
 from tests.cli.kit import Cli, Program
-from tests.kit.fake_daemon import FakeDaemon, ended, view
+from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
 from wiiiiided.cli import ps
 from wiiiiided.cli.text import columns
 from wiiiiided.wire import messages as m
@@ -60,6 +61,21 @@ def test_all_of_them_are_in_the_order_of_their_numbers(cli: Cli, daemon: FakeDae
     assert [job["id"] for job in listed] == [7, 8, 9, 10, 12]
     rows = cli("ps").out.splitlines()[1:]
     assert [row.split()[0] for row in rows] == ["12", "9", "8", "10", "7"]
+
+
+def test_one_machines_view_is_marked_as_such(cli: Cli, daemon: FakeDaemon) -> None:
+    partial = "the coordinator a does not answer; this is what b knows of its own"
+    alone = m.Jobs((view(17),), partial)
+
+    def listed(_: m.List, talk: Talk) -> None:
+        talk.say(m.Notice(partial))
+        talk.say(alone)
+
+    daemon.does(m.List, listed)
+    result = cli("ps")
+    assert result.err == f"wiiiiide: {partial}\n"
+    assert result.out.splitlines()[1].split()[0] == "17"
+    assert json.loads(cli("ps", "--json").out)["partial"] == partial
 
 
 def test_untrusted_text_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:

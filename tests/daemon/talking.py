@@ -7,15 +7,18 @@ import socket
 import subprocess
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from wiiiiided.daemon.answers.share import Share
 from wiiiiided.daemon.cluster.dial import Unreachable
 from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.settings import Settings
+from wiiiiided.daemon.shares.cancellations import Cancellations
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.shims import shim_command
 from wiiiiided.daemon.shares.spawn import JobUser
+from wiiiiided.daemon.shares.workers import Workers
 from wiiiiided.domain.node import Node
 from wiiiiided.peering import messages as p
 from wiiiiided.wire import messages as m
@@ -123,6 +126,22 @@ class FakeWorkers:
         self.shims: dict[tuple[int, int], Any] = {}
         self.following: dict[tuple[int, int], Any] = {}
         self.settings = Settings
+        self.cancellations = Cancellations(runs)
+        self.stopped: list[tuple[int, int, float, str]] = []
+
+    kept, was_cancelled = Workers.kept, Workers.was_cancelled
+    cancel, _end_cancelled = Workers.cancel, Workers._end_cancelled
+
+    def clock(self) -> float:
+        return 1000.0
+
+    def is_here(self, key: tuple[int, int]) -> bool:
+        return key in self.following
+
+    def stop(self, job: Any, attempt: int, grace_s: float, reason: str) -> None:
+        """A share that ends at once."""
+        self.stopped.append((job.id, attempt, grace_s, reason))
+        self.following.pop((job.id, attempt), None)
 
     def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
         command = shim_command("--tar", str(self.runs.work(number)), *globs)
@@ -154,7 +173,7 @@ class FakeNode:
 
     def begin(self, job: int = 1, attempt: int = 1) -> None:
         self.runs.make(job, attempt)
-        self.workers.following[job, attempt] = True
+        self.workers.following[job, attempt] = SimpleNamespace(attempt=None)
 
     def end(self, job: int = 1, attempt: int = 1) -> None:
         self.workers.following.pop((job, attempt), None)

@@ -10,12 +10,15 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.daemon.requesting import ADA, Coordinator, coordinator
 from tests.daemon.talking import FakeDialer, answers, pair, run, until
 from wiiiiided.client import Client, DaemonRefused
 from wiiiiided.config import Paths
+from wiiiiided.control.job import Job, Owner
+from wiiiiided.daemon.answers.alone import Alone
 from wiiiiided.daemon.answers.relay import Relay, patience
 from wiiiiided.daemon.answers.standing import Standing
 from wiiiiided.daemon.answers.status import DaemonFacts, status_of
@@ -24,6 +27,8 @@ from wiiiiided.daemon.conversation.api import Api
 from wiiiiided.daemon.conversation.talk import Caller, Talk
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.shares.cancellations import Cancellations
+from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.identity import Place
 from wiiiiided.wire import messages as m
@@ -52,12 +57,16 @@ class Member:
                 lambda: self.settings,
             ),
             lambda: status_of(about, cluster.b.runs, self.standing, {}),
+            Alone(cluster.b.share, "a"),
         )
         self.paths = Paths.private(str(directory))
         self.api = Api(self.paths.socket, False, self.relay.handle, "b")
 
-    async def ask(self, request: m.Request, caller: Caller = ADA) -> list[Any]:
+    async def ask(
+        self, request: m.Request, caller: Caller = ADA, notices: bool = False
+    ) -> list[Any]:
         here, there = await pair()
+        there.hears_notices = notices
         await here.say(request)
         await self.api.serve(there, caller)
         return await answers(here)
@@ -121,10 +130,147 @@ def test_without_its_coordinator_a_member_says_so_and_that_jobs_go_on(
     async def scene() -> None:
         async with member(tmp_path) as b:
             b.dialer.away.add(COORDINATOR)
-            (no,) = await b.ask(m.List())
+            (no,) = await b.ask(m.Nodes())
             assert no.code == 4
             assert "the coordinator a (10.0.0.1:9461) does not answer" in no.message
             assert no.message.endswith("jobs go on")
+
+    run(scene())
+
+
+def given_to_b(b: Member, **given: Any) -> Job:
+    """A job of ada's on b, which runs: started there, and nothing more is known of it."""
+    number = b.cluster.submit(nodes=2, owner=Owner("b", 1000, "ada"), **given)
+    b.cluster.start(number)
+    job = b.cluster.job(number)
+    node = b.cluster.b
+    node.runs.keep(number, msgspec.json.encode(job))
+    assert job.attempt is not None
+    node.workers.following[number, job.attempt.number] = job
+    b.dialer.away.add(COORDINATOR)
+    return job
+
+
+def test_who_waits_is_told_at_once_for_whom_and_how_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.relay.NOTICE_S", 0.01)
+    monkeypatch.setattr("wiiiiided.daemon.answers.relay.AT_ONCE_S", 0.6)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            b.dialer.away.add(COORDINATOR)
+            notice, no = await b.ask(m.Nodes(), notices=True)
+            words = "waiting up to 1 s for the coordinator a (10.0.0.1:9461), which does not answer"
+            assert notice.text.startswith(words)
+            assert "Connection refused" in notice.text
+            assert no.code == 4
+            (no,) = await b.ask(m.Nodes())  # of a client that does not know notices
+            assert no.code == 4
+
+    run(scene())
+
+
+def test_a_member_answers_of_its_own_when_nobody_else_does_and_marks_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly(monkeypatch)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            job = given_to_b(b)
+            b.cluster.b.write(2, (1.0, "hello"), job=job.id)
+            notice, listed = await b.ask(m.List(), notices=True)
+            assert notice.text == listed.partial
+            assert "does not answer" in listed.partial
+            assert listed.partial.endswith("this is what b knows of its own")
+            (view,) = listed.jobs
+            assert (view.id, view.state, view.owner) == (job.id, "running", "ada@b")
+            assert view.why == "its part on b runs"
+            (shown,) = await b.ask(m.Show(job.id))
+            assert shown.partial == listed.partial
+            assert shown.job == view
+            (why,) = await b.ask(m.Why(job.id))
+            assert why.why == view.why
+            lines, end = await b.ask(m.Logs(job.id))
+            assert [(line.node, line.text) for line in lines.lines] == [("b", "hello")]
+            assert end == m.End()
+            assert await b.ask(m.Logs(job.id, nodes=("a",))) == [m.End()]
+            for other in (m.Show(99), m.Cancel(99), m.History(), m.Logs(job.id, follow=True)):
+                (no,) = await b.ask(other)
+                assert (no.code, "does not answer" in no.message) == (4, True)
+
+    run(scene())
+
+
+def test_the_owner_and_root_may_cancel_the_part_here_and_nobody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly(monkeypatch)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            job = given_to_b(b)
+            workers = b.cluster.b.workers
+            for other in (Caller(1001, "bob", False, "b"), Caller(1000, "ada", False, "c")):
+                (no,) = await b.ask(m.Cancel(job.id), other)
+                assert (no.code, workers.stopped) == (5, [])
+            (view,) = await b.ask(m.Cancel(job.id), Caller(1000, "ada", False, "b"))
+            assert workers.stopped == [(job.id, 1, 10.0, "cancelled by ada")]
+            assert view.state == "stopping"
+            assert view.why == (
+                "cancelled by ada: its part on b has ended; a is told when it is heard, and ends "
+                "the rest"
+            )
+            (listed,) = await b.ask(m.List())
+            assert [one.why for one in listed.jobs] == [view.why]
+            # And after a restart of this daemon.
+            again = Cancellations(b.cluster.b.runs)
+            again.read()
+            (told,) = again.told(1010.0)
+            assert told == p.CancelledHere(job.id, job.submitted_at, "ada", False, 10.0)
+            again.forget([job.id])
+            again = Cancellations(b.cluster.b.runs)
+            again.read()
+            assert again.told(0.0) == ()
+
+    run(scene())
+
+
+def test_a_cancel_that_cannot_be_kept_ends_the_part_here_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quickly(monkeypatch)
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            job = given_to_b(b)
+            monkeypatch.setattr(Runs, "keep", full)
+            (no,) = await b.ask(m.Cancel(job.id, now=True), Caller(0, "root", True, "b"))
+            assert b.cluster.b.workers.stopped == [(job.id, 1, 0.0, "cancelled by root")]
+            assert "No space left on device" in no.message
+            assert len(b.cluster.b.workers.cancellations.told(1000.0)) == 1
+
+    run(scene())
+
+
+def test_who_watches_hears_that_it_is_the_coordinator_that_is_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.answers.relay.QUIET_S", 0.05)
+
+    async def silent(talk: Talk) -> None:
+        await talk.message()
+        await asyncio.sleep(0.3)
+
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            b.dialer.serves[COORDINATOR] = silent
+            first, *_ = await b.ask(m.Watch(0.01), notices=True)
+            assert first.text == "the coordinator a (10.0.0.1:9461) has said nothing for 0 s"
 
     run(scene())
 

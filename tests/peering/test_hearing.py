@@ -20,9 +20,9 @@ from wiiiiided.daemon.cluster.links import Links, restamped
 from wiiiiided.daemon.cluster.perform import Assigner, Performer
 from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.keeper import Keeper
-from wiiiiided.daemon.store import MOST_SKIPPED, Store
+from wiiiiided.daemon.store import MOST_SKIPPED, Store, StoreError
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.spec import JobSpec, Policy, Resources, Run
+from wiiiiided.domain.spec import JobSpec, Policy, Resources, Restart, Run
 from wiiiiided.peering import messages as p
 from wiiiiided.trust.certificate import Certificate
 from wiiiiided.trust.tls import Peer
@@ -80,7 +80,12 @@ class Head:
         self.talks: list[Talk] = []
 
     async def link(
-        self, node: Node, name: str = "", has: tuple[int, ...] = (), in_parts: bool = False
+        self,
+        node: Node,
+        name: str = "",
+        has: tuple[int, ...] = (),
+        in_parts: bool = False,
+        cancelled: tuple[p.CancelledHere, ...] = (),
     ) -> Talk:
         """A member's end of a link, after its hello; the reconciliation is the next it hears."""
         here, there = socket.socketpair()
@@ -90,7 +95,7 @@ class Head:
         self.tasks[-1].add_done_callback(lambda _: ours.close())  # as the port does
         talk = Talk(*await asyncio.open_connection(sock=there))
         self.talks.append(talk)
-        await talk.say(p.LinkHello(node, has, in_parts))
+        await talk.say(p.LinkHello(node, has, in_parts, cancelled))
         return talk
 
     def submit(
@@ -218,6 +223,136 @@ def test_a_member_forgets_what_the_queue_forgot_and_keeps_what_it_never_knew(sta
             assert a.store.next_id() == 10
             again = await reconciled(await a.link(B, has=(1, 2, 7, 9)))
             assert again.forget == (1,)
+
+    asyncio.run(work())
+
+
+class Cut:
+    """Job 1 runs on a and b; then b is cut off, and ada cancels it there."""
+
+    def __init__(self, a: Head, policy: Policy | None = None) -> None:
+        self.a = a
+        self.policy = policy or Policy(restart=Restart(max=3, on=("failure", "node-lost")))
+
+    async def happens(self) -> None:
+        a = self.a
+        b = await a.link(B)
+        await reconciled(b)
+        a.submit(1, nodes=2, policy=self.policy)
+        for node in "ab":
+            versions = ("3.11.7", "2.13.0", "0.1.0")
+            a.keeper.report(e.WorkersPrepared(a.keeper.clock(), 1, 1, node, *versions))
+        for node in "ab":
+            a.keeper.report(e.WorkersStarted(a.keeper.clock(), 1, 1, node))
+        b.close()
+        await until(lambda: "b" in a.keeper.state.absent)
+
+    def said(self, ago_s: float = 1.0, **other: Any) -> tuple[p.CancelledHere, ...]:
+        job = self.a.keeper.job(1)
+        assert job is not None
+        return (replace(p.CancelledHere(1, job.submitted_at, "ada", False, ago_s), **other),)
+
+    def ends(self, attempt: int, node: str, code: int = 1) -> None:
+        now = self.a.keeper.clock()
+        self.a.keeper.report(e.WorkersEnded(now, 1, attempt, node, code, "rank 0 ended with 1"))
+
+
+def test_what_was_cancelled_on_a_machine_cut_off_ends_cancelled_and_is_not_restarted(
+    state: Path,
+) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+            cut.ends(1, "a")  # its peer is silent
+            assert a.state(1) == "stopping"
+            told = await reconciled(await a.link(B, has=(1,), cancelled=cut.said()))
+            assert told.cancelled == (1,)
+            (given,) = map(p.unpack, told.assignments)
+            assert given.job.phase.reason == "cancelled by ada on b"  # type: ignore[union-attr]
+            cut.ends(1, "b", 143)
+            job = a.keeper.job(1)
+            assert job is not None
+            assert (job.state, job.restarts) == ("cancelled", 0)
+            again = await reconciled(await a.link(B, has=(1,), cancelled=cut.said()))
+            assert again.cancelled == (1,)
+            assert a.state(1) == "cancelled"
+
+    asyncio.run(work())
+
+
+def test_a_cancel_reaches_the_job_in_whichever_attempt_the_policy_has_it(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+            a.keeper.report(e.NodeDeclaredLost(a.keeper.clock(), "b", "root"))
+            cut.ends(1, "a")
+            assert a.state(1) == "backoff"
+            told = await reconciled(await a.link(B, cancelled=cut.said()))
+            assert (told.cancelled, a.state(1)) == ((1,), "cancelled")
+
+    asyncio.run(work())
+
+
+def test_a_job_that_was_asked_for_anew_since_then_goes_on(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+            a.keeper.ask(e.RequeueRequested(a.keeper.clock(), 1, "root"))
+            told = await reconciled(await a.link(B, cancelled=cut.said(ago_s=60.0)))
+            assert told.cancelled == (1,)
+            job = a.keeper.job(1)
+            assert job is not None
+            assert job.phase.cause == "requeue"  # type: ignore[union-attr]
+
+    asyncio.run(work())
+
+
+def test_a_cancel_on_both_sides_is_one(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+            a.keeper.ask(e.CancelRequested(a.keeper.clock(), 1, "root"))
+            before = a.keeper.job(1)
+            told = await reconciled(await a.link(B, cancelled=cut.said()))
+            assert told.cancelled == (1,)
+            assert a.keeper.job(1) == before
+
+    asyncio.run(work())
+
+
+def test_a_restored_coordinator_cancels_no_other_job_of_that_number(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+            other = (*cut.said(submitted_at=1.0), *cut.said(id=77))
+            told = await reconciled(await a.link(B, cancelled=other))
+            assert (told.cancelled, a.state(1)) == ((1, 77), "running")
+
+    asyncio.run(work())
+
+
+def test_a_cancel_that_could_not_be_stored_is_told_again(
+    state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            cut = Cut(a)
+            await cut.happens()
+
+            def full(*_: Any) -> None:
+                raise StoreError("the disk is full")
+
+            with monkeypatch.context() as broken:
+                broken.setattr(a.store, "commit", full)
+                told = await reconciled(await a.link(B, cancelled=cut.said()))
+                assert told.cancelled == ()
+            told = await reconciled(await a.link(B, cancelled=cut.said()))
+            assert (told.cancelled, a.state(1)) == ((1,), "stopping")
 
     asyncio.run(work())
 

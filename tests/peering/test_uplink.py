@@ -35,6 +35,20 @@ def job(number: int) -> Job:
     return Job(number, spec, owner, "ab" * 32, 0.0, Starting(0.0), attempt=attempt)
 
 
+class Cancelled:
+    """Jobs that were cancelled here."""
+
+    def __init__(self) -> None:
+        self.untold: dict[int, p.CancelledHere] = {}
+
+    def told(self, now: float) -> tuple[p.CancelledHere, ...]:
+        return tuple(self.untold.values())
+
+    def forget(self, numbers: tuple[int, ...]) -> None:
+        for number in numbers:
+            self.untold.pop(number, None)
+
+
 class Workers:
     """Writes down what it is told."""
 
@@ -44,6 +58,10 @@ class Workers:
         self.following: dict[tuple[int, int], Job] = {}
         self.heard_at: list[float] = []
         self.runs = self
+        self.cancellations = Cancelled()
+
+    def clock(self) -> float:
+        return 0.0
 
     def numbers(self) -> list[int]:
         return [3, 4]
@@ -158,6 +176,38 @@ def test_a_link_begins_with_what_is_there_on_both_sides() -> None:
     _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
     assert hellos == [p.LinkHello(NODE, (3, 4), in_parts=True)]
     assert ("reconcile", [7], set()) in workers.told
+
+
+def test_what_was_cancelled_here_is_said_until_the_coordinator_has_it() -> None:
+    """Also what is cancelled while a link is being made: it is made again."""
+    hellos: list[p.LinkHello] = []
+    cancelled = p.CancelledHere(7, 1.0, "ada", False, 5.0)
+    there = Coordinator()
+
+    async def before(talk: Talk) -> None:
+        hellos.append(p.decode_hello(await talk.message()))
+        made[1].cancellations.untold[7] = cancelled
+        await talk.say(p.Reconcile(()))
+        await talk.gone()
+
+    async def stores(talk: Talk) -> None:
+        hellos.append(p.decode_hello(await talk.message()))
+        await talk.say(p.Reconcile((), cancelled=(7,)))
+        await talk.gone()
+
+    there.plays += [before, stores]
+    made = member(there)
+
+    async def work() -> None:
+        running = asyncio.ensure_future(made[0].run())
+        async with asyncio.timeout(20):
+            while len(hellos) < 2 or made[1].cancellations.untold or not made[0].linked:
+                await asyncio.sleep(0.002)
+        running.cancel()
+        await asyncio.gather(running, *there.tasks, return_exceptions=True)
+
+    asyncio.run(work())
+    assert [hello.cancelled for hello in hellos] == [(), (cancelled,)]
 
 
 def test_it_dials_again_whatever_happens() -> None:

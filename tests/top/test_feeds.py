@@ -110,6 +110,31 @@ def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, errands
         assert feed.gone(18.5) is None
 
 
+def test_a_silent_coordinator_is_named_and_not_the_daemon(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
+    speak = threading.Event()
+    text = "the coordinator a (10.0.0.1:9461) has said nothing for 4 s"
+
+    def push(request: m.Watch, talk: Talk) -> None:
+        talk.say(s.three())
+        talk.say(m.Notice(text))
+        assert speak.wait(PATIENCE_S)
+        talk.say(s.three())
+        with contextlib.suppress(EOFError):
+            talk.frame()
+
+    daemon.does(m.Watch, push)
+    feed = _watch(daemon, errands)
+    _until_read(feed, now=1.0)
+    wait_until(lambda: feed.read(2.0) or feed.gone(2.0) == Gone(text), PATIENCE_S, "it says so")
+    assert feed.gone(60.0) == Gone(text)
+    speak.set()
+    _until_read(feed, now=61.0)
+    assert feed.gone(61.0) is None
+    feed.close()
+
+
 def test_pauses_between_tries_grow_and_end_with_the_return(
     daemon: FakeDaemon, errands: Errands
 ) -> None:

@@ -75,9 +75,8 @@ def _patience(client: Client) -> Iterator[None]:
     over = threading.Event()
 
     def explain() -> None:
-        text = _waited_for(client)
-        if not over.is_set():
-            say(text)
+        if not _is_in_trouble(client) and not over.is_set():
+            say("waiting for the workers to end by themselves; cancel --now kills them")
 
     timer = threading.Timer(QUIET_S, explain)
     timer.daemon = True
@@ -90,9 +89,8 @@ def _patience(client: Client) -> Iterator[None]:
         timer.cancel()
 
 
-def _waited_for(client: Client) -> str:
-    """The workers, unless the daemon has a trouble of its own: a coordinator that is away."""
+def _is_in_trouble(client: Client) -> bool:
+    """Whether it may be the daemon that is waited for: a coordinator that is away is told by it."""
     with suppress(ClientError):
-        if problem := client.status().problem:
-            return f"still trying; the daemon says: {problem}"
-    return "waiting for the workers to end by themselves; cancel --now kills them"
+        return bool(client.status().problem)
+    return False

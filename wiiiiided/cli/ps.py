@@ -59,10 +59,12 @@ def command(
     states = _states(state or ())
     everything = everything or not OVER.isdisjoint(states)
     client, numbers = connect(), [_sweep(text) for text in sweeps or ()]
+    partial = ""
     if numbers:
         jobs = tuple(job for number in dict.fromkeys(numbers) for job in client.sweep(number))
     else:
-        jobs = client.list(ended=ENDED + 1 if everything else 0)  # one more says that there are
+        told = client.jobs(ended=ENDED + 1 if everything else 0)  # one more says that there are
+        jobs, partial = told.jobs, told.partial
     if not numbers and sum(map(is_over, jobs)) > ENDED:
         jobs = jobs[1:]  # the oldest comes first
         said = f"the latest {ENDED:,} that are over are listed"
@@ -71,7 +73,8 @@ def command(
         jobs = tuple(sorted(jobs, key=lambda job: job.id))
     found = [job for job in jobs if _matches(job, states, name)]
     if as_json:
-        screen.put_json({"jobs": [fields(job) for job in found]})
+        marked = {"partial": partial} if partial else {}
+        screen.put_json({"jobs": [fields(job) for job in found], **marked})
     elif found:
         now = time.time()
         rows = [_row(job, now) for job in found]

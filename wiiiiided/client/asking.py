@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from wiiiiided.client.connection import ANSWER_S, Connection, connect, expect
+from wiiiiided.client.connection import ANSWER_S, Connection, Notice, connect, expect
 from wiiiiided.config import Paths
 from wiiiiided.wire import messages as m
 
@@ -12,10 +12,12 @@ Result = TypeVar("Result")
 
 
 class Asking:
-    """Opens the socket, says Hello, asks, reads the answer and closes."""
+    """Opens the socket, says Hello, asks, reads the answer and closes. `notice` hears sentences
+    worth a person's eye."""
 
-    def __init__(self, paths: Paths) -> None:
+    def __init__(self, paths: Paths, notice: Notice = lambda _: None) -> None:
         self.paths = paths
+        self._notice = notice
 
     def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
         return self._ask(m.Status(), m.DaemonStatus, within_s)
@@ -26,8 +28,12 @@ class Asking:
         with self._open(request, timeout_s) as connection:
             return expect(connection.answer(), kind)
 
-    def _open(self, request: m.Request, timeout_s: float | None = ANSWER_S) -> Connection:
-        connection = Connection(connect(self.paths), timeout_s)
+    def _open(
+        self, request: m.Request, timeout_s: float | None = ANSWER_S, raw: bool = False
+    ) -> Connection:
+        """`raw`: notices come as answers, for a screen of its own."""
+        notice = None if raw else self._notice
+        connection = Connection(connect(self.paths), timeout_s, notice)
         try:
             connection.begin(request)
         except BaseException:

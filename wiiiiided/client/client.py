@@ -34,7 +34,6 @@ from wiiiiided.client.errors import (
 )
 from wiiiiided.client.machines import Machines
 from wiiiiided.client.resume import Seen, both
-from wiiiiided.config import Paths
 from wiiiiided.domain.codes import NO_SUCH
 from wiiiiided.domain.figures import Forecast
 from wiiiiided.domain.spec import JobSpec
@@ -53,16 +52,16 @@ AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
 
 
 class Client(Machines):
-    """Talks to one daemon. `notice` hears sentences worth a person's eye."""
-
-    def __init__(self, paths: Paths, notice: Callable[[str], None] = lambda _: None) -> None:
-        super().__init__(paths)
-        self._notice = notice
+    """Talks to one daemon."""
 
     # ---- one question, one answer
 
     def list(self, ended: int = 0) -> tuple[m.JobView, ...]:
-        return self._ask(m.List(ended), m.Jobs).jobs
+        return self.jobs(ended).jobs
+
+    def jobs(self, ended: int = 0) -> m.Jobs:
+        """The same, and whether these are all."""
+        return self._ask(m.List(ended), m.Jobs)
 
     def sweep(self, number: int) -> tuple[m.JobView, ...]:
         """All jobs of a sweep, over or not."""
@@ -222,11 +221,11 @@ class Client(Machines):
 
     def watching(self, every_s: float = 1.0) -> Connection:
         """A connection that Snapshots come from: `fileno()` to select on, `answer()` to read."""
-        return self._open(m.Watch(every_s), None)
+        return self._open(m.Watch(every_s), None, raw=True)
 
     def tailing(self, job: int, tail: int) -> Connection:
         """The same for LogLines: the last lines of each rank and those to come, then End."""
-        return self._open(m.Logs(job, follow=True, tail=tail), None)
+        return self._open(m.Logs(job, follow=True, tail=tail), None, raw=True)
 
     def wait(self, job: int, timeout_s: float | None = None) -> Iterator[m.JobView]:
         """The job now and at every change until it is over."""

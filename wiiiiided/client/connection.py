@@ -26,6 +26,7 @@ from wiiiiided.wire import messages as m
 from wiiiiided.wire.stream import BLOB, BLOB_END, LIMITS, MESSAGE, BadFrame, Parser, frame
 
 Result = TypeVar("Result")
+Notice = Callable[[str], None]
 Progress = Callable[[int, int], None]  # bytes sent, bytes altogether
 
 ANSWER_S = 10.0  # of a plain question: somebody sits before a screen that shows nothing
@@ -37,11 +38,15 @@ SLICE_S = 0.5
 
 
 class Connection:
-    """One request on its socket. Use it as a context."""
+    """One request on its socket. Use it as a context. `notice` hears what the daemon has to say to
+    a person before it answers; without it those sentences are answers like any other."""
 
-    def __init__(self, link: socket.socket, timeout_s: float | None) -> None:
+    def __init__(
+        self, link: socket.socket, timeout_s: float | None, notice: Notice | None = None
+    ) -> None:
         self._socket = link
         self._timeout_s = timeout_s
+        self._notice = notice
         self._parser = Parser()
         self._frames: deque[tuple[bytes, bytes]] = deque()
 
@@ -64,7 +69,7 @@ class Connection:
 
     def begin(self, request: m.Request) -> None:
         """Hello, the request, and the other side's Hello."""
-        hello = m.encode(m.Hello(m.PROTOCOL, __version__))
+        hello = m.encode(m.Hello(m.PROTOCOL, __version__, notices=True))
         self._send(frame(MESSAGE, hello) + frame(MESSAGE, m.encode(request)))
         kind, payload = self.receive(within_s=min(PATIENT_S, self._timeout_s or PATIENT_S))
         theirs = decode(m.decode_hello, payload) if kind == MESSAGE else None
@@ -73,12 +78,22 @@ class Connection:
 
     def answer(self, deadline: float | None = None) -> m.Answer:
         """The next answer; DaemonRefused when it is a no."""
-        kind, payload = self.receive(deadline)
-        if kind != MESSAGE:
-            raise mismatch(None)
+        while True:
+            kind, payload = self.receive(deadline)
+            if kind != MESSAGE:
+                raise mismatch(None)
+            answer = self.heard(payload)
+            if answer is not None:
+                return answer
+
+    def heard(self, payload: bytes) -> m.Answer | None:
+        """An answer; None when it was a notice, and the person has heard it."""
         answer: m.Answer = decode(m.decode_answer, payload)
         if isinstance(answer, m.Refused):
             raise DaemonRefused(answer)
+        if isinstance(answer, m.Notice) and self._notice is not None:
+            self._notice(answer.text)
+            return None
         return answer
 
     def receive(
@@ -174,11 +189,10 @@ class Blob:
         if kind == BLOB:
             self._left = payload
         elif kind == MESSAGE:
-            self._ended = True
-            answer = decode(m.decode_answer, payload)
-            if isinstance(answer, m.Refused):
-                raise DaemonRefused(answer)
-            expect(answer, m.End)
+            answer = self._connection.heard(payload)
+            if answer is not None:
+                self._ended = True
+                expect(answer, m.End)
         # After BLOB_END comes End, or a Refused that says what is missing.
 
 

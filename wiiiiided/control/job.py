@@ -159,6 +159,7 @@ class Job(msgspec.Struct, frozen=True):
     stillborn: str = ""  # how the latest attempt ended, if that was before it had done anything
     sweep: int = 0  # that it belongs to: the number of its first job
     setting: dict[str, str] = {}  # in that: key of the job file → value
+    requeued_at: float = 0.0  # when somebody last asked for it anew
 
     @property
     def name(self) -> str:

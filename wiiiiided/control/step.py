@@ -162,6 +162,7 @@ class _Step(Machine):
         if job is None or self.kind not in MOVES[job.state]:
             return
         reason = f"requeued by {event.by}"
+        job = replace(job, requeued_at=self.at)
         if job.state == "backoff" or job.state in ENDED:
             fresh = replace(fresh_again(job), waits_for=event.waits_for)
             self.move(fresh, Queued(self.at), reason, was=job.state)

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from wiiiiided import __version__
 from wiiiiided.config import Paths
 from wiiiiided.control import events as e
+from wiiiiided.daemon.answers.alone import Alone
 from wiiiiided.daemon.answers.relay import Relay
 from wiiiiided.daemon.answers.share import Share
 from wiiiiided.daemon.answers.standing import Standing
@@ -156,6 +157,7 @@ class Member(Host):
             archives=self.archives,
             settings=lambda: self.settings,
             status=self._say_status,
+            alone=Alone(self.share, place.name),
         )
         self._about = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
         system = self.paths.mode == "system"

@@ -52,6 +52,30 @@ def _error(job: Job) -> str:
     return error_of(job.attempt)
 
 
+def on_one_node(job: Job, state: str, why: str) -> JobView:
+    """The same as a node has it that was given a share, and knows no queue."""
+    attempt = job.attempt
+    assert attempt is not None
+    return JobView(
+        id=job.id,
+        name=job.name,
+        state=state,
+        owner=f"{job.owner.user}@{job.owner.node}",
+        priority=job.spec.policy.priority,
+        submitted_at=job.submitted_at,
+        started_at=attempt.placed_at,
+        ended_at=None,
+        attempt=attempt.number,
+        attempts=attempt.number + job.spec.policy.restart.max - job.restarts,
+        nodes=attempt.nodes,
+        workers=attempt.layout.world_size,
+        code=None,
+        why=why,
+        sweep=sweep_id(job.sweep),
+        setting=job.setting,
+    )
+
+
 def _owner(state: State, job: Job) -> str:
     """Where there are several machines, which one's user: only there may it change the job."""
     return f"{job.owner.user}@{job.owner.node}" if len(state.nodes) > 1 else job.owner.user

@@ -184,10 +184,21 @@ class _Sketch(msgspec.Struct, frozen=True):
     why: str = ""  # it is no more than a sketch
 
 
+class CancelledHere(msgspec.Struct, frozen=True):
+    """A job that its owner, or root, cancelled on a machine whose coordinator was away."""
+
+    id: int
+    submitted_at: float  # of the job that is meant: a restored coordinator gives numbers anew
+    by: str
+    now: bool
+    ago_s: float  # clocks of machines differ, spans do not
+
+
 class LinkHello(Message, frozen=True):
     node: Node
     has: tuple[int, ...] = ()  # jobs that have files there
     in_parts: bool = False  # it reads more than one Reconcile
+    cancelled: tuple[CancelledHere, ...] = ()  # until the coordinator has stored it
 
 
 class Reconcile(Message, frozen=True):
@@ -197,6 +208,7 @@ class Reconcile(Message, frozen=True):
     assignments: tuple[msgspec.Raw, ...]  # packed
     forget: tuple[int, ...] = ()  # of `has`: jobs that nobody knows any more
     more: bool = False  # another one follows, and only all of them are everything
+    cancelled: tuple[int, ...] = ()  # of `cancelled`: stored, or of no job that there is
 
 
 NodeEvent = (

@@ -14,7 +14,7 @@ from wiiiiided.client.connection import Connection
 from wiiiiided.top.errands import Errands
 from wiiiiided.top.feed import answers
 from wiiiiided.top.ui import Gone
-from wiiiiided.wire.messages import Snapshot
+from wiiiiided.wire.messages import Notice, Snapshot
 
 SILENT_S = 5.0  # and three intervals, whichever is longer
 PAUSES_S = (1.0, 2.0, 5.0)  # before the first try, the second, all others
@@ -49,13 +49,15 @@ class Watch:
         try:
             for answer in answers(self.connection):
                 if isinstance(answer, Snapshot):
-                    newest = answer
+                    newest, self._reason = answer, ""
+                elif isinstance(answer, Notice):
+                    self._reason = answer.text  # it is not the daemon that is silent
         except ClientError as problem:
             if not self._spoke and newest is None:
                 raise
             self._lost(problem, now)
         if newest is not None:
-            self._spoke, self._heard_at, self._tries, self._reason = True, now, 0, ""
+            self._spoke, self._heard_at, self._tries = True, now, 0
         return newest
 
     def opened(self, result: object, now: float) -> None:

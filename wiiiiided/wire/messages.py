@@ -9,6 +9,7 @@
                                                · several answers, then End    (Wait, Logs, Pull,
                                                                             CancelSweep)
                                                · Snapshots without end        (Watch)
+                                             and before any of these, Notices for the person
     Submit, SubmitSweep            ──►
                                    ◄──       SendArchive when it does not have it yet
     the archive's bytes            ──►
@@ -44,6 +45,7 @@ def _without_secrets(message: Message) -> str:
 class Hello(Message, frozen=True):
     protocol: int
     version: str
+    notices: bool = False  # of a client: it understands Notice
 
 
 # ---- requests
@@ -301,6 +303,13 @@ class Refused(Message, frozen=True):
     hint: str = ""
 
 
+class Notice(Message, frozen=True):
+    """A sentence for the person who waits; the answer is still to come. Only to clients that said
+    in their Hello that they understand it."""
+
+    text: str
+
+
 class SendArchive(Message, frozen=True):
     pass
 
@@ -348,6 +357,7 @@ class JobView(Message, frozen=True):
 
 class Jobs(Message, frozen=True):
     jobs: tuple[JobView, ...]
+    partial: str = ""  # a sentence when these are not all: one machine's view, and why
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -366,6 +376,7 @@ class JobDetail(Message, frozen=True):
     error: str = ""  # what the failing rank wrote to its error file, or its last words
     run: RunRecord | None = None  # figures of the latest attempt, without its points
     forecast: Forecast | None = None  # of a job that has not begun
+    partial: str = ""  # as in Jobs
 
 
 class Reason(Message, frozen=True):
@@ -491,6 +502,7 @@ class End(Message, frozen=True):
 
 Answer = (
     Refused
+    | Notice
     | SendArchive
     | Submitted
     | Swept

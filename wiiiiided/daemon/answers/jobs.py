@@ -102,13 +102,7 @@ class Jobs:
     def owned(self, caller: Caller, number: int) -> Job:
         """A job that the caller may change."""
         job = self.find(number)
-        owner = (job.owner.node, job.owner.uid)
-        if not caller.admin and (caller.node or self.own, caller.uid) != owner:
-            whose, who = f"{job.owner.user}'s", caller.user
-            if (here := caller.node or self.own) != job.owner.node:
-                whose, who = f"{whose} on {job.owner.node}", f"{who} on {here}"
-            text = f"job {number} is {whose}; {who} may not change it"
-            raise Refuse(NOT_ALLOWED, text, "root may")
+        check_owner(caller, job, self.own)
         return job
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
@@ -180,6 +174,17 @@ class Jobs:
         finally:
             self.keeper.unwatch(request.id, watcher)
         await talk.say(m.End())
+
+
+def check_owner(caller: Caller, job: Job, own: str) -> None:
+    """Refuse who may not change a job; `own` is the node of who is asked."""
+    here = caller.node or own
+    if caller.admin or (here, caller.uid) == (job.owner.node, job.owner.uid):
+        return
+    whose, who = f"{job.owner.user}'s", caller.user
+    if here != job.owner.node:
+        whose, who = f"{whose} on {job.owner.node}", f"{who} on {here}"
+    raise Refuse(NOT_ALLOWED, f"job {job.id} is {whose}; {who} may not change it", "root may")
 
 
 @contextmanager

@@ -6,8 +6,11 @@
     Submit     the archive passes through, and a copy stays: this machine may be asked to run it
     the coordinator goes away in the middle    the command's connection ends, as when its own daemon
                                                restarts; it asks again, and loses nothing
-    it is away from the start                  it is dialled again for as long as the command can
-                                               wait, then a sentence says so; jobs go on
+    it is away from the start                  a notice says at once for whom it waits and how long;
+                                               it is dialled again meanwhile. Then this machine says
+                                               what it knows of its own (`alone`), or that nobody
+                                               answers; jobs go on
+    it falls silent while somebody watches     a notice says so
 
 What is about this machine is answered here: Status; init, join, leave and renew are taken out
 before (daemon/cluster/roles).
@@ -21,6 +24,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 import msgspec
 
+from wiiiiided.daemon.answers.alone import Alone
 from wiiiiided.daemon.answers.asks import Opens
 from wiiiiided.daemon.cluster.dial import Turned, Unreachable
 from wiiiiided.daemon.conversation.refusal import Refuse
@@ -40,6 +44,12 @@ AT_ONCE_S = 4.0
 PATIENT_S = 20.0
 WATCHING_S = 30.0  # who waits for a job waits through a restart
 AGAIN_S = 0.25
+NOTICE_S = 0.5  # before a person is told for whom the command waits
+QUIET_S = 4.0  # of a coordinator whose pictures somebody watches; and three intervals
+
+
+class Away(Refuse):
+    """The coordinator does not answer."""
 
 
 class Relay:
@@ -52,30 +62,57 @@ class Relay:
         archives: Archives,
         settings: Callable[[], Settings],
         status: Callable[[], m.DaemonStatus],
+        alone: Alone,
     ) -> None:
         self._dialer = dialer
         self._coordinator = coordinator
         self._archives = archives
         self._settings = settings
         self._status = status
+        self._alone = alone
 
     async def handle(self, talk: Talk, request: m.Request) -> None:
         """One request, to its end."""
         if isinstance(request, m.Status):
             await talk.say(self._status())
             return
-        async with self._asked(talk, request) as there:
-            if isinstance(request, m.Submission):
-                await self._submit(talk, there, request)
-            else:
-                await _pass_on(there, talk)
+        try:
+            async with self._asked(talk, request) as there:
+                if isinstance(request, m.Submission):
+                    await self._submit(talk, there, request)
+                elif isinstance(request, m.Watch):
+                    await self._pass_pictures(there, talk, max(QUIET_S, 3 * request.every_s))
+                else:
+                    await _pass_on(there, talk)
+        except Away as away:
+            if not self._alone.can(request):
+                raise
+            await self._alone.handle(talk, request, str(away))
+
+    async def _pass_pictures(self, there: Talk, talk: Talk, quiet_s: float) -> None:
+        """As `_pass_on`; and the person hears that it is the coordinator that has become silent."""
+        silent_s, place = 0.0, self._coordinator()
+        while True:
+            try:
+                async with asyncio.timeout(quiet_s):
+                    kind, payload = await there.frame()
+            except TimeoutError:
+                silent_s += quiet_s
+                text = f"the coordinator {place.name} ({place.door}) has said nothing for"
+                await talk.notice(f"{text} {silent_s:.0f} s")
+                continue
+            except EOFError:
+                return
+            silent_s = 0.0
+            await talk.send(kind, payload)
 
     # ---- the coordinator
 
     @asynccontextmanager
     async def _asked(self, talk: Talk, request: m.Request) -> AsyncIterator[Talk]:
         """A connection on which the coordinator's answers come."""
-        there = await self._reach(talk, patience(request))
+        alone = self._alone.can(request)
+        there = await self._reach(talk, AT_ONCE_S if alone else patience(request))
         try:
             await there.say(request)
             yield there
@@ -83,25 +120,37 @@ class Relay:
             there.close()
 
     async def _reach(self, talk: Talk, within_s: float) -> Talk:
-        """Dial until it answers. Refuse: it does not, or does not want us."""
+        """Dial until it answers. Refuse: it does not want us; Away: it does not answer."""
         caller, place = talk.caller, self._coordinator()
         person = p.Person(caller.uid, caller.user, caller.admin)
-        why = "nothing came back in time"
+        tries: list[str] = []  # why they failed
+        dialing = asyncio.ensure_future(self._dial(place, person, tries))
         try:
             async with asyncio.timeout(within_s):
-                while True:
-                    try:
-                        return await self._dialer.open(place.address, place.port, "request", person)
-                    except Unreachable as problem:
-                        why = str(problem)
-                    await asyncio.sleep(AGAIN_S)
+                await asyncio.wait({dialing}, timeout=NOTICE_S)
+                if not dialing.done():
+                    text = f"waiting up to {within_s:.0f} s for the coordinator {place.name}"
+                    why = f": {tries[-1]}" if tries else ""
+                    await talk.notice(f"{text} ({place.door}), which does not answer{why}")
+                return await dialing
         except TimeoutError:
+            why = tries[-1] if tries else "nothing came back in time"
             text = f"the coordinator {place.name} ({place.door}) does not answer: {why}"
             hint = f"is {place.name} on, and wiiiiided running there?"
-            raise Refuse(NO_DAEMON, f"{text}; jobs go on", hint) from None
+            raise Away(NO_DAEMON, f"{text}; jobs go on", hint) from None
         except Turned as no:
             hint = "wiiiiide leave takes it out of that cluster" if no.removed else no.hint
             raise Refuse(no.code, str(no), hint) from no
+        finally:
+            dialing.cancel()
+
+    async def _dial(self, place: Place, person: p.Person, tries: list[str]) -> Talk:
+        while True:
+            try:
+                return await self._dialer.open(place.address, place.port, "request", person)
+            except Unreachable as problem:
+                tries.append(str(problem))
+            await asyncio.sleep(AGAIN_S)
 
     # ---- submitting
 

@@ -20,7 +20,7 @@ import msgspec
 from msgspec.structs import replace
 
 from wiiiiided.control import events as e
-from wiiiiided.control.job import Job
+from wiiiiided.control.job import Job, Stopping
 from wiiiiided.daemon.cluster.line import Line
 from wiiiiided.daemon.cluster.members import Members
 from wiiiiided.daemon.cluster.perform import Assigner
@@ -44,6 +44,8 @@ RENEW_LOOK_S = 3600.0
 FIGURES_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop everybody
 VERSION_CHARS = 64
 ERROR_CHARS = 300
+USER_CHARS = 64
+CANCELLED = 4096  # jobs that one member says were cancelled there
 LARGEST = 1 << 62  # of a count: what the store and JSON hold exactly
 
 
@@ -136,10 +138,15 @@ class Links:
             raise WiiiiideError(f"{name} dials from another machine or boot while its link stands")
         if old := self._lines.pop(name, None):
             old.end("it has dialled again")
+        # First: what its people have cancelled must not start again because it is heard.
+        cancelled = tuple(
+            one.id for one in hello.cancelled[:CANCELLED] if self._cancelled(name, one)
+        )
         # Before the line is there: what this event lets start is in the reconciliation.
         self.keeper.report(e.NodeSeen(self.keeper.clock(), node))
         try:
-            told = self._reconciliation(name, hello)
+            *first, last = self._reconciliation(name, hello)
+            told = [*first, replace(last, cancelled=cancelled)]
         except BaseException:
             self.keeper.report(e.NodeLeft(self.keeper.clock(), name))
             raise
@@ -165,6 +172,21 @@ class Links:
         except StoreError:  # no room: at the next link
             gone = ()
         return p.reconciliation(map(self.assigner.given, jobs), gone, hello.in_parts)
+
+    def _cancelled(self, name: str, one: p.CancelledHere) -> bool:
+        """A job was cancelled on a machine that was cut off: that holds whatever the policy has
+        made of it meanwhile, unless a person has asked for it anew since. Whether the member can
+        forget it: it is stored, or there is no such job."""
+        now = self.keeper.clock()
+        job = self.keeper.state.jobs.get(one.id)
+        if job is None or job.submitted_at != one.submitted_at:
+            return True
+        if job.requeued_at <= now - max(0.0, one.ago_s) and not _is_cancelled(job):
+            by = f"{plain(one.by, USER_CHARS)} on {name}"
+            self.keeper.report(e.CancelRequested(now, job.id, by, one.now))
+            after = self.keeper.state.jobs.get(one.id)
+            return after is None or _is_cancelled(after)
+        return True
 
     def _heard(self, name: str, line: Line, data: bytes) -> None:
         if self._lines.get(name) is not line:
@@ -221,6 +243,10 @@ class Links:
         self._renewals.cancel()
         for line in list(self._lines.values()):
             line.end("the daemon stops")
+
+
+def _is_cancelled(job: Job) -> bool:
+    return isinstance(job.phase, Stopping) and job.phase.cause == "cancel"
 
 
 def restamped(event: Any, at: float) -> Any:

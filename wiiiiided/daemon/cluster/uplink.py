@@ -129,15 +129,16 @@ class Uplink:
         place = self.credentials.identity.coordinator
         talk = await self._dialer.open(place.address, place.port, "link")
         try:
+            cancelled = self._workers.cancellations.told(self._workers.clock())
             has = tuple(self._workers.runs.numbers())
-            await talk.say(p.LinkHello(self._node(), has, in_parts=True))
+            await talk.say(p.LinkHello(self._node(), has, True, cancelled))
             told = await _reconciliation(talk)
         except BaseException:
             talk.close()
             raise
-        await self._listen(Line(talk), told)
+        await self._listen(Line(talk), told, {one.id for one in cancelled})
 
-    async def _listen(self, line: Line, told: p.Reconcile) -> None:
+    async def _listen(self, line: Line, told: p.Reconcile, cancelled: set[int]) -> None:
         place = self.credentials.identity.coordinator
         self._line, self.removed = line, ""
         self._heard_at = self._awake_at = _now()
@@ -146,6 +147,8 @@ class Uplink:
         try:
             self._reconcile(told)
             self.on_linked()
+            if self._workers.cancellations.untold.keys() - cancelled:
+                line.end("a job was cancelled here before it stood")  # the next one tells
             why = await line.run(lambda data: self._arrived(line, data))
         finally:
             beat.cancel()
@@ -153,6 +156,7 @@ class Uplink:
         self._is_away(why)
 
     def _reconcile(self, told: p.Reconcile) -> None:
+        self._workers.cancellations.forget(told.cancelled)
         given, unreadable = [], []
         for packed in told.assignments:
             try:
@@ -292,7 +296,7 @@ async def _reconciliation(talk: Talk) -> p.Reconcile:
             raise Turned(told.code, told.message, told.hint, told.removed)
         given += told.assignments
         if not told.more:
-            return p.Reconcile(tuple(given), told.forget)
+            return p.Reconcile(tuple(given), told.forget, cancelled=told.cancelled)
 
 
 def _now() -> float:

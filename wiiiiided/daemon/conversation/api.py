@@ -167,6 +167,7 @@ async def _first_words(talk: Talk, greets: bool) -> m.Request | None:
 async def _greet(talk: Talk) -> bool:
     """Whether the client speaks our protocol."""
     hello = m.decode_hello(await talk.message())
+    talk.hears_notices = hello.notices
     await talk.say(m.Hello(m.PROTOCOL, __version__))
     return hello.protocol == m.PROTOCOL
 

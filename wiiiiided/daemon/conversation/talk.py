@@ -75,6 +75,7 @@ class Talk:
     ) -> None:
         self.peer: Peer | None = None
         self.caller = NOBODY  # until somebody says for whom it is
+        self.hears_notices = False  # its client understands them
         self._reader = reader
         self._writer = writer
         self._frames: deque[tuple[bytes, bytes]] = deque()
@@ -152,6 +153,11 @@ class Talk:
 
     async def say(self, message: msgspec.Struct) -> None:
         await self.send(stream.MESSAGE, m.encode(message))
+
+    async def notice(self, text: str) -> None:
+        """A sentence for the person who waits, if the client can show it."""
+        if self.hears_notices:
+            await self.say(m.Notice(text))
 
     async def send_blob(self, piece: bytes) -> None:
         await self.send(stream.BLOB, piece)

@@ -4,6 +4,7 @@
         home/               HOME of the jobs' user (system mode)
         <id>/               the daemon's: jobs cannot put anything here
             job.json        the job, as it was given to this node
+            cancelled.json  that it was cancelled here, until the coordinator knows
             files/work/     the working directory
             <attempt>/      what shim and daemon share (shim/__init__)
 
@@ -25,6 +26,7 @@ from wiiiiided.errors import HostError
 from wiiiiided.shim import files
 
 JOB = "job.json"
+CANCELLED = "cancelled.json"
 
 
 class Runs:
@@ -116,21 +118,21 @@ class Runs:
     def _group(self) -> int:
         return self.user.gid if self.user.other else -1
 
-    def keep(self, number: int, data: bytes) -> None:
+    def keep(self, number: int, data: bytes, name: str = JOB) -> None:
         """Write down what this node was told of a job, where no job can change it."""
         path = self.job(number)
         path.mkdir(mode=0o700, exist_ok=True)
         self._share(path, 0o750 if self.user.other else 0o700)
         directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            files.write_durably(directory, JOB, data, 0o600)
+            files.write_durably(directory, name, data, 0o600)
         finally:
             os.close(directory)
 
-    def kept(self, number: int) -> bytes | None:
+    def kept(self, number: int, name: str = JOB) -> bytes | None:
         """What `keep` has written; None when it has not."""
         try:
-            return (self.job(number) / JOB).read_bytes()
+            return (self.job(number) / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
             return None
 

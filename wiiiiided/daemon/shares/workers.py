@@ -33,6 +33,7 @@ from wiiiiided.control import events as e
 from wiiiiided.control.job import Hung, Job, Running, Starting, Stopping
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
+from wiiiiided.daemon.shares.cancellations import Cancellations, Cancelled
 from wiiiiided.daemon.shares.notices import Notices
 from wiiiiided.daemon.shares.order import Surroundings, order_for, secret_lines
 from wiiiiided.daemon.shares.prepare import (
@@ -96,6 +97,7 @@ class Workers:
         self._prepared: dict[Key, e.WorkersPrepared] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._notices = Notices(here)
+        self.cancellations = Cancellations(runs)
 
     # ---- actions
 
@@ -175,6 +177,31 @@ class Workers:
         self.following[key] = job
         self.shims[key].stop(grace_s, reason, moment)
 
+    def cancel(self, job: Job, by: str, now: bool) -> None:
+        """Cancelled by a person here while the coordinator is away: it is told when it is heard.
+        OSError: it cannot be kept; the share ends all the same."""
+        assert job.attempt is not None
+        number, at = job.attempt.number, self.clock()
+        try:
+            one = Cancelled(job.id, number, job.submitted_at, by, now, at)
+            self.cancellations.keep(one)
+        finally:
+            self._end_cancelled((job.id, number))
+
+    def was_cancelled(self, key: Key) -> bool:
+        one = self.cancellations.untold.get(key[0])
+        return one is not None and one.attempt == key[1]
+
+    def is_here(self, key: Key) -> bool:
+        """Whether something of that share runs here, or is about to."""
+        return key in self.shims or key in self._preparing or key in self._prepared
+
+    def _end_cancelled(self, key: Key) -> None:
+        job, one = self.following.get(key) or self.kept(key[0]), self.cancellations.untold[key[0]]
+        if job is not None and self.is_here(key):
+            grace_s = 0.0 if one.now else job.spec.policy.grace_s
+            self.stop(job, key[1], grace_s, f"cancelled by {one.by}")
+
     def adopt(self, given: Assignment) -> None:
         """Find what became of a share of a job's latest attempt, and do what its phase says."""
         job, attempt = given.job, given.job.attempt
@@ -207,6 +234,9 @@ class Workers:
         """Follow every share that this node's files say may run; how many. Where there is an order
         and no claim nobody has begun: the coordinator says whether somebody still is to."""
         self._find((files.ORDER, files.CLAIM), set())
+        self.cancellations.read()
+        for key in [key for key in self.shims if self.was_cancelled(key)]:
+            self._end_cancelled(key)
         return len(self.shims)
 
     def _find(
