@@ -73,6 +73,7 @@ WELL = Facts(
     job_user=JobUser(exists=True),
     port=Reach(0.0004, mtu=1500),
 )
+DENIED = replace(WELL, daemon=None, denied=True, daemon_problem="you may not use it")
 ALONE = replace(WELL, daemon=msgspec.structs.replace(DAEMON, role="alone", cluster=""), port=None)
 PERSON = replace(
     WELL, mode="user", unit=Unit("loaded", "active", "enabled", user=True), lingers=True
@@ -100,6 +101,20 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "fail",
         "nobody answers",
         "systemctl start wiiiiided",
+    ),
+    (
+        replace(DENIED, groups=(), listed=False, unit=None),
+        "daemon",
+        "fail",
+        "it is there, but you may not use it",
+        "sudo usermod --append --groups wiiiiide ada",
+    ),
+    (
+        replace(DENIED, groups=()),
+        "daemon",
+        "fail",
+        "it is there",
+        "log in again",
     ),
     (
         replace(PERSON, daemon=None, unit=Unit("not-found", "", "", True)),

@@ -83,6 +83,13 @@ def test_somebody_else_is_refused_with_a_sentence(site: Site) -> None:
     assert done.returncode == 5
     assert "group wiiiiide" in done.stderr
     assert "Traceback" not in done.stderr
+    health = json.loads(site.machine.wiiiiide("doctor", "--json", user="bob", check=False).stdout)[
+        "findings"
+    ]
+    daemon = next(one for one in health if one["title"] == "daemon")
+    assert daemon["sentence"].startswith("it is there, but you may not use this machine's daemon")
+    assert "usermod" in daemon["do"]
+    assert "hostname" not in [one["title"] for one in health]
 
 
 # ---- the daemon comes and goes, jobs stay

@@ -28,7 +28,7 @@ from wiiiiided.cli.doctor_peers import peers
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.service_files import user_unit
 from wiiiiided.cli.text import clean
-from wiiiiided.client import Client
+from wiiiiided.client import Client, NotAllowed
 from wiiiiided.config import Paths
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.wire.messages import DaemonStatus
@@ -53,7 +53,8 @@ def command(
     """
     paths = whose()
     daemon, problem = ask(paths)
-    findings = examine(gather(paths, daemon, problem))
+    denied = isinstance(problem, NotAllowed)
+    findings = examine(gather(paths, daemon, str(problem or ""), denied))
     if with_peers and daemon is not None:
         findings += look_around(paths, daemon)
     failed = any(finding.level == "fail" for finding in findings)
@@ -72,12 +73,12 @@ def whose() -> Paths:
     return own if has_unit and not os.path.exists(found.socket) else found
 
 
-def ask(paths: Paths) -> tuple[DaemonStatus | None, str]:
+def ask(paths: Paths) -> tuple[DaemonStatus | None, WiiiiideError | None]:
     """What the daemon says of itself; or None, and why."""
     try:
-        return Client(paths).status(DAEMON_S), ""
+        return Client(paths).status(DAEMON_S), None
     except WiiiiideError as problem:
-        return None, str(problem)
+        return None, problem
 
 
 def look_around(paths: Paths, daemon: DaemonStatus) -> list[Finding]:

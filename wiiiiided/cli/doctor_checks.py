@@ -66,6 +66,7 @@ class Facts:
     python: tuple[int, int, int]
     daemon: DaemonStatus | None = None
     daemon_problem: str = ""
+    denied: bool = False  # there is one, and it is not for this user
     socket: Socket | None = None
     is_root: bool = False
     groups: tuple[str, ...] = ()  # of this process
@@ -110,6 +111,10 @@ def examine(facts: Facts) -> list[Finding]:
 
 def daemon(facts: Facts) -> Finding:
     status = facts.daemon
+    if status is None and facts.denied:
+        who = group(facts)  # it says what to do; nothing has to be started
+        remedy = who.do if who is not None else "use it as the user it belongs to"
+        return Finding("fail", "daemon", f"it is there, but {facts.daemon_problem}", remedy)
     if status is None:
         return Finding("fail", "daemon", facts.daemon_problem, _how_to_start(facts))
     where = f"{status.version}, {status.mode}, process {status.pid}, node {status.node.name}"
@@ -194,7 +199,7 @@ def unit(facts: Facts) -> Finding | None:
         return None
     if found is None:
         return Finding("ok", "service", "no systemd here: wiiiiided runs as you start it")
-    command = "systemctl --user" if found.user else "systemctl"
+    command = "systemctl --user" if found.user else _systemctl(facts)
     install = f"wiiiiide service install{' --user' if found.user else ''}"
     words = f"{'user unit' if found.user else 'unit'} is {found.active}, {found.enabled}"
     if found.load == "not-found":
@@ -321,6 +326,8 @@ def open_files(facts: Facts) -> Finding | None:
 def hostname(facts: Facts) -> Finding | None:
     if facts.daemon is not None and facts.daemon.role != "alone":
         return None  # machines of a cluster meet by their addresses
+    if facts.denied:
+        return None  # whether this one is of a cluster is not known
     if not facts.addresses:
         return Finding(
             "warn",
@@ -401,8 +408,8 @@ CHECKS: tuple[Check, ...] = (
 
 def is_service(facts: Facts) -> bool:
     """Whether it is about the machine's service, and there is one."""
-    installed = facts.daemon is not None or (facts.unit is not None and facts.unit.load == "loaded")
-    return facts.mode == "system" and installed
+    installed = facts.unit is not None and facts.unit.load == "loaded"
+    return facts.mode == "system" and (facts.daemon is not None or facts.denied or installed)
 
 
 def size(count: int) -> str:
@@ -414,7 +421,9 @@ def size(count: int) -> str:
 
 
 def _systemctl(facts: Facts) -> str:
-    return "systemctl" if facts.mode == "system" else "systemctl --user"
+    if facts.mode != "system":
+        return "systemctl --user"
+    return "systemctl" if facts.is_root else "sudo systemctl"
 
 
 def _how_to_start(facts: Facts) -> str:

@@ -39,8 +39,10 @@ CGROUP = Path("/sys/fs/cgroup")
 T = TypeVar("T")
 
 
-def gather(paths: Paths, daemon: DaemonStatus | None, problem: str) -> checks.Facts:
-    """Look at everything. `problem` says why there is no daemon."""
+def gather(
+    paths: Paths, daemon: DaemonStatus | None, problem: str, denied: bool = False
+) -> checks.Facts:
+    """Look at everything. `problem` says why there is no daemon, or none for this user."""
     name = user_name()
     interpreter = daemon_interpreter(daemon)
     torch, torch_problem = torch_of(interpreter)
@@ -53,6 +55,7 @@ def gather(paths: Paths, daemon: DaemonStatus | None, problem: str) -> checks.Fa
         python=sys.version_info[:3],
         daemon=daemon,
         daemon_problem=problem,
+        denied=denied,
         socket=socket_facts(paths.socket),
         is_root=os.geteuid() == 0,
         groups=own_groups(),
