@@ -236,7 +236,7 @@ def test_two_silent_nodes_are_both_named() -> None:
     for node in "bc":
         world.node_back(node)
         world.ended_on(job, node, code=1)
-    assert world.why(job).endswith("; b and c were not heard of")
+    assert world.why(job).startswith("b and c were not heard of, and on a ")
 
 
 def test_a_range_is_chosen_anew_at_each_start() -> None:
@@ -318,6 +318,19 @@ def test_a_lost_share_starts_elsewhere_only_when_its_end_is_confirmed() -> None:
     assert nodes_of(world, job) == ("a", "c")
 
 
+def test_a_node_that_leaves_after_a_share_failed_is_not_its_cause() -> None:
+    world = three()
+    job = world.submit(gang(restart=Restart(max=1, backoff_s=1.0)))
+    world.started_on(job)
+    world.ended_on(job, "a", code=1, reason="rank 0 ended with 1")
+    world.pass_time(5.0)
+    world.node_left("b")
+    assert world.why(job).startswith("is being stopped: on a rank 0 ended with 1")
+    world.node_back("b")
+    world.ended_on(job, "b", code=143, reason="stopped")
+    assert world.why(job).endswith("since on a rank 0 ended with 1; b was not heard of")
+
+
 def test_an_end_reported_late_is_told_once_and_restarts_the_gang() -> None:
     """The cable is out for a minute: both sides end by themselves, the far one unheard."""
     world = three()
@@ -325,11 +338,13 @@ def test_an_end_reported_late_is_told_once_and_restarts_the_gang() -> None:
     world.started_on(job)
     world.ended_on(job, "a", code=1, reason="rank 0 lost rank 1")  # peers notice first
     world.node_left("b")
+    said = "b was not heard of, and on a rank 0 lost rank 1"
+    assert f"stopping: {said}" in world.told(job)
     world.pass_time(60.0)
     world.node_back("b")
     world.ended_on(job, "b", code=1, reason="rank 1 lost rank 0")
     assert world.state_of(job) == "backoff"
-    assert world.why(job).endswith("since on a rank 0 lost rank 1; b was not heard of")
+    assert world.why(job).endswith(f"since {said}")
     assert world.job(job).restarts == 1
     world.feed(e.WorkersEnded(world.now, job, 1, "b", 1, "rank 1 lost rank 0"))
     assert world.job(job).restarts == 1

@@ -92,6 +92,7 @@ class Machine:
         silent: tuple[str, ...] = ()
         if cause == "share-failed":
             silent = tuple(node for node in job.attempt.live if node in self.state.absent)
+            reason = blaming(silent, reason)
         phase = Stopping(self.at, cause, reason, silent, now=grace_s == 0.0)
         self.move(spend(job, self.at), phase, f"stopping: {reason}")
         grace_s = job.spec.policy.grace_s if grace_s is None else grace_s
@@ -142,9 +143,8 @@ class Machine:
                 # Whoever lost a peer ended badly by itself: the silent node may be all there was.
                 causes = (*causes, "node-lost") if silent else causes
                 said = about(node, result) if result is not None and result.lost else ""
-                were = "was" if len(silent) == 1 else "were"
-                more = said or (f"{listed(silent)} {were} not heard of" if silent else "")
-                reason = reason if said else first_failure(attempt) or reason
+                more = said or (unheard(silent) if silent else "")
+                reason = reason if more else first_failure(attempt) or reason
                 reason = f"{reason}; {more}" if more and more not in reason else reason
                 self.restart_or_fail(job, causes, code or 1, reason)
             case _ if result is None:
@@ -211,6 +211,16 @@ def about(node: str, result: Result) -> str:
 def with_error(result: Result) -> str:
     """How a share ended, and what the failing rank raised."""
     return f"{result.reason}: {result.error}" if result.error else result.reason
+
+
+def unheard(silent: tuple[str, ...]) -> str:
+    return f"{listed(silent)} {'was' if len(silent) == 1 else 'were'} not heard of"
+
+
+def blaming(silent: tuple[str, ...], reason: str) -> str:
+    """Why a share failed while nodes were silent: they are the cause, and whoever noticed it and
+    ended is not."""
+    return f"{unheard(silent)}, and {reason}" if silent else reason
 
 
 def worst(attempt: Attempt) -> tuple[str, Result | None]:

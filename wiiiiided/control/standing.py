@@ -14,7 +14,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from wiiiiided.control.job import Job, Result, Stopping
-from wiiiiided.control.machine import Machine
+from wiiiiided.control.machine import Machine, blaming
 from wiiiiided.domain.codes import TERMINATED
 from wiiiiided.domain.node import Drain, Node
 from wiiiiided.domain.states import ON_NODES
@@ -47,7 +47,11 @@ def left(machine: Machine, name: str, silent_s: float) -> None:
         elif isinstance(job.phase, Stopping) and job.phase.cause == "share-failed":
             # Peers notice a silent host a moment before the coordinator does.
             phase = replace(job.phase, silent=tuple(sorted({*job.phase.silent, name})))
-            machine.move(job, phase)
+            if machine.at - silent_s > phase.since:
+                machine.move(job, phase)
+            else:  # it was silent before the share failed: that is why
+                phase = replace(phase, reason=blaming((name,), phase.reason))
+                machine.move(job, phase, f"stopping: {phase.reason}")
 
 
 def declared_lost(machine: Machine, name: str, by: str) -> None:
