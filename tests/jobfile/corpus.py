@@ -1016,11 +1016,16 @@ LOOKED = {
             ),
         ),
     ),
+    "no script for a launcher": Seen(
+        '["python", "-m", "torch.distributed.run", "--nproc-per-node", "2", "tarin.py"]',
+        says=('[5]: "tarin.py" is not in the working directory; did you mean "train.py"?',),
+    ),
     "everything at once": Seen(
-        '["pyhton", "train.py"]',
-        (),
+        '["pyhton", "-u", "tarin.py"]',
+        ("train.py",),
         (
             '[0]: there is no program "pyhton"; did you mean "python"?',
+            '[2]: "tarin.py" is not in the working directory; did you mean "train.py"?',
             "job.toml:4: policy.priorty: unknown key; did you mean priority?",
         ),
         "[policy]\npriorty = 1\n",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import tomllib
 from pathlib import Path
@@ -51,6 +53,34 @@ def test_a_command_is_looked_for_in_its_folder(
     except Invalid as invalid:
         said = [str(problem) for problem in invalid.problems]
     assert [one.replace("job.toml:2: run.command", "") for one in said] == list(seen.says)
+
+
+ODD = (
+    "\\u0000",
+    "a\\u0000b.py",
+    "x" * 5000,
+    "",
+    ".",
+    "..",
+    "/",
+    "-",
+    "--",
+    "~",
+    "a b",
+    ".x",
+    "é.py",
+)
+
+
+def test_no_word_of_a_command_is_too_odd_to_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    lines = ("%", "% x", "./%", "python %", "python -m %", "bash %", "torchrun %")
+    for line, odd in itertools.product(lines, ODD):
+        command = ", ".join(f'"{word}"'.replace("%", odd) for word in line.split())
+        with contextlib.suppress(Invalid):
+            examine(f"[run]\ncommand = [{command}]\n", "job.toml", (), Shipped)
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())

@@ -7,6 +7,7 @@ that is made to be run. Where there is no telling, the scripts are named.
 from __future__ import annotations
 
 import os
+import shlex
 from typing import Annotated
 
 import typer
@@ -75,7 +76,7 @@ def command(
         return report(invalid, False)
     except OSError as problem:
         raise HostError(f"cannot write {FILE}: {problem.strerror}") from problem
-    screen.say(f"{FILE}: written; it runs {clean(' '.join(words))} as one rank")
+    screen.say(f"{FILE}: written; it runs {clean(shlex.join(words))} as one rank")
     screen.say(f"look at it, then: wiiiiide submit -f {FILE}")
     return 0
 

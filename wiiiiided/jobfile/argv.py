@@ -48,7 +48,7 @@ def script_of(argv: Argv) -> Script | None:
         return _of_python(argv)
     if is_shell(argv):
         return _of_shell(argv)
-    return python_file(argv) if program_of(argv) == "torchrun" else None
+    return python_file(argv) if program_of(argv) in LAUNCHERS else None
 
 
 def _of_python(argv: Argv) -> Script | None:

@@ -16,13 +16,24 @@ import shutil
 from collections.abc import Iterator
 from typing import Protocol
 
-from wiiiiided.jobfile.argv import LAUNCHERS, PYTHON, Argv, Script, is_python, script_of
+from wiiiiided.jobfile.argv import (
+    LAUNCHERS,
+    PYTHON,
+    Argv,
+    Script,
+    is_python,
+    is_shell,
+    launcher_of,
+    python_file,
+    script_of,
+)
 from wiiiiided.jobfile.check import Values
 from wiiiiided.jobfile.findings import Findings
 from wiiiiided.jobfile.rules import Complaint
 from wiiiiided.jobfile.words import as_list, show
 
 KNOWN = ("python", "python3", "torchrun", "accelerate", "deepspeed")  # whose misspelling is seen
+SLIP = 100  # characters; what is longer is no slip of the pen, and comparing it would take long
 LISTED = 2000  # names of the folder, among which the one that was meant is searched for
 
 _COMMAND = ("run", "command")
@@ -45,10 +56,12 @@ def look(values: Values, folder: Folder, findings: Findings) -> None:
         return  # that is wrong by itself, and said
     seen = _Look(argv, folder, findings)
     seen.program()
-    script = script_of(argv)
+    meant = (_misspelled(argv[0]) or argv[0], *argv[1:])
+    script = script_of(meant)
     if script is not None and script.is_module:
         seen.module(script)
-    elif script is not None:
+        script = python_file(meant) if launcher_of(meant) else None
+    if script is not None:
         seen.script(script)
 
 
@@ -86,17 +99,14 @@ class _Look:
             self._note(0, f"{show(name)} is not executable", suggestion)
 
     def _not_in_path(self, name: str) -> None:
-        from difflib import get_close_matches  # only for problems
-
-        close = get_close_matches(name.lower(), KNOWN, 1, 0.8)
         if os.path.isfile(self._path(name)):
             words = ["python", name] if name.endswith(".py") else [f"./{name}"]
             message = f"{show(name)} is searched for in PATH, not in the working directory"
             self._note(0, message, _write(*words, *self._argv[1:]))
         elif PYTHON.fullmatch(name) or name in LAUNCHERS:
             return  # the job's Python has them beside it
-        elif close:
-            self._note(0, f"there is no program {show(name)}", f"did you mean {show(close[0])}?")
+        elif meant := _misspelled(name):
+            self._note(0, f"there is no program {show(name)}", f"did you mean {show(meant)}?")
         else:
             self._warn(0, f"{show(name)} is not in PATH here", "every node must have it in its own")
 
@@ -104,7 +114,7 @@ class _Look:
 
     def script(self, script: Script) -> None:
         at, name, _ = script
-        if not is_python(self._argv) and "/" not in name and shutil.which(name):
+        if is_shell(self._argv) and "/" not in name and shutil.which(name):
             return  # a shell searches in PATH, too
         if not self._is_shipped(at, name) or not os.path.isdir(self._path(name)):
             return
@@ -177,9 +187,20 @@ class _Look:
         """The file that was probably meant: the same name in another folder, or a like one."""
         from difflib import get_close_matches
 
+        if len(name) > SLIP:
+            return ""
         found = list(_names(self._folder.path))
         same = [one for one in found if os.path.basename(one) == os.path.basename(name)]
         return min(same or get_close_matches(name, found, 1, 0.75), key=len, default="")
+
+
+def _misspelled(name: str) -> str:
+    """The program that was meant by a name that is none."""
+    if "/" in name or len(name) > SLIP or PYTHON.fullmatch(name) or shutil.which(name):
+        return ""
+    from difflib import get_close_matches  # only for problems
+
+    return "".join(get_close_matches(name.lower(), KNOWN, 1, 0.8))
 
 
 def _write(*words: str) -> str:
