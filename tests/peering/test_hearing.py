@@ -354,6 +354,26 @@ def test_a_cancel_that_could_not_be_stored_is_told_again(
             told = await reconciled(await a.link(B, cancelled=cut.said()))
             assert (told.cancelled, a.state(1)) == ((1,), "stopping")
 
+
+def test_a_mad_hello_leaves_one_row_and_moves_the_numbers_once(state: Path) -> None:
+    async def work() -> None:
+        async with head(state) as a:
+            a.submit(1, nodes=2)
+            rows = "SELECT count(*) FROM facts"
+            (before,) = a.store.db.execute(rows).fetchone()
+            mad = tuple(range(2, 2 + 2 * MOST_SKIPPED))
+            told = await reconciled(await a.link(B, has=mad))
+            assert told.forget == ()  # whatever it is, it is not ours to remove
+            assert a.store.next_id() == 2 + MOST_SKIPPED
+            again = tuple(range(2 + MOST_SKIPPED, 2 + 2 * MOST_SKIPPED))
+            told = await reconciled(await a.link(B, has=again))
+            assert told.forget == ()
+            assert a.store.next_id() == 2 + MOST_SKIPPED
+            assert a.store.db.execute(rows).fetchone() == (before + 1,)
+            await reconciled(await a.link(C, has=(3 + MOST_SKIPPED,)))
+            assert a.store.next_id() == 4 + MOST_SKIPPED  # of another, once, and in the same row
+            assert a.store.db.execute(rows).fetchone() == (before + 1,)
+
     asyncio.run(work())
 
 

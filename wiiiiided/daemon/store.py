@@ -23,6 +23,7 @@ from __future__ import annotations
 import fcntl
 import os
 import sqlite3
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
@@ -40,7 +41,7 @@ from wiiiiided.log import logger
 
 STRANGER: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
-MOST_SKIPPED: Final = 1_000_000  # numbers at once: more is no queue's later state
+MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
@@ -230,29 +231,50 @@ class Store:
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
 
-    def strangers(self, numbers: Sequence[int]) -> set[int]:
+    def strangers(self, numbers: Sequence[int], skip: bool = True) -> set[int]:
         """Of these jobs the ones that this queue never gave out: there was a later state of it, and
-        an older one was restored. Their numbers are skipped from now on, and their files kept."""
+        an older one was restored. Their files are kept, and with `skip` their numbers, and all up
+        to them, are given out no more: that is one range, however many there are."""
         first = self.next_id()
-        new = [number for number in numbers if first <= number < first + MOST_SKIPPED]
+        new = [number for number in numbers if skip and first <= number < first + MOST_SKIPPED]
         if new:
-            try:
-                with self._db:
-                    self._db.execute("BEGIN IMMEDIATE")
-                    rows = [(f"{STRANGER}{number}", "") for number in new]
-                    self._db.executemany("INSERT OR IGNORE INTO facts VALUES (?, ?)", rows)
-                    sql = "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'"
-                    self._db.execute(sql, (max(new) + 1,))
-            except sqlite3.Error as problem:
-                raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            self._skip(first, max(new))
             shown = ", ".join(map(str, sorted(new)[:SHOWN])) + (" …" if len(new) > SHOWN else "")
             text = "jobs %s (%d) have files, and this queue never knew them: it was restored from "
             text += "an older copy, or begun anew. Their files stay; the next job is number %d"
             logger.warning(text, shown, len(new), self.next_id())
+        ranges = self._skipped()
+        lows = [low for low, _ in ranges]
+
+        def was_skipped(number: int) -> bool:
+            at = bisect_right(lows, number) - 1
+            return at >= 0 and number <= ranges[at][1]
+
+        return {number for number in numbers if number >= first or was_skipped(number)}
+
+    def _skip(self, first: int, last: int) -> None:
+        """Give none of these out; a range that ends before them grows."""
+        before = [(low, high) for low, high in self._skipped() if high == first - 1]
+        try:
+            with self._db:
+                self._db.execute("BEGIN IMMEDIATE")
+                for low, high in before:
+                    names = (f"{STRANGER}{low}-{high}", f"{STRANGER}{low}")
+                    self._db.execute("DELETE FROM facts WHERE name IN (?, ?)", names)
+                    first = min(first, low)
+                row = (f"{STRANGER}{first}-{last}", "")
+                self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", row)
+                sql = "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'"
+                self._db.execute(sql, (last + 1,))
+        except sqlite3.Error as problem:
+            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+
+    def _skipped(self) -> list[tuple[int, int]]:
+        """Ranges of numbers, the first and the last; older versions wrote each by itself."""
         sql = "SELECT substr(name, ?) FROM facts WHERE name GLOB ?"
-        found = self._db.execute(sql, (len(STRANGER) + 1, f"{STRANGER}*"))
-        known = {int(row[0]) for row in found}
-        return {number for number in numbers if number >= first or number in known}
+        rows = self._db.execute(sql, (len(STRANGER) + 1, f"{STRANGER}*"))
+        found = (row[0].partition("-") for row in rows)
+        return sorted((int(low), int(high or low)) for low, _, high in found)
 
     def forget_nodes(self) -> None:
         """The cluster is no more: this machine is alone."""

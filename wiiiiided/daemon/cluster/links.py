@@ -60,6 +60,7 @@ class Links:
         self.hang_up: Callable[[str], None] = lambda node: None  # on all else it has under way
         self._lines: dict[str, Line] = {}
         self._leaving: set[str] = set()  # removed, and heard until their shares have ended
+        self._sorted: set[str] = set()  # whose files were compared with the queue
         self._closing = False
         self._complaints = Complaints("links")
         self._renewals = asyncio.get_running_loop().call_later(RENEW_LOOK_S, self._look_at_dates)
@@ -167,7 +168,10 @@ class Links:
         numbers = [number for number in hello.has if 0 < number < LARGEST]
         store = self.keeper.store
         try:
-            known = store.strangers(numbers) | store.numbers()
+            # Of a later state of this queue it can only know when it comes for the first time:
+            # after that all it has is from here.
+            known = store.strangers(numbers, skip=name not in self._sorted) | store.numbers()
+            self._sorted.add(name)
             gone = tuple(number for number in numbers if number not in known)
         except StoreError:  # no room: at the next link
             gone = ()
