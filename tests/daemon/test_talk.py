@@ -160,7 +160,7 @@ def test_the_kernel_says_who_is_at_the_other_end_of_a_unix_socket() -> None:
 
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        caller = Caller.at(ours, "a")
+        caller = run(Caller.at(ours, "a"))
     assert (caller.uid, caller.node, caller.admin) == (os.getuid(), "a", True)
 
 

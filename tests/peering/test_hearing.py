@@ -354,6 +354,8 @@ def test_a_cancel_that_could_not_be_stored_is_told_again(
             told = await reconciled(await a.link(B, cancelled=cut.said()))
             assert (told.cancelled, a.state(1)) == ((1,), "stopping")
 
+    asyncio.run(work())
+
 
 def test_a_mad_hello_leaves_one_row_and_moves_the_numbers_once(state: Path) -> None:
     async def work() -> None:

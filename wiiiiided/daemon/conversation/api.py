@@ -70,8 +70,8 @@ class Api:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         talk = Talk(reader, writer)
-        caller = Caller.at(writer.get_extra_info("socket"), self.node)
         with contextlib.suppress(asyncio.CancelledError):  # the daemon stops
+            caller = await Caller.at(writer.get_extra_info("socket"), self.node)
             await self._serve(talk, caller, greets=True)
 
     async def serve(self, talk: Talk, caller: Caller) -> None:

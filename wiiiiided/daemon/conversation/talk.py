@@ -14,9 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import os
-import pwd
 import socket
 import struct
 from collections import deque
@@ -26,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from wiiiiided.daemon.conversation.names import user_of
 from wiiiiided.wire import messages as m
 from wiiiiided.wire import stream
 
@@ -46,19 +45,11 @@ class Caller:
     node: str = ""  # that machine; empty: this one
 
     @classmethod
-    def at(cls, connection: socket.socket, node: str = "") -> Caller:
+    async def at(cls, connection: socket.socket, node: str = "") -> Caller:
         """Who is at the other end of a unix socket, by the kernel's word."""
         raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
         _, uid, _ = struct.unpack("3i", raw)
-        return cls(uid, _user(uid), uid in (0, os.getuid()), node)
-
-
-@functools.lru_cache(maxsize=1024)  # a directory server may be slow, and everybody would wait
-def _user(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+        return cls(uid, await user_of(uid), uid in (0, os.getuid()), node)
 
 
 NOBODY = Caller(-1, "nobody", admin=False)
