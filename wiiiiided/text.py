@@ -67,6 +67,16 @@ def _columns_of(char: str) -> int:
     return 2 if unicodedata.east_asian_width(char) in ("W", "F") else 1
 
 
+def compact_bytes(size: float) -> str:
+    """In at most four columns: 0K, 512M, 3.1G."""
+    size /= 1024
+    for unit in "KMGTP":
+        if size < 999.5 or unit == "P":
+            break
+        size /= 1024
+    return f"{size:.1f}{unit}" if 0 < size < 9.95 else f"{size:.0f}{unit}"
+
+
 def span(seconds: float, fine: bool = False) -> str:
     """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h. What has not passed does not
     count: 59.9 s are 59s. `fine` tells more of short ones, by the same rule: 40ms, 8.2s."""

@@ -78,6 +78,18 @@ def test_one_machines_view_is_marked_as_such(cli: Cli, daemon: FakeDaemon) -> No
     assert json.loads(cli("ps", "--json").out)["partial"] == partial
 
 
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_a_running_job_uses_is_listed(
+    program: Program, daemon: FakeDaemon, width: int
+) -> None:
+    running = view(17, started_at=time.time() - 130, cpu=1.94, memory=3_300_000_000)
+    daemon.answers(m.List, m.Jobs((running, view(18, state="queued", name="language-model"))))
+    heading, first, second = program.on_terminal("ps", width=width, NO_COLOR="1").out.splitlines()
+    assert heading.split()[-4:] == ["CPU", "MEM", "TIME", "WHY"]
+    assert first.split()[-6:-4] == ["1.9", "3.1G"]
+    assert second.split()[-6:-4] == ["-", "-"]
+
+
 def test_untrusted_text_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.List, jobs())
     row = cli("ps").out.splitlines()[3]
@@ -154,6 +166,7 @@ def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
     assert set(job) == {
         *("id", "name", "state", "owner", "priority", "submitted_at", "started_at", "ended_at"),
         *("attempt", "attempts", "nodes", "workers", "code", "why", "error", "sweep", "setting"),
+        *("cpu", "memory"),
     }
 
 

@@ -16,6 +16,7 @@ from tests.daemon.two_nodes import DAY, Clock, TwoNodes
 from tests.figures.samples import sample
 from wiiiiided.daemon.shares.shims import Shim
 from wiiiiided.daemon.watching.pusher import EVERY_S, IDLE_S, Pusher
+from wiiiiided.domain.figures import Rates
 from wiiiiided.figures.picture import Health
 from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, pack, unpack
 from wiiiiided.report.ranks import nodes_of
@@ -373,7 +374,64 @@ def test_memory_of_ranks_elsewhere_comes_along(site: TwoNodes) -> None:
     site.work(2)
     ranks = now_of(site).ranks
     assert ranks[2].memory > 1 << 20
+    assert ranks[2].cpu is not None
     assert ranks[3].memory is None
+
+
+def test_ranks_that_never_write_are_known_by_what_they_use(tmp_path: Path) -> None:
+    site = TwoNodes(tmp_path)
+    try:
+        told = [{"rank": rank, "pid": os.getpid(), "code": None} for rank in range(4)]
+        site.shims[site.job, 1].ranks = told
+        site.work(20)
+        now = now_of(site)
+        assert [(rank.rank, rank.node) for rank in now.ranks] == [
+            *((0, "a"), (1, "a"), (2, "b"), (3, "b"))
+        ]
+        assert now.memory == sum(rank.memory for rank in now.ranks)
+        assert now.cpu is not None
+        assert (now.step, now.straggler, now.rates) == (None, None, Rates(measured=False))
+        points = site.courses.latest(site.job).points
+        assert len(points) >= 3
+        assert points[-1].memory == now.memory
+    finally:
+        site.close()
+
+
+def test_what_scripts_report_by_name_comes_along(site: TwoNodes) -> None:
+    for rank, page in site.pages.items():
+        page.admit(["accuracy", "lr"])
+        page.say(1, None, None, None, {"accuracy": rank / 4, "lr": 0.1})
+    site.work(3)
+    now = now_of(site)
+    assert now.metrics == {"accuracy": pytest.approx(0.375), "lr": pytest.approx(0.1)}
+    assert now.ranks[3].metrics["accuracy"] == 0.75
+    site.pages[3].say(1, None, None, None, {"lr": float("nan")})
+    site.work(1)
+    assert now_of(site).metrics["lr"] is None
+    assert site.courses.latest(site.job).points[-1].metrics["accuracy"] == pytest.approx(0.375)
+
+
+def test_names_of_metrics_from_elsewhere_are_not_believed(site: TwoNodes) -> None:
+    site.work(2)
+    (figures,) = site.sent[-1].attempts
+    names = ["fine", 'x"} 1', "\x1b[31m", *(f"m{n}" for n in range(20))]
+    hostile = {2: dict.fromkeys(names, 1.0), 0: {"not_there": 1.0}}
+    site.courses.take("b", replace(site.sent[-1], attempts=(replace(figures, metrics=hostile),)))
+    site.work(1)
+    known = site.courses.live[site.job, 1].metrics
+    assert set(known[2]) <= {"fine", *(f"m{n}" for n in range(20))}
+    assert len(known[2]) <= 8
+    assert 0 not in known
+
+
+def test_metrics_of_many_ranks_are_told_by_turns(site: TwoNodes, monkeypatch: Any) -> None:
+    monkeypatch.setattr("wiiiiided.daemon.watching.pusher.METRIC_RANKS", 1)
+    for rank in (2, 3):
+        site.pages[rank].admit(["accuracy"])
+    site.work(4)
+    told = [list(sent.attempts[0].metrics) for sent in site.sent if sent.attempts]
+    assert told[-4:] in ([[2], [3], [2], [3]], [[3], [2], [3], [2]])
 
 
 def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:

@@ -345,3 +345,40 @@ def test_a_rank_that_sleeps_is_the_straggler_of_real_training(daemon: PrivateDae
     record = the_run(daemon, job)
     assert record.ranks[1].totals.waiting_s > record.ranks[0].totals.waiting_s
     assert record.points[-1].loss is not None
+
+
+# It says nothing to anybody: no group, no progress. A child of its own burns a core.
+SILENT = """
+import pathlib, subprocess, sys, time
+held = bytearray(b"x" * (64 << 20))
+child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+while not pathlib.Path("end").exists():
+    time.sleep(0.1)
+child.kill()
+"""
+
+
+def test_what_ranks_use_is_known_of_jobs_that_say_nothing(daemon: PrivateDaemon) -> None:
+    job = daemon.submit(SILENT, workers=2)
+
+    def listed() -> m.JobView:
+        return next(view for view in daemon.client.list() if view.id == job)
+
+    wait_until(lambda: (listed().cpu or 0) > 0.2, 60, "its child's work is seen")
+    assert (listed().memory or 0) > 2 * (64 << 20)
+    now = row(daemon.client.snapshot(), job).now
+    assert now is not None
+    assert (now.step, now.rates.measured, len(now.ranks)) == (None, False, 2)
+    assert all((rank.memory or 0) > 64 << 20 for rank in now.ranks)
+    let_end(daemon, job)
+    daemon.end_of(job)
+    run = the_run(daemon, job)
+    assert [rank.totals.measured for rank in run.ranks] == [False, False]
+    assert all((rank.totals.cpu_s or 0) > 0 for rank in run.ranks)
+    assert all((rank.memory_peak or 0) > 64 << 20 for rank in run.ranks)
+    assert listed_not(daemon, job)
+
+
+def listed_not(daemon: PrivateDaemon, job: int) -> bool:
+    """What is over uses nothing."""
+    return all(view.cpu is None for view in daemon.client.list(ended=50) if view.id == job)

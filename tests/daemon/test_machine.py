@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from os import scandir
 
 import pytest
 
 from tests.kit.conditions import wait_until
 from wiiiiided.daemon.watching import machine as module
-from wiiiiided.daemon.watching.machine import Machine, resident
+from wiiiiided.daemon.watching.machine import Look, Machine, Usage
+from wiiiiided.shim import files
 
 
 class Times(tuple[float, ...]):
@@ -79,17 +81,61 @@ def test_a_process_weighs_with_its_children() -> None:
     nested = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
     child = subprocess.Popen([sys.executable, "-c", nested], stdin=subprocess.PIPE)
     try:
-        alone = module._resident(child.pid)
+        alone = Look()._stat(child.pid)
         assert alone is not None
 
         def both() -> bool:
-            return (resident(child.pid) or 0) > 1.5 * (module._resident(child.pid) or 0)
+            return usage(child.pid).memory > 1.5 * alone.memory
 
         wait_until(both, 30, "the child is there and weighed with its parent")
-        assert (resident(os.getpid()) or 0) > (resident(child.pid) or 0)
+        assert usage(os.getpid()).memory > usage(child.pid).memory
     finally:
         child.communicate(b"\n", timeout=30)
 
 
 def test_who_is_not_there_weighs_nothing() -> None:
-    assert resident(1 << 22) is None
+    assert Look().usage(1 << 22) is None
+
+
+def test_a_process_that_was_started_at_another_time_is_another() -> None:
+    ticks = files.start_ticks(os.getpid())
+    assert ticks is not None
+    assert Look().usage(os.getpid(), ticks) is not None
+    assert Look().usage(os.getpid(), ticks + 1) is None
+
+
+def test_the_processor_time_of_children_counts_when_they_have_ended_too() -> None:
+    before = usage(os.getpid()).cpu_s
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True, timeout=60)
+    assert usage(os.getpid()).cpu_s - before >= 0.45
+
+
+def test_a_rank_with_any_number_of_processes_costs_so_many_files_and_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read = 0
+
+    def bomb(path: str) -> bytes:
+        nonlocal read
+        read += 1
+        if path.endswith("children"):
+            return b" ".join(b"%d" % (1000 + read * 50 + n) for n in range(50))
+        return b"1 (a) b) " + b" ".join([b"1"] * 40)
+
+    monkeypatch.setattr(module, "_content", bomb)
+    own = os.getpid()
+    monkeypatch.setattr(module.os, "scandir", lambda path: scandir(f"/proc/{own}/task"))
+    look = Look(files=200)
+    assert look.usage(5) is not None  # what was seen of the first
+    assert read <= 200
+    while not look.is_over:
+        look.usage(5)
+    assert read <= 200
+    assert look.usage(6) is None
+
+
+def usage(pid: int) -> Usage:
+    found = Look().usage(pid)
+    assert found is not None
+    return found

@@ -12,6 +12,7 @@ import pytest
 from wiiiiided.daemon.shares.runs import Runs
 from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.daemon.watching import pages as module
+from wiiiiided.daemon.watching.machine import Usage
 from wiiiiided.daemon.watching.pages import Pages, Reading
 from wiiiiided.domain.figures import RankSample
 from wiiiiided.shm import stats
@@ -339,11 +340,67 @@ def test_noise_is_survived(attempt: Attempt) -> None:
 
 def test_memory_is_carried_from_one_look_to_the_next(attempt: Attempt) -> None:
     attempt.make()
-    attempt.pages.weigh(1, 1, {0: 12345, 7: 1})
+    attempt.pages.weigh(1, 1, 0, 77, Usage(12345, 3.0))
     found = attempt.sample()
     assert found is not None
-    assert found.memory == 12345
+    assert (found.memory, found.cpu, found.cpu_s) == (12345, None, 3.0)
+    attempt.now += 4.0
+    attempt.pages.weigh(1, 1, 0, 77, Usage(12345, 13.0))
+    found = attempt.sample()
+    assert found is not None
+    assert (found.cpu, found.cpu_s) == (2.0, 13.0)  # ten seconds in five
+    attempt.now += 4.0
+    attempt.pages.weigh(1, 1, 0, 77, Usage(12345, 1.0))  # a child has left with its seconds
+    found = attempt.sample()
+    assert found is not None
+    assert (found.cpu, found.cpu_s) == (0.0, 13.0)
+    attempt.pages.weigh(1, 1, 0, 77, None)
+    found = attempt.sample()
+    assert found is not None
+    assert (found.memory, found.cpu, found.cpu_s) == (None, None, 13.0)
     attempt.pages.forget(1, 1)
     found = attempt.sample()
     assert found is not None
     assert found.memory is None
+
+
+def test_a_rank_that_never_writes_has_what_its_processes_use(attempt: Attempt) -> None:
+    attempt.path().write_bytes(bytes(4096))  # as its shim made it
+    assert attempt.read() == []
+    attempt.pages.weigh(1, 1, 0, 77, Usage(12345, 3.0))
+    (reading,) = attempt.read()
+    found = reading.sample
+    assert found is not None
+    assert (found.pid, found.memory, found.cpu_s, found.measured) == (77, 12345, 3.0, False)
+    assert (reading.progress, found.step, found.operations) == ((), None, 0)
+    attempt.make().say(3, None, None, None)
+    (reading,) = attempt.read()
+    assert reading.sample is not None
+    assert (reading.sample.step, reading.sample.memory) == (3, 12345)
+    attempt.path().write_bytes(b"")  # one that wrote, and spoils it, is not taken for a silent one
+    assert attempt.read() == []
+
+
+def test_metrics_are_read_by_name_and_one_that_is_no_number_is_none(attempt: Attempt) -> None:
+    page = attempt.make()
+    page.admit(["accuracy", "lr"])
+    page.say(1, None, None, None, {"accuracy": 0.5, "lr": math.nan})
+    found = attempt.sample()
+    assert found is not None
+    assert found.metrics == {"accuracy": 0.5, "lr": None}
+    page.say(2, None, None, None, {"lr": 0.25})
+    found = attempt.sample()
+    assert found is not None
+    assert found.metrics == {"accuracy": 0.5, "lr": 0.25}
+
+
+@pytest.mark.parametrize("name", [b"\x1b[31m", b"a b", b"9lives", b"\xff" * 32, b'x"} 1\n'])
+def test_a_name_that_is_none_has_no_metric(attempt: Attempt, name: bytes) -> None:
+    page = attempt.make()
+    page.admit(["accuracy", "spoiled"])
+    page.say(1, None, None, None, {"accuracy": 0.5, "spoiled": 1.0})
+    at = stats.NAMES_AT * 8 + stats.NAME_BYTES
+    page._map[at : at + stats.NAME_BYTES] = name.ljust(stats.NAME_BYTES, b"\0")
+    found = attempt.sample()
+    assert found is not None
+    assert found.metrics == {"accuracy": 0.5}

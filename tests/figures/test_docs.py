@@ -46,7 +46,7 @@ def test_every_word_of_the_page_is_described() -> None:
         for part in cell.split(", "):
             first, _, last = part.partition("–")
             described |= set(range(int(first), int(last or first) + 1))
-    assert described == set(range(stats.SAID_NS + 1))
+    assert described == set(range(stats.WORDS))
 
 
 def test_every_family_of_prometheus_is_described_and_no_other() -> None:

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.kit.fake_daemon import ended, status, view
 from tests.kit.prometheus import parse
-from wiiiiided.domain.figures import JobNow, NodeNow, Rates, Straggler
+from wiiiiided.domain.figures import JobNow, NodeNow, RankNow, Rates, Straggler
 from wiiiiided.figures import prometheus
-from wiiiiided.figures.prometheus import FAMILIES, absent, exposition
+from wiiiiided.figures.prometheus import FAMILIES, RANKS, absent, exposition
 from wiiiiided.wire import messages as m
 
 DASHBOARD = Path(__file__).parents[2] / "docs/grafana.json"
@@ -48,6 +49,9 @@ NOW = JobNow(
     eta_s=350.0,
     memory=1 << 30,
     straggler=Straggler(1, "b", 0.41, "rank 1"),
+    cpu=3.5,
+    metrics={"accuracy": 0.91, "lr": None},
+    ranks=(RankNow(0, "a", RATES, memory=1 << 29, cpu=1.5), RankNow(1, "b", RATES)),
 )
 
 
@@ -55,6 +59,24 @@ def snapshot(
     *jobs: m.JobRow, nodes: tuple[NodeNow, ...] = (NODE,), problem: str = ""
 ) -> m.Snapshot:
     return m.Snapshot(1_000_300.5, 1.0, "lab", nodes, jobs, problem)
+
+
+def test_what_ranks_use_and_report_is_written_with_their_labels() -> None:
+    page = exposition(snapshot(m.JobRow(view(), NOW)), status())
+    me = 'job_id="17",name="digits"'
+    assert f'wiiiiide_rank_cpu_cores{{{me},rank="0",node="a"}} 1.5\n' in page
+    assert f'wiiiiide_rank_memory_bytes{{{me},rank="0",node="a"}} 536870912\n' in page
+    assert 'rank="1",node="b"} ' in page  # the straggler; of what it uses nothing is known
+    assert page.count("wiiiiide_rank_cpu_cores{") == 1
+    assert f'wiiiiide_job_metric{{{me},metric="accuracy"}} 0.91\n' in page
+    assert f'wiiiiide_job_metric{{{me},metric="lr"}} NaN\n' in page
+
+
+def test_series_of_ranks_are_limited() -> None:
+    many = tuple(RankNow(rank, "a", RATES, cpu=1.0) for rank in range(RANKS))
+    rows = [m.JobRow(view(number), replace(NOW, ranks=many)) for number in (1, 2)]
+    page = exposition(snapshot(*rows), status())
+    assert page.count("wiiiiide_rank_cpu_cores{") == RANKS
 
 
 def families(*jobs: m.JobRow, **more: Any) -> dict[str, dict[Any, float]]:
@@ -66,6 +88,7 @@ def test_a_running_job_has_all_its_figures() -> None:
     found = families(m.JobRow(view(), NOW))
     job = {name.removeprefix("wiiiiide_job_"): found[name] for name in found if "_job_" in name}
     assert job.pop("state") == {(*ME, ("owner", "ada"), ("state", "running")): 1}
+    assert len(job.pop("metric")) == 2
     assert job.pop("straggler_behind_ratio") == {(*ME, ("rank", "1"), ("node", "b")): 0.41}
     assert {name: samples[ME] for name, samples in job.items()} == {
         "workers": 2,
@@ -77,6 +100,7 @@ def test_a_running_job_has_all_its_figures() -> None:
         "loss": 0.412,
         "remaining_seconds": 350,
         "memory_bytes": 1 << 30,
+        "cpu_cores": 3.5,
         "samples_per_second": 64,
         "steps_per_second": 2,
         "operations_per_second": 10,

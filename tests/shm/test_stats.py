@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from wiiiiided.domain.figures import METRICS
 from wiiiiided.errors import HostError
 from wiiiiided.shm import stats
 from wiiiiided.shm.stats import PAGE_BYTES, StatsPage
@@ -88,3 +89,44 @@ def test_a_page_taken_over_from_one_who_died_in_the_middle_is_whole_again(tmp_pa
     page = StatsPage(str(path))
     page.say(1, None, None, None)
     assert page.words[stats.SAID_GUARD] == 10
+
+
+def test_metrics_have_places_by_name_and_keep_what_was_said_last() -> None:
+    page = StatsPage()
+    page.admit(["accuracy", "lr"])
+    page.say(1, None, None, None, {"accuracy": 0.5, "lr": 0.1})
+    page.say(2, None, None, None, {"lr": 0.05})
+    values = [
+        struct.unpack("=d", struct.pack("=q", page.words[stats.METRICS_AT + n]))[0] for n in (0, 1)
+    ]
+    assert values == [0.5, 0.05]
+    begin = stats.NAMES_AT * 8
+    names = bytes(memoryview(page.words).cast("B")[begin : begin + 2 * stats.NAME_BYTES])
+    assert names.split(b"\0")[0] == b"accuracy"
+    assert names[stats.NAME_BYTES :].rstrip(b"\0") == b"lr"
+    assert page.words[stats.SAID_GUARD] % 2 == 0
+
+
+def test_a_ninth_metric_or_a_bad_name_is_refused_and_changes_nothing() -> None:
+    page = StatsPage()
+    page.admit([f"m{n}" for n in range(7)])
+    with pytest.raises(ValueError, match=r"at most 8 metrics, these are more: m0, .*, x, y"):
+        page.admit(["x", "y"])
+    for name in ("", "a b", "1st", "a" * 32, "ä", 'a"'):
+        with pytest.raises(ValueError, match="is not a name of a metric: a letter or _"):
+            page.admit(["fine", name])
+    assert len(page.metrics) == 7
+    page.admit(["a" * 31])
+
+
+def test_metrics_of_a_process_that_had_the_page_before_are_gone(tmp_path: Path) -> None:
+    path = tmp_path / "counters"
+    path.touch()
+    StatsPage(str(path)).admit(["accuracy"])
+    page = StatsPage(str(path))
+    assert not any(page.words[stats.METRICS_AT : stats.WORDS])
+
+
+def test_everything_is_on_the_page() -> None:
+    assert stats.WORDS * 8 <= PAGE_BYTES
+    assert stats.METRICS == METRICS

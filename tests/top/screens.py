@@ -83,6 +83,8 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         "message": (Scene(s.three(), Ui(message="job 17 is being cancelled")), 80, 16),
         **{f"stragglers-{width}": (Scene(s.two_slow()), width, 12) for width in (40, 60, 80)},
         **{f"turns-{width}": (Scene(s.turns()), width, 12) for width in (40, 80)},
+        **{f"reporting-{width}": (Scene(s.reporting()), width, 16) for width in (60, 100)},
+        "reporting-silent": (Scene(s.reporting(), Ui(job=18)), 80, 16),
         "unmeasured": (Scene(s.unmeasured()), 140, 12),
         "diverged": (Scene(s.snapshot(s.node(), jobs=(s.doing(diverged=True),))), 80, 12),
         "no-match": (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.kit.fake_daemon import ended, line, view
-from wiiiiided.domain.figures import JobNow, NodeNow, Rates, Straggler
+from wiiiiided.domain.figures import JobNow, NodeNow, RankNow, Rates, Straggler
 from wiiiiided.wire.messages import JobRow, Snapshot
 
 __all__ = ["ended", "job", "line", "node", "snapshot", "three", "view"]
@@ -186,6 +186,16 @@ def two_slow() -> Snapshot:
     why = "rank 1 on vm costs +87 % step time: the others wait 51 % of the time, it waits 4 %"
     found = Straggler(1, "vm", 0.87, why)
     return snapshot(node("vm", state="slow"), jobs=(slow_job(), doing(18, straggler=found)))
+
+
+def reporting() -> Snapshot:
+    """A job whose script reports numbers by name, and whose ranks were looked at."""
+    ranks = tuple(RankNow(n, "vm", RATES, memory=(n + 1) * GIB, cpu=0.9 + n) for n in range(2))
+    said = {"accuracy": 0.9123, "lr": 1e-4, "grad_norm": None}
+    now = doing(17, cpu=2.8, ranks=ranks, metrics=said)
+    silent = {"step": None, "total": None, "loss": None, "eta_s": None}
+    gloo = doing(18, cpu=1.0, rates=Rates(measured=False), **silent)
+    return snapshot(node("vm"), jobs=(now, gloo))
 
 
 def turns() -> Snapshot:

@@ -347,7 +347,7 @@ def test_jobs_that_are_not_listed_are_counted_and_told_of() -> None:
     crowd = s.snapshot(s.node(), jobs=rows, more=19_500)
     shown = lines(render(Scene(crowd), 100, 24))
     assert "19,701 queued or held" in shown[0]
-    assert shown[-3] == " … 19,500 more; wiiiiide ps lists all"  # then the detail and the keys
+    assert shown[-4] == " … 19,500 more; wiiiiide ps lists all"  # then two details and the keys
     scene = Scene(crowd, Ui(once=True))
     assert lines(render(scene, 100, 1000))[-1] == " … 19,500 more; wiiiiide ps lists all"
     found = lines(render(Scene(crowd, Ui(jobs=Order(filter="zz"))), 100, 24))

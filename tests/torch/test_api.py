@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import mmap
 import threading
 import time
@@ -140,7 +141,20 @@ def _reports(me: Rank) -> None:
         progress(3, total="ten")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"loss is not a number: shape \(2,\)"):
         progress(3, loss=torch.ones(2))
+    progress(41, metrics={"accuracy": 0.5, "lr": torch.tensor(0.1), "nan": math.nan})
+    for wrong, said in (
+        ({"ok": 1.0, "a b": 1.0}, r"metrics: 'a b' is not a name of a metric: a letter or _"),
+        ({3: 1.0}, "metrics: 3 is not a name"),
+        ({"ok": "0.5"}, r"metrics\['ok'\] is not a number: '0.5'"),
+        ({"ok": None}, r"metrics\['ok'\] is not a number: None"),
+        ({"ok": torch.ones(2)}, r"metrics\['ok'\] is not a number: shape \(2,\)"),
+        ([0.5], "metrics is not a dict of names and numbers: list"),
+        ({f"m{n}": 1.0 for n in range(6)}, "metrics: a rank reports at most 8 metrics, these are"),
+    ):
+        with pytest.raises(UsageError, match=said):
+            progress(77, metrics=wrong)  # type: ignore[arg-type]
     words = stats_page().words
+    assert list(stats_page().metrics) == ["accuracy", "lr", "nan"]
     assert words[counters.STEP] == 42  # what was refused has changed nothing
     assert words[counters.SAID_GUARD] % 2 == 0
     progress(41, loss=live)  # of a tensor with a gradient torch would warn

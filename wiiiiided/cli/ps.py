@@ -17,21 +17,25 @@ from wiiiiided.cli.table import Column
 from wiiiiided.domain.states import ENDED as OVER
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import sweep_number
+from wiiiiided.text import compact_bytes
 from wiiiiided.wire.messages import JobView
 
 ENDED = 1000  # of those that are over, the latest: a daemon may keep a hundred times as many
 
 COLUMNS = (
     Column("ID", right=True),
-    Column("SWEEP", leaves=6),  # where one is listed
+    Column("SWEEP", leaves=8),
     Column("NAME", least=8, readable=16),
     Column("STATE", painted=True),
-    Column("OWNER", leaves=4, least=6),
-    Column("WORKERS", right=True, leaves=3),
-    Column("TRY", leaves=5),
+    Column("OWNER", leaves=6, least=6),
+    Column("WORKERS", right=True, leaves=5),
+    Column("TRY", leaves=7),
+    Column("CPU", right=True, leaves=4),
+    Column("MEM", right=True, leaves=3),
     Column("TIME", right=True, leaves=1),
     Column("WHY", leaves=2, least=20, readable=28),
 )
+SOME = ("SWEEP", "CPU", "MEM")  # columns that are shown where a job has something there
 
 
 def command(
@@ -54,7 +58,8 @@ def command(
     """List the jobs: those that run, then the queue in its order; with -a by their numbers.
 
     TIME is how long a job has been running, or waiting, or ran. TRY is the attempt, and how many
-    its restart policy allows. A narrow screen shows fewer columns; --json has everything.
+    its restart policy allows. CPU are the cores and MEM is the memory that a running job's ranks
+    use together. A narrow screen shows fewer columns; --json has everything.
     """
     states = _states(state or ())
     everything = everything or not OVER.isdisjoint(states)
@@ -78,7 +83,7 @@ def command(
     elif found:
         now = time.time()
         rows = [_row(job, now) for job in found]
-        shown = [n for n, one in enumerate(COLUMNS) if one.title != "SWEEP" or _any(rows, n)]
+        shown = [n for n, one in enumerate(COLUMNS) if one.title not in SOME or _any(rows, n)]
         columns = [COLUMNS[n] for n in shown]
         put_table(columns, [job.state for job in found], [[row[n] for n in shown] for row in rows])
     elif jobs:
@@ -97,7 +102,7 @@ def _sweep(text: str) -> int:
 
 
 def _any(rows: list[list[str]], column: int) -> bool:
-    return any(row[column] for row in rows)
+    return any(row[column] not in ("", "-") for row in rows)
 
 
 def _states(texts: Sequence[str]) -> set[str]:
@@ -118,4 +123,6 @@ def _matches(job: JobView, states: set[str], name: str | None) -> bool:
 def _row(job: JobView, now: float) -> list[str]:
     workers = str(job.workers) if job.workers else "-"
     head = [str(job.id), job.sweep, job.name, job.state, job.owner, workers]
-    return [*head, attempts(job), took(job, now), reason(job)]
+    cpu = "-" if job.cpu is None else f"{job.cpu:.1f}"
+    memory = "-" if job.memory is None else compact_bytes(job.memory)
+    return [*head, attempts(job), cpu, memory, took(job, now), reason(job)]

@@ -11,7 +11,16 @@ from wiiiiided.cli.text import cell, columns, cut, pad
 from wiiiiided.domain.figures import Point, RunRecord
 from wiiiiided.report import rank_charts, words
 from wiiiiided.report.history import History, history, length_of
-from wiiiiided.report.over_time import RATES, diverged_at, happened_title, of_ranks, rate_of
+from wiiiiided.report.over_time import (
+    RATES,
+    diverged_at,
+    happened_title,
+    metric_names,
+    metric_of,
+    metric_range,
+    of_ranks,
+    rate_of,
+)
 from wiiiiided.report.rank_table import TITLES, rank_rows, shown_columns
 from wiiiiided.report.ranks import is_measured, measured, nodes_of, split_of
 from wiiiiided.report.sound import sound
@@ -52,6 +61,7 @@ RANK_COLUMNS = {
     "codec": Column("CODEC", leaves=12, least=4, readable=8),
     "coding": Column("CODING", right=True, leaves=13),
     "memory": Column("MEMORY", right=True, leaves=4),
+    "cpu": Column("CPU", right=True, leaves=4),
     "slowest for": Column("SLOWEST FOR", right=True, leaves=5),
 }
 
@@ -183,6 +193,15 @@ def _charts(past: History) -> Iterator[Chart]:
     if memory:
         told = f"at most {words.size(max(memory))}, all ranks together"
         yield Chart("memory", told, _memory, sizes(max(memory)))
+    cores = _values(past, _cpu)
+    if cores:
+        told = f"up to {words.number(max(cores))} cores, all ranks together"
+        yield Chart("cpu", told, _cpu, amounts(0.0, max(cores), words.number))
+    for name in metric_names(past):
+        value = metric_of(name)
+        if seen_values := _values(past, value):
+            told = metric_range(seen_values)
+            yield Chart(_text(name), told, value, around(seen_values))
 
 
 def _loss(point: Point) -> float | None:
@@ -191,6 +210,10 @@ def _loss(point: Point) -> float | None:
 
 def _memory(point: Point) -> float | None:
     return point.memory
+
+
+def _cpu(point: Point) -> float | None:
+    return point.cpu
 
 
 def _values(past: History, value: Callable[[Point], float | None]) -> list[float]:

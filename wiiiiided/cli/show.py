@@ -14,9 +14,12 @@ from wiiiiided.cli.jobs import attempts
 from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.text import cell, clean, columns, pad
 from wiiiiided.cli.words import clock, code_words, job_id, span
+from wiiiiided.domain.figures import RankSample
 from wiiiiided.jobfile.spoken import as_in_file
+from wiiiiided.report.ranks import memory_of
 from wiiiiided.report.sound import sound_run
 from wiiiiided.report.summary import beyond_state, figures, has_figures, is_loud
+from wiiiiided.report.words import size
 from wiiiiided.wire.messages import JobDetail, JobView
 
 
@@ -46,10 +49,13 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
     if detail.ranks:
         yield from ("", _heading("ranks"))
     widest = max((columns(cell(rank.node)) for rank in detail.ranks), default=0)
+    run = detail.run
+    used = {} if run is None else {rank.rank: rank.totals for rank in run.ranks}
     for rank in detail.ranks:
         pid = "" if rank.pid is None else f"  pid {rank.pid}"
         code = "" if rank.code is None else f"  exit code {code_words(rank.code)}"
-        yield f"  {rank.rank:>3}  {pad(cell(rank.node), widest)}  {rank.state}{pid}{code}"
+        use = "" if rank.state != "running" else _use(used.get(rank.rank))
+        yield f"  {rank.rank:>3}  {pad(cell(rank.node), widest)}  {rank.state}{pid}{code}{use}"
     if detail.story:
         yield from ("", _heading("story"))
     for told in detail.story:
@@ -59,10 +65,18 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
         yield from (f"  {clean(line)}" for line in detail.error.rstrip("\n").split("\n"))
 
 
+def _use(totals: RankSample | None) -> str:
+    """What the processes of a rank use now."""
+    if totals is None:
+        return ""
+    cores = "" if totals.cpu is None else f"  {totals.cpu:.1f} cores"
+    return cores + ("" if totals.memory is None else f"  {size(totals.memory)}")
+
+
 def _figures(detail: JobDetail) -> Iterator[str]:
     """What the latest attempt counted; nothing where it counted nothing."""
     run = None if detail.run is None else sound_run(detail.run)
-    if run is None or not has_figures(run):
+    if run is None or not (has_figures(run) or memory_of(run) is not None):
         return
     running = "" if run.ended_at is not None else " so far"
     yield from ("", _heading(f"figures of attempt {run.attempt}{running}"))

@@ -16,6 +16,9 @@ from typing import Literal
 
 import msgspec
 
+METRICS = 8  # of a job
+Metrics = dict[str, float | None]  # by name, eight at most; None: not a finite number
+
 
 class RankSample(msgspec.Struct, frozen=True):
     """A rank's counters at one moment, checked: the page they come from is not trusted."""
@@ -45,6 +48,9 @@ class RankSample(msgspec.Struct, frozen=True):
     measured: bool = True  # False: no group of this backend, so its counters say nothing
     diverged: bool = False  # the loss it said last is not a finite number
     said_at: float | None = None  # monotonic seconds: when it said its step last
+    cpu: float | None = None  # cores that the rank's processes use
+    cpu_s: float | None = None  # processor seconds they have used so far
+    metrics: Metrics = {}  # what else the script reports
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -92,6 +98,8 @@ class RankNow(msgspec.Struct, frozen=True):
     codec: str = ""
     codec_why: str = ""
     diverged: bool = False  # its loss is not a finite number
+    cpu: float | None = None  # cores in use
+    metrics: Metrics = {}
 
 
 class JobNow(msgspec.Struct, frozen=True):
@@ -107,6 +115,8 @@ class JobNow(msgspec.Struct, frozen=True):
     straggler: Straggler | None = None
     ranks: tuple[RankNow, ...] = ()
     diverged: bool = False  # a rank's loss is not a finite number: shown as nan
+    cpu: float | None = None  # cores in use, all ranks together
+    metrics: Metrics = {}  # means over ranks that report them
     turns: str = ""  # the sentence when ranks wait notably, and for no one rank; else empty
 
 
@@ -146,6 +156,8 @@ class Point(msgspec.Struct, frozen=True):
     loss: float | None = None
     memory: int | None = None
     straggler: int | None = None  # the rank that was one for most of it
+    cpu: float | None = None  # cores in use, all ranks together
+    metrics: Metrics = {}  # at its end, means over ranks
 
 
 class RankRecord(msgspec.Struct, frozen=True):

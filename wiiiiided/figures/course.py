@@ -18,7 +18,7 @@ from typing import Final
 
 from wiiiiided.domain.figures import JobNow, RankNow, RankSample, Rates, RunRecord
 from wiiiiided.figures.eta import Pace
-from wiiiiided.figures.rates import Meter, together
+from wiiiiided.figures.rates import Meter, metrics_of, together, total_of
 from wiiiiided.figures.record import Recorder
 from wiiiiided.figures.straggler import Finder, Verdict
 
@@ -26,6 +26,11 @@ STALE_S: Final = 5.0  # a node with ranks says how they are once a second
 
 Samples = Mapping[str, Sequence[RankSample]]
 Ranks = dict[int, tuple[str, RankSample]]  # rank → its node, its latest sample
+
+
+def measured(ranks: Ranks) -> Ranks:
+    """Those whose waiting is known: a group of this backend counts it."""
+    return {rank: found for rank, found in ranks.items() if found[1].measured}
 
 
 class Course:
@@ -60,7 +65,7 @@ class Course:
                 ranks[sample.rank] = (node, sample)
         self.at, self.ranks = at, ranks
         self.fresh = {r: found for r, found in ranks.items() if at - self._came[r] <= STALE_S}
-        late = self._finder.take(at, self.fresh).straggler
+        late = self._finder.take(at, measured(self.fresh)).straggler
         self._pace.take(at, self.step)
         self._recorder.take(at - self.began, self.fresh, late.rank if late is not None else None)
 
@@ -82,12 +87,17 @@ class Course:
             if (rates := self._meter(rank).rates) is not None and node in (None, place)
         ]
 
+    def uses(self) -> tuple[float | None, int | None]:
+        """Cores and bytes of memory, all ranks together."""
+        samples = self._latest()
+        return total_of(one.cpu for one in samples), total_of(one.memory for one in samples)
+
     def now(self) -> JobNow:
         samples = self._latest()
         totals = [sample.total for sample in samples if sample.total is not None]
         losses = [sample.loss for sample in samples if sample.loss is not None]
-        memory = [sample.memory for sample in samples if sample.memory is not None]
         total = max(totals, default=None)
+        cpu, memory = self.uses()
         return JobNow(
             id=self.id,
             rates=together(self.rates()),
@@ -96,7 +106,9 @@ class Course:
             loss=sum(losses) / len(losses) if losses else None,
             diverged=any(sample.diverged for sample in samples),
             eta_s=self._pace.left_s(self.at, total),
-            memory=sum(memory) if memory else None,
+            memory=memory,
+            cpu=cpu,
+            metrics=metrics_of(samples),
             straggler=self.verdict.straggler,
             turns=self.verdict.why if self.verdict.turns else "",
             ranks=tuple(self._rank(rank) for rank in sorted(self.ranks)),
@@ -125,6 +137,8 @@ class Course:
             loss=sample.loss,
             diverged=sample.diverged,
             memory=sample.memory,
+            cpu=sample.cpu if rank in self.fresh else None,
+            metrics=sample.metrics,
             codec=sample.codec,
             codec_why=sample.codec_why,
         )

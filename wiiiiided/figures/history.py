@@ -75,7 +75,15 @@ def merge(first: Point, second: Point) -> Point:
         loss=first.loss if second.loss is None else second.loss,
         memory=first.memory if second.memory is None else second.memory,
         straggler=longer.straggler,
+        cpu=_weighted(first.cpu, first.span, second.cpu, second.span),
+        metrics={**first.metrics, **second.metrics},
     )
+
+
+def _weighted(one: float | None, one_s: float, other: float | None, other_s: float) -> float | None:
+    if one is None or other is None or one_s + other_s <= 0:
+        return other if one is None else one
+    return (one * one_s + other * other_s) / (one_s + other_s)
 
 
 def mean(first: Rates, first_s: float, second: Rates, second_s: float) -> Rates:

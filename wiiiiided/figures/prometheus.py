@@ -20,15 +20,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from wiiiiided.domain.figures import JobNow, NodeNow, Rates
+from wiiiiided.domain.figures import METRICS, JobNow, NodeNow, RankNow, Rates
 from wiiiiided.domain.states import ENDED, STATES
 from wiiiiided.wire.messages import DaemonStatus, JobView, Snapshot
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 JOBS = 500  # that have series of their own: those that run come first; all are in wiiiiide_jobs
 NODES = 1024  # as many as a job may want
+RANKS = 1024  # of all jobs together, that have series of their own
 LABEL_CHARS = 128  # a job's name has 64, a host's too
 
 Label = tuple[str, str]
@@ -78,6 +79,10 @@ _OWN = {
     "wiiiiide_job_loss": "Loss, the mean over ranks that say one.",
     "wiiiiide_job_remaining_seconds": "How long it will still take at this rate.",
     "wiiiiide_job_memory_bytes": "Resident memory of all its ranks together.",
+    "wiiiiide_job_cpu_cores": "Cores that all its ranks use together.",
+    "wiiiiide_job_metric": "A number that the script reports by name, the mean over ranks.",
+    "wiiiiide_rank_memory_bytes": "Resident memory of the rank's processes.",
+    "wiiiiide_rank_cpu_cores": "Cores that the rank's processes use.",
     "wiiiiide_job_straggler_behind_ratio": "How much of a step the named rank is behind the rest.",
 }
 
@@ -182,11 +187,14 @@ def _node(node: NodeNow, me: tuple[Label, ...]) -> Iterator[Sample]:
 
 def _jobs(snapshot: Snapshot) -> Iterator[Sample]:
     live = [row for row in snapshot.jobs if row.job.state not in ENDED]
+    ranks = RANKS
     for row in live[:JOBS]:
         me = (("job_id", str(row.job.id)), ("name", row.job.name))
         yield from _job(row.job, me)
         if row.now is not None:
             yield from _running(row.now, me)
+            yield from _ranks(row.now.ranks[:ranks], me)
+            ranks -= len(row.now.ranks[:ranks])
 
 
 def _job(job: JobView, me: tuple[Label, ...]) -> Iterator[Sample]:
@@ -204,10 +212,20 @@ def _running(now: JobNow, me: tuple[Label, ...]) -> Iterator[Sample]:
     yield "wiiiiide_job_loss", me, math.nan if now.diverged else now.loss
     yield "wiiiiide_job_remaining_seconds", me, now.eta_s
     yield "wiiiiide_job_memory_bytes", me, now.memory
+    yield "wiiiiide_job_cpu_cores", me, now.cpu
+    for name, value in list(now.metrics.items())[:METRICS]:
+        yield "wiiiiide_job_metric", (*me, ("metric", name)), math.nan if value is None else value
     if now.straggler is not None:
         who = (("rank", str(now.straggler.rank)), ("node", now.straggler.node))
         yield "wiiiiide_job_straggler_behind_ratio", (*me, *who), now.straggler.behind
     yield from _rates("wiiiiide_job_", me, now.rates)
+
+
+def _ranks(ranks: Sequence[RankNow], me: tuple[Label, ...]) -> Iterator[Sample]:
+    for rank in ranks:
+        who = (*me, ("rank", str(rank.rank)), ("node", rank.node))
+        yield "wiiiiide_rank_memory_bytes", who, rank.memory
+        yield "wiiiiide_rank_cpu_cores", who, rank.cpu
 
 
 def _rates(prefix: str, me: tuple[Label, ...], rates: Rates) -> Iterator[Sample]:

@@ -22,16 +22,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from wiiiiided.domain.figures import RankSample, Rates
+from wiiiiided.domain.figures import METRICS, Metrics, RankSample, Rates
 
 SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
 STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
 STEPS, STEPS_S = 10, 60.0  # that a rate of steps covers: so many, or two of them in so long
 OVERDUE: Final = 3.0  # times the usual length of a step, and there are none any more
+
+T = TypeVar("T", int, float)
 
 COUNTERS: Final = (
     *("operations", "failed", "shm_bytes", "wire_out", "wire_in", "wire_out_raw", "wire_in_raw"),
@@ -132,6 +134,28 @@ def together(rates: Sequence[Rates]) -> Rates:
         decode=sum(rate.decode for rate in counted) / number,
         measured=bool(counted),
     )
+
+
+def total_of(values: Iterable[T | None]) -> T | None:
+    """The sum of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def metrics_of(samples: Iterable[RankSample]) -> Metrics:
+    """What ranks report by name, in the mean; None where one of them is not a finite number. Eight
+    names, those of the first ranks: ranks may report different ones."""
+    found: dict[str, list[float | None]] = {}
+    for sample in samples:
+        for name, value in sample.metrics.items():
+            if name in found or len(found) < METRICS:
+                found.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in found.items()}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
 
 
 def one_word(words: Iterable[str]) -> str:

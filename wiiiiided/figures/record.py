@@ -20,9 +20,10 @@ from msgspec.structs import replace
 
 from wiiiiided.domain.figures import Point, RankRecord, RankSample, Rates, RunRecord
 from wiiiiided.figures.history import History
-from wiiiiided.figures.rates import between, moved, together
+from wiiiiided.figures.rates import between, metrics_of, moved, together, total_of
 
 IDLE_S: Final = 60.0  # a stretch in which nothing ends is closed after this long
+SILENT_S: Final = 5.0  # the same of ranks that count and say nothing: what they use is looked at
 
 Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
@@ -92,7 +93,10 @@ class Recorder:
         span = at - self._since
         if span < self._history.grain_s:
             return False
-        return span >= max(IDLE_S, self._history.grain_s) or self._has_ended()
+        samples = [sample for _, sample in self._last.values()]
+        silent = not any(sample.measured or sample.step is not None for sample in samples)
+        longest = SILENT_S if silent else IDLE_S
+        return span >= max(longest, self._history.grain_s) or self._has_ended()
 
     def _has_ended(self) -> bool:
         """Whether something did in the open stretch; of ranks that work and say steps, a step."""
@@ -127,7 +131,6 @@ class Recorder:
         samples = [sample for _, sample in self._last.values()]
         steps = [sample.step for sample in samples if sample.step is not None]
         losses = [sample.loss for sample in samples if sample.loss is not None]
-        memory = [sample.memory for sample in samples if sample.memory is not None]
         spent = self._stragglers
         return Point(
             at=at,
@@ -135,6 +138,8 @@ class Recorder:
             rates=together([between(self._base[sample.rank], sample) for sample in samples]),
             step=min(steps, default=None),
             loss=sum(losses) / len(losses) if losses else None,
-            memory=sum(memory) if memory else None,
+            memory=total_of(sample.memory for sample in samples),
+            cpu=total_of(sample.cpu for sample in samples),
+            metrics=metrics_of(samples),
             straggler=max(spent, key=lambda rank: spent[rank], default=None),
         )

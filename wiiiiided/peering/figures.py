@@ -1,4 +1,4 @@
-"""A node's figures as they travel to the coordinator: eight ranks in less than a kilobyte.
+"""A node's figures as they travel to the coordinator: eight ranks in about a kilobyte.
 
     NodeFigures ── at, cpu, memory, swapping
                 └─ AttemptFigures ── job, attempt
@@ -12,7 +12,8 @@ Ranks of a node do the same operations, so their counters are nearly alike and d
 short. Counters travel whole in every message, never as what was added since the last one: a message
 that is lost costs a second of the picture and nothing else. Times are milliseconds, sizes of memory
 KiB, the loss has seven digits. A row may get more columns: who does not know them passes over them,
-and who misses some takes them for 0.
+and who misses some takes them for 0. What scripts report by name is no row of numbers: it travels
+beside them, of a few ranks in a message, which take turns.
 
 What arrives is data of somebody else: `unpack` gives only what can be true, or says what is wrong.
 """
@@ -27,7 +28,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from wiiiiided.domain.figures import RankSample
+from wiiiiided.domain.figures import Metrics, RankSample
 
 LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
 LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
@@ -37,6 +38,8 @@ RANKS: Final = 4096  # in one message
 TEXT_MOST: Final = 1 << 20  # characters
 VARINT_BYTES: Final = 10
 COLUMNS_MOST: Final = 128
+METRIC_RANKS: Final = 8  # whose metrics are in one message
+MOST_CORES: Final = 1 << 20
 MOST_LOSS: Final = 3.4e38  # what four bytes hold
 MEASURED, DIVERGED, HAS_LOSS = 1, 2, 4  # bits of the flags
 
@@ -53,7 +56,8 @@ _HEAD: Final = 4  # rank, pid, flags, read_ms
 _SAID_AT: Final = _HEAD + len(_COUNTS) + len(_TIMES)  # step, total, samples, memory, said, lived
 _LOSS_AT: Final = _SAID_AT + 6
 _PEERS_AT: Final = _LOSS_AT + 1
-COLUMNS: Final = _PEERS_AT + 2 * PEERS
+_CPU_AT: Final = _PEERS_AT + 2 * PEERS  # hundredths of a core, of a second: as the kernel counts
+COLUMNS: Final = _CPU_AT + 2
 
 
 class AttemptFigures(msgspec.Struct, frozen=True, array_like=True):
@@ -61,6 +65,7 @@ class AttemptFigures(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     ranks: str  # packed
     codec: tuple[int, str, str] | None = None  # of a rank: name and why, untrusted text
+    metrics: dict[int, Metrics] = {}  # by rank; untrusted names
 
 
 class NodeFigures(msgspec.Struct, frozen=True, array_like=True):
@@ -126,6 +131,7 @@ def _row(at: float, one: Observed) -> list[int]:
         _loss_word(sample.loss or 0.0),
         *waited,
         *[0] * (2 * PEERS - len(waited)),
+        *(0 if value is None else round(100 * value) + 1 for value in (sample.cpu, sample.cpu_s)),
     ]
 
 
@@ -153,7 +159,7 @@ def _observed(at: float, row: list[int]) -> Observed:
         waiting_s=times[1],
         encode_s=times[2],
         decode_s=times[3],
-        waited_for=_waited(row[_PEERS_AT:COLUMNS]),
+        waited_for=_waited(row[_PEERS_AT:_CPU_AT]),
         step=step,
         total=total,
         samples=samples,
@@ -162,6 +168,8 @@ def _observed(at: float, row: list[int]) -> Observed:
         measured=bool(flags & MEASURED),
         diverged=bool(flags & DIVERGED),
         said_at=None if said_ms is None else read_at - said_ms / 1000,
+        cpu=(row[_CPU_AT] - 1) / 100 if row[_CPU_AT] else None,
+        cpu_s=(row[_CPU_AT + 1] - 1) / 100 if row[_CPU_AT + 1] else None,
     )
     return Observed(sample, None if lived_ms is None else lived_ms / 1000)
 
@@ -174,6 +182,8 @@ def _check(row: list[int]) -> None:
     if min(row) < 0:
         raise ValueError("a count below 0")
     if max(counts) > LARGEST or max(said) > LARGEST_STEP + 1 or max(times) > LARGEST_MS:
+        raise ValueError("a count beyond any")
+    if row[_CPU_AT] > 100 * MOST_CORES or row[_CPU_AT + 1] > LARGEST_MS:
         raise ValueError("a count beyond any")
     if row[_SAID_AT + 3] > LARGEST >> 10 or row[_LOSS_AT] >= 1 << 32:
         raise ValueError("a count beyond any")

@@ -161,6 +161,8 @@ def _merged(some: list[Stretch]) -> Stretch:
         loss=last.loss,
         memory=last.memory,
         straggler=max(set(slow), key=slow.count) if 2 * len(slow) >= len(some) else None,
+        cpu=last.cpu,
+        metrics=last.metrics,
     )
     return replace(some[-1], begin=some[0].begin, point=point)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from wiiiiided.domain.figures import Point
+from wiiiiided.domain.figures import METRICS, Point
 from wiiiiided.report import axes, words
 from wiiiiided.report.history import History, Line
 from wiiiiided.report.line_chart import Series, line_chart
@@ -32,7 +32,7 @@ def over_time(past: History) -> Iterator[Markup]:
     if past.cut > 0:
         told = f"Pauses between attempts are drawn shorter: {words.span(past.cut)} are left out."
         yield tag("p", told, class_="soft")
-    for chart in (_loss, _throughput, _memory, _wire, _happened):
+    for chart in (_loss, _metrics, _throughput, _memory, _cpu, _wire, _happened):
         yield from chart(past)
 
 
@@ -108,6 +108,44 @@ def _memory(past: History) -> Iterator[Markup]:
     yield figure("Memory", told, chart)
 
 
+def _cpu(past: History) -> Iterator[Markup]:
+    lines = past.lines(lambda point: point.cpu, ends=True)
+    if not (values := _values(lines)):
+        return
+    told = f"Up to {words.number(max(values))} cores, all ranks together."
+    scale = amounts(0.0, max(values), words.number)
+    chart = line_chart(past, [Series("one", lines)], scale, f"Cores over time. {told}", _tell)
+    yield figure("CPU, cores in use", told, chart)
+
+
+def _metrics(past: History) -> Iterator[Markup]:
+    """What scripts report by name, a chart each."""
+    for name in metric_names(past):
+        lines = past.lines(metric_of(name), ends=True)
+        if not (values := _values(lines)):
+            continue
+        told = metric_range(values)
+        told = told[:1].upper() + told[1:] + "."
+        said = f"{name} over time. {told}"
+        chart = line_chart(past, [Series("one", lines)], around(values), said, _tell)
+        yield figure(name, told, chart)
+
+
+def metric_names(past: History) -> list[str]:
+    """In the order in which they were first reported; of all attempts no more than of one."""
+    names = (name for stretch in past.stretches() for name in stretch.point.metrics)
+    return list(dict.fromkeys(names))[:METRICS]
+
+
+def metric_of(name: str) -> Callable[[Point], float | None]:
+    return lambda point: point.metrics.get(name)
+
+
+def metric_range(values: list[float]) -> str:
+    least, most = words.number(min(values)), words.number(max(values))
+    return f"from {words.number(values[0])} to {words.number(values[-1])}, {least} to {most}"
+
+
 def _wire(past: History) -> Iterator[Markup]:
     """Sent to other hosts: what the ranks gave, and what travelled of it."""
     raw = past.lines(lambda point: point.rates.wire_out_raw)
@@ -164,7 +202,9 @@ def _tell(point: Point) -> str:
         ("samples/s", point.rates.samples, words.number),
         ("steps/s", point.rates.steps, words.number),
         ("step", point.step, words.number),
+        *((name, value, words.number) for name, value in point.metrics.items()),
         ("memory", point.memory, words.size),
+        ("cores", point.cpu, words.number),
         ("exchange", point.rates.exchange if point.rates.measured else None, words.share),
     )
     return ", ".join(f"{name} {write(value)}" for name, value, write in parts if value is not None)

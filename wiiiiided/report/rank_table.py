@@ -13,7 +13,7 @@ from wiiiiided.report.ranks import RANKS, split_of, waits_most_for
 
 TITLES = (
     *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting"),
-    *("waits most for", "sent", "received", "codec", "coding", "memory", "slowest for"),
+    *("waits most for", "sent", "received", "codec", "coding", "memory", "cpu", "slowest for"),
 )
 NAME = 24  # characters of a name in a row; the charts show the whole of it on hovering
 # Where long titles may be divided, should the screen be narrow.
@@ -33,6 +33,7 @@ def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
     total = rank.totals
     shares = split_of(rank, length).shares if total.measured else (None, None, None)
     peer = waits_most_for(rank)
+    cores = None if total.cpu_s is None or length <= 0 else total.cpu_s / length
     return (
         str(rank.rank),
         plain(rank.node, NAME),
@@ -46,6 +47,7 @@ def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
         plain(total.codec, NAME) or words.UNKNOWN,
         words.span(total.encode_s + total.decode_s) if total.codec else words.UNKNOWN,
         words.size(rank.memory_peak),
+        words.UNKNOWN if cores is None else f"{cores:.2f}",
         words.span(rank.straggled_s) if rank.straggled_s > 0 else words.UNKNOWN,
     )
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wiiiiided.domain.figures import RankRecord, RunRecord
+from wiiiiided.domain.figures import Metrics, RankRecord, RunRecord
+from wiiiiided.figures.rates import metrics_of as means
 from wiiiiided.report.history import length_of
 
 RANKS = 256  # bars and rows of one attempt; --json has them all
@@ -171,6 +172,18 @@ def memory_of(run: RunRecord) -> int | None:
     """The most that any rank had; bytes."""
     peaks = [rank.memory_peak for rank in run.ranks if rank.memory_peak is not None]
     return max(peaks) if peaks else None
+
+
+def cpu_of(run: RunRecord) -> float | None:
+    """Cores in use in the mean, all ranks together."""
+    spent = [rank.totals.cpu_s for rank in run.ranks if rank.totals.cpu_s is not None]
+    length = length_of(run)
+    return sum(spent) / length if spent and length > 0 else None
+
+
+def metrics_of(run: RunRecord) -> Metrics:
+    """What ranks reported by name last."""
+    return means(rank.totals for rank in run.ranks)
 
 
 def codecs_of(run: RunRecord) -> tuple[tuple[str, str], ...]:

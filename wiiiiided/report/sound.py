@@ -10,10 +10,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from wiiiiided.domain.figures import Point, RankRecord, RankSample, Rates, RunRecord
+from wiiiiided import text
+from wiiiiided.domain.figures import (
+    METRICS,
+    Metrics,
+    Point,
+    RankRecord,
+    RankSample,
+    Rates,
+    RunRecord,
+)
 from wiiiiided.report.words import LATEST, known
 from wiiiiided.wire.messages import JobRecords
 
+MOST_CORES = 1 << 20
+NAME = 32  # characters of a metric's
 LONGEST_S = 1e9  # 30 years: no attempt, and no stretch of one, is longer
 _COUNTS = (
     "operations",
@@ -58,6 +69,8 @@ def _point(point: Point) -> Point:
         loss=known(point.loss),
         memory=_count(point.memory),
         straggler=point.straggler if point.rates.measured else None,
+        cpu=_cores(point.cpu),
+        metrics=_metrics(point.metrics),
     )
 
 
@@ -91,7 +104,19 @@ def _sample(sample: RankSample) -> RankSample:
         **said,
         waited_for={peer: _seconds(waited) for peer, waited in sample.waited_for.items()},
         loss=known(sample.loss),
+        cpu=_cores(sample.cpu),
+        cpu_s=None if sample.cpu_s is None else _seconds(sample.cpu_s),
+        metrics=_metrics(sample.metrics),
     )
+
+
+def _metrics(said: Metrics) -> Metrics:
+    some = list(said.items())[:METRICS]
+    return {text.plain(name, NAME): known(value) for name, value in some}
+
+
+def _cores(many: float | None) -> float | None:
+    return many if many is not None and 0 <= many < MOST_CORES else None
 
 
 def _count(many: int | None) -> int | None:

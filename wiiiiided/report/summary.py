@@ -123,6 +123,14 @@ def figures(run: RunRecord) -> Iterator[Pair]:
         yield "wire", sentence
     if (memory := ranks.memory_of(run)) is not None:
         yield "memory", f"{words.size(memory)} at most in a rank"
+    if (cores := ranks.cpu_of(run)) is not None:
+        yield (
+            "cpu",
+            f"{words.number(cores)} cores in the mean"
+            + ("" if len(run.ranks) == 1 else ", all ranks together"),
+        )
+    if metrics := ranks.metrics_of(run):
+        yield "metrics", ", ".join(f"{name} {metric_words(v)}" for name, v in metrics.items())
     if slowest := slowest_of(run):
         yield "slowest", straggler_words(run, slowest)
     elif turns := turns_of_run(run, length):
@@ -156,6 +164,10 @@ def loss_words(run: RunRecord) -> str:
     if ranks.diverged(run):
         return NAN + ("" if loss is None else f" ({words.number(loss)} before)")
     return "" if loss is None else f"{words.number(loss)} at last"
+
+
+def metric_words(value: float | None) -> str:
+    return "nan" if value is None else words.number(value)
 
 
 def split_words(run: RunRecord) -> str:

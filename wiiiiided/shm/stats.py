@@ -20,6 +20,8 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     words 26-63   "codec\\nreason" in UTF-8, ended by a zero: what travels to other hosts and why
     words 64-319  nanoseconds waiting for rank 0, 1 … 254; the last is all others
     word 320 monotonic nanoseconds of when the script said its step; guarded by word 20
+    words 321-328  numbers the script reports by name (float64); guarded by word 20
+    words 329-360  their names, 32 bytes each, ended by a zero; a place without a name is free
 
 A guarded part is whole when its guard was even and the same before and after it was read. The
 layout only grows; its version changes when a word changes its meaning. docs/metrics.md has units.
@@ -27,10 +29,13 @@ layout only grows; its version changes when a word changes its meaning. docs/met
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
+import re
 import struct
 import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -50,9 +55,15 @@ GAVE_SAMPLES, GAVE_LOSS = 1, 2  # bits of GIVEN
 CODEC_GUARD, CODEC_TEXT = 25, 26
 PEERS_AT, PEERS = 64, 256  # where the waiting for each peer is, and for how many
 SAID_NS = PEERS_AT + PEERS
+METRICS = 8
+METRICS_AT = SAID_NS + 1
+NAMES_AT, NAME_BYTES = METRICS_AT + METRICS, 32
+WORDS = NAMES_AT + METRICS * NAME_BYTES // 8  # that are in use
+METRIC_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{NAME_BYTES - 2}}}")
 CODEC_BYTES = (PEERS_AT - CODEC_TEXT) * 8
 
-_FLOAT_AS_WORD: Final = struct.Struct("=q").unpack
+
+_WORD, _FLOAT = struct.Struct("=q"), struct.Struct("=d")
 
 
 @dataclass(frozen=True)
@@ -91,10 +102,13 @@ class StatsPage:
     def __init__(self, path: str | None = None) -> None:
         self._map = _map(path)
         self.words = memoryview(self._map).cast("q")
+        self.metrics: dict[str, int] = {}  # name → the word of its number
         self.words[2], self.words[3] = os.getpid(), time.time_ns()
         self.words[RANK] = -1
         for guard in (SAID_GUARD, CODEC_GUARD):  # who had the page before may have died inside
             self.words[guard] += self.words[guard] & 1
+        for word in range(METRICS_AT, WORDS):
+            self.words[word] = 0
         self.words[1] = VERSION
         self.words[0] = MAGIC
 
@@ -122,10 +136,19 @@ class StatsPage:
             },
         )
 
-    def say(self, step: int, total: int | None, loss: float | None, samples: int | None) -> None:
-        """What only the script knows. None leaves what was said before."""
+    def say(
+        self,
+        step: int,
+        total: int | None,
+        loss: float | None,
+        samples: int | None,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """What only the script knows. None leaves what was said before, and so do metrics that are
+        not named. Their names must have been `admit`ted."""
         w = self.words
-        word = None if loss is None else _FLOAT_AS_WORD(struct.pack("=d", loss))[0]
+        word = None if loss is None else _as_word(loss)
+        more = [(self.metrics[name], _as_word(value)) for name, value in (metrics or {}).items()]
         # Nothing may fail from here on: half of it would stay half for good.
         w[SAID_GUARD] += 1
         w[SAID_NS] = time.monotonic_ns()
@@ -138,7 +161,32 @@ class StatsPage:
         if word is not None:
             w[LOSS] = word
             w[GIVEN] |= GAVE_LOSS
+        for place, value in more:
+            w[place] = value
         w[SAID_GUARD] += 1
+
+    def admit(self, names: Iterable[str]) -> None:
+        """Give each new name a place of its own. ValueError: it is no name, or they are too many;
+        none of them has got one then."""
+        new = list(dict.fromkeys(name for name in names if name not in self.metrics))
+        for name in new:
+            if not isinstance(name, str) or METRIC_NAME.fullmatch(name) is None:
+                raise ValueError(
+                    f"{name!r} is not a name of a metric: a letter or _, then letters, digits and "
+                    f"_ . / -, {NAME_BYTES - 1} characters at most"
+                )
+        if len(self.metrics) + len(new) > METRICS:
+            known = ", ".join([*self.metrics, *new][: METRICS + 4])
+            raise ValueError(f"a rank reports at most {METRICS} metrics, these are more: {known}")
+        for name in new:
+            place = len(self.metrics)
+            at = (NAMES_AT * 8) + place * NAME_BYTES
+            w = self.words
+            w[METRICS_AT + place] = _as_word(math.nan)  # until its number is there
+            w[SAID_GUARD] += 1
+            self._map[at : at + NAME_BYTES] = name.encode().ljust(NAME_BYTES, b"\0")
+            w[SAID_GUARD] += 1
+            self.metrics[name] = METRICS_AT + place
 
     def use_codec(self, name: str, why: str) -> None:
         """What travels to other hosts, and the sentence that says why."""
@@ -147,6 +195,11 @@ class StatsPage:
         w[CODEC_GUARD] += 1
         self._map[at : at + CODEC_BYTES] = text.ljust(CODEC_BYTES, b"\0")
         w[CODEC_GUARD] += 1
+
+
+def _as_word(number: float) -> int:
+    (word,) = _WORD.unpack(_FLOAT.pack(number))
+    return int(word)
 
 
 def _map(path: str | None) -> mmap.mmap:

@@ -18,8 +18,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
+from wiiiiided.domain.figures import METRICS, JobNow
 from wiiiiided.domain.states import ENDED, ON_NODES
-from wiiiiided.text import columns, cut
+from wiiiiided.text import columns, compact_bytes, cut
 from wiiiiided.top import helping, jobs, lines, nodes, numbers
 from wiiiiided.top.grid import NAME_MOST, words
 from wiiiiided.top.order import jobs_of, nodes_of, selected_job, selected_node
@@ -89,7 +90,7 @@ def natural(scene: Scene, width: int) -> int:
 def _help(ui: Ui, width: int, room: int) -> list[Row]:
     page = helping.page(width, ui.readonly)
     first = max(0, min(ui.help_top, len(page) - room))
-    return page[first : first + max(0, room)]
+    return [fit(row, width) for row in page[first : first + max(0, room)]]
 
 
 def _panes(scene: Scene, width: int, room: int) -> list[Row]:
@@ -107,14 +108,19 @@ def _panes(scene: Scene, width: int, room: int) -> list[Row]:
             made.append(fit((Span(" no jobs; wiiiiide submit job.toml queues one", "dim"),), width))
     if plan.log is not None:
         made += lines.title_and_rows(scene, width, plan.log)
-    if _has_detail(scene, room):
-        made += [()] * (room - 1 - len(made))
-        made = [*made[: room - 1], _detail(scene, width)]
+    if detail := _details(scene, room):
+        above = room - len(detail)
+        made += [()] * (above - len(made))
+        rows = [fit((Span(f" {words(text, scene.ui.ascii)}", "dim"),), width) for text in detail]
+        made = [*made[:above], *rows]
     return made
 
 
-def _has_detail(scene: Scene, room: int) -> bool:
-    return room >= DETAILED - 2 and not scene.ui.once
+def _details(scene: Scene, room: int) -> list[str]:
+    """The selected row in full, and of a job that runs what it uses and reports."""
+    if room < DETAILED - 2 or scene.ui.once:
+        return []
+    return [_detail(scene), *filter(None, [_doing(scene)])]
 
 
 def _plan(scene: Scene, room: int, slow: int) -> Plan:
@@ -129,7 +135,7 @@ def _plan(scene: Scene, room: int, slow: int) -> Plan:
             left if focus == "jobs" else None,
             left if focus == "log" else None,
         )
-    left = room - 2 - slow - _has_detail(scene, room)
+    left = room - 2 - slow - len(_details(scene, room))
     log = None
     if ui.log:
         log = max(LOG_LEAST, left // 3)
@@ -218,7 +224,27 @@ def _banner(scene: Scene, width: int) -> list[Row]:
     return [fit((Span(text, "bad"),), width)]
 
 
-def _detail(scene: Scene, width: int) -> Row:
+def _doing(scene: Scene) -> str:
+    row = selected_job(scene.snapshot, scene.ui)
+    if scene.ui.focus == "nodes" or row is None or row.now is None:
+        return ""
+    now = row.now
+    cores = "" if now.cpu is None else f"cpu {now.cpu:.1f} cores"
+    memory = "" if now.memory is None else f"memory {compact_bytes(now.memory)}{_each(now)}"
+    shown = list(now.metrics.items())[:METRICS]
+    said = [f"{name} {'nan' if v is None else numbers.loss(v)}" for name, v in shown]
+    return "  ".join(filter(None, (cores, memory, *said)))
+
+
+def _each(now: JobNow) -> str:
+    """From the rank with least to the one with most, where they are several."""
+    sizes = [rank.memory for rank in now.ranks if rank.memory is not None]
+    if len(sizes) < 2:
+        return ""
+    return f" ({compact_bytes(min(sizes))} to {compact_bytes(max(sizes))} a rank)"
+
+
+def _detail(scene: Scene) -> str:
     ui, snapshot = scene.ui, scene.snapshot
     text = ""
     if ui.focus == "nodes" and (node := selected_node(snapshot, ui)) is not None:
@@ -230,7 +256,7 @@ def _detail(scene: Scene, width: int) -> Row:
         text = f"{node.name}: {', '.join(facts)}"
     elif (row := selected_job(snapshot, ui)) is not None:
         text = f"{row.job.id} {row.job.name} of {row.job.owner}: {row.job.why}"
-    return fit((Span(" " + words(text, ui.ascii), "dim"),), width)
+    return text
 
 
 def _footer(scene: Scene, width: int) -> Row:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,7 @@ from wiiiiided.errors import UsageError
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.kernels import dtype_name
 from wiiiiided.shm.slots import Array
-from wiiiiided.shm.stats import Stats
+from wiiiiided.shm.stats import Stats, StatsPage
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 
 
@@ -95,18 +96,23 @@ def progress(
     total: int | None = None,
     loss: float | torch.Tensor | None = None,
     samples: int | None = None,
+    metrics: Mapping[str, float | torch.Tensor] | None = None,
 ) -> None:
     """Tell whoever watches this process how far it is: `wiiiiide top` and the report show it.
 
     `total` is how many steps there will be, `samples` how many this rank has worked through since
-    the last call, `loss` anything float() takes. Only `step` is needed; it also makes
-    hang_timeout count anew. Works under every backend, and without a group; costs microseconds.
+    the last call, `loss` anything float() takes. `metrics` are up to eight numbers more, by name:
+    {"accuracy": 0.91, "lr": 1e-3}; one that is left out stays what it was. Only `step` is needed;
+    it also makes hang_timeout count anew. Works under every backend, and without a group; costs
+    microseconds.
     """
-    stats_page().say(
+    page = stats_page()
+    page.say(
         _count("step", step),
         None if total is None else _count("total", total),
         None if loss is None else _number("loss", loss),
         None if samples is None else _count("samples", samples),
+        None if metrics is None else _metrics(page, metrics),
     )
 
 
@@ -126,6 +132,21 @@ def _number(name: str, value: float | torch.Tensor) -> float:
     except (TypeError, ValueError, RuntimeError):
         kind = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
         raise UsageError(f"{name} is not a number: {kind}") from None
+
+
+def _metrics(page: StatsPage, given: Mapping[str, Any]) -> Mapping[str, float]:
+    if not isinstance(given, Mapping):
+        raise UsageError(f"metrics is not a dict of names and numbers: {type(given).__name__}")
+    for name, value in given.items():
+        if isinstance(value, str | bytes):  # float() would take "0.5"
+            raise UsageError(f"metrics[{name!r}] is not a number: {value!r:.100}")
+    found = {name: _number(f"metrics[{name!r}]", value) for name, value in given.items()}
+    if not page.metrics.keys() >= found.keys():
+        try:
+            page.admit(found)
+        except ValueError as problem:
+            raise UsageError(f"metrics: {problem}") from None
+    return found
 
 
 def _ours(group: dist.ProcessGroup | None, name: str) -> WiiiiideProcessGroup:

@@ -353,6 +353,8 @@ class JobView(Message, frozen=True):
     error: str = ""  # of a job that failed: the exception's last line, untrusted text
     sweep: str = ""  # the id of the sweep it belongs to: s12
     setting: dict[str, str] = {}  # of a sweep: key of the job file → its value
+    cpu: float | None = None  # cores that its ranks use together, while it runs
+    memory: int | None = None  # resident bytes of its ranks together
 
 
 class Jobs(Message, frozen=True):

@@ -51,6 +51,15 @@ class Figures:
                 if sampler.machine.health.cpu is not None:
                     return
 
+    def with_use(self, found: m.Jobs) -> m.Jobs:
+        """The same jobs, with what their ranks use where they run."""
+        live = {f.course.id: f.course.uses() for f in self.courses.live.values()}
+        jobs = (
+            replace(job, cpu=live[job.id][0], memory=live[job.id][1]) if job.id in live else job
+            for job in found.jobs
+        )
+        return replace(found, jobs=tuple(jobs))
+
     def runs(self, job: int) -> tuple[RunRecord, ...]:
         return tuple(self.courses.of(job))
 

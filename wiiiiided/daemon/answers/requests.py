@@ -97,9 +97,10 @@ class Requests:
             return self.nodes.answer(caller, request)
         match request:
             case m.List(sweep=0, ended=number):
-                return self.jobs.list(number)
+                return self.figures.with_use(self.jobs.list(number))
             case m.List(sweep=number):
-                return m.Jobs(tuple(map(self.jobs.view, self.jobs.sweep(number))))
+                found = m.Jobs(tuple(map(self.jobs.view, self.jobs.sweep(number))))
+                return self.figures.with_use(found)
             case m.History(limit=limit):
                 return self.jobs.history(limit)
             case m.Why(id=number):

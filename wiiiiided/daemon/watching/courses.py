@@ -15,6 +15,7 @@ happening. What could not be written waits for its next turn, and goes at last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
@@ -28,11 +29,12 @@ from wiiiiided.daemon.shares.shims import Shim
 from wiiiiided.daemon.watching.defects import Defects
 from wiiiiided.daemon.watching.pages import CODEC_CHARS, WHY_CHARS, Pages
 from wiiiiided.daemon.watching.reader import Key, Reader, ranks_on
-from wiiiiided.domain.figures import RankSample, RunRecord
+from wiiiiided.domain.figures import Metrics, RankSample, RunRecord
 from wiiiiided.figures.course import Course
 from wiiiiided.figures.rates import blank, fell
 from wiiiiided.log import about, logger
 from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, unpack
+from wiiiiided.shm.stats import METRIC_NAME, METRICS
 from wiiiiided.text import plain
 
 FIRST_SAVED_S: Final = 5.0  # a daemon that is killed soon after leaves at least a trace
@@ -67,6 +69,7 @@ class Followed:
     said_at: float = float("-inf")
     came: dict[int, Came] = field(default_factory=dict)  # rank → its latest, not taken yet
     codecs: dict[int, tuple[str, str]] = field(default_factory=dict)  # of ranks elsewhere
+    metrics: dict[int, Metrics] = field(default_factory=dict)  # of ranks elsewhere
 
     @property
     def key(self) -> Key:
@@ -200,7 +203,10 @@ class Courses:
         if figures.codec is not None and figures.codec[0] in ranks:
             rank, name, why = figures.codec
             followed.codecs[rank] = plain(name, CODEC_CHARS), plain(why, WHY_CHARS)
-        whole = (_with_codec(one, followed.codecs) for one in found)
+        for rank, said in figures.metrics.items():
+            if rank in ranks:
+                followed.metrics[rank] = _believed(said)
+        whole = (_whole(one, followed) for one in found)
         self._came(followed, node, whole)
 
     def _came(self, followed: Followed, node: str, found: Iterable[Observed]) -> None:
@@ -301,9 +307,22 @@ def _backwards(old: RankSample, new: RankSample) -> bool:
     return old.pid == new.pid and (new.at < old.at or fell(old, new))
 
 
-def _with_codec(one: Observed, codecs: Mapping[int, tuple[str, str]]) -> Observed:
-    name, why = codecs.get(one.sample.rank, ("", ""))
-    return one._replace(sample=replace(one.sample, codec=name, codec_why=why))
+def _whole(one: Observed, followed: Followed) -> Observed:
+    """With what is told of a few ranks in a message."""
+    rank = one.sample.rank
+    name, why = followed.codecs.get(rank, ("", ""))
+    metrics = followed.metrics.get(rank, {})
+    return one._replace(sample=replace(one.sample, codec=name, codec_why=why, metrics=metrics))
+
+
+def _believed(said: Metrics) -> Metrics:
+    """Metrics as another node tells them: names that are names, and no more than there can be."""
+    names = [name for name in list(said)[:METRICS] if METRIC_NAME.fullmatch(name)]
+    known = {name: said[name] for name in names}
+    return {
+        name: value if value is not None and math.isfinite(value) else None
+        for name, value in known.items()
+    }
 
 
 def how_it_ended(

@@ -1,15 +1,16 @@
-"""How this machine is while somebody wants to know: processor, memory, swap, its ranks' memory.
+"""How this machine is while somebody wants to know: processor, memory, swap, what its ranks use.
 
 Nothing here blocks or takes long: processor use is the difference of two readings, and a rank's
 processes are found through the kernel's own lists of children, not by looking at every process.
+A look at ranks reads so many files and no more, however many processes a job makes.
 Other users' figures can be read as well: the jobs' user is not the daemon's.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, NamedTuple
 
 import psutil
 
@@ -18,8 +19,10 @@ from wiiiiided.figures.picture import Health
 STALE_S: Final = 60.0  # a mean over longer than this says nothing of now
 SLOW_S: Final = 5.0  # between two looks at what is dear: swap, the memory of ranks
 SWAPPING: Final = 1 << 20  # bytes a second, in and out
-PROCESSES: Final = 64  # of one rank that are weighed: a data loader's workers, not a fork bomb
+PROCESSES: Final = 64  # of one rank that are looked at: a data loader's workers, not a fork bomb
+FILES: Final = 2048  # of /proc in one look: 20 ms, once in five seconds
 PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class Machine:
@@ -64,34 +67,73 @@ class Machine:
         )
 
 
-def resident(pid: int) -> int | None:
-    """Bytes of memory of a process and its descendants; None when it is not there."""
-    own = _resident(pid)
-    if own is None:
-        return None
-    found, queue = own, [pid]
-    for parent in queue:
-        for child in _children(parent):
-            if len(queue) >= PROCESSES:
-                return found
-            queue.append(child)
-            found += _resident(child) or 0
-    return found
+class Usage(NamedTuple):
+    """What the processes of a rank use."""
+
+    memory: int  # resident bytes, shared memory counted in each
+    cpu_s: float  # processor seconds so far, those of children that have ended included
 
 
-def _resident(pid: int) -> int | None:
-    text = _content(f"/proc/{pid}/statm").split()
-    return int(text[1]) * PAGE if len(text) > 1 else None
+class Look:
+    """Looks at process trees, until FILES have been read: the event loop waits meanwhile.
+
+    One look is for all ranks of a node. `usage` of a tree that does not fit is None, unless it is
+    the first: then it is what was seen of it, so that a rank with a thousand processes costs no
+    more than any other and keeps nobody else from being seen next time.
+    """
+
+    def __init__(self, files: int = FILES) -> None:
+        self._most = self._left = files
+
+    def usage(self, pid: int, ticks: int | None = None) -> Usage | None:
+        """Of a process and its descendants; None when it is not there (or is another: `ticks` is
+        when it was started), or there is no room left."""
+        first = self._left == self._most
+        own = self._stat(pid)
+        if own is None or (ticks is not None and own.ticks != ticks):
+            return None
+        memory, cpu_s, queue = own.memory, own.cpu_s, [pid]
+        for parent in queue:
+            for child in self._children(parent):
+                if len(queue) >= PROCESSES:
+                    return Usage(memory, cpu_s)
+                queue.append(child)
+                if (found := self._stat(child)) is not None:
+                    memory, cpu_s = memory + found.memory, cpu_s + found.cpu_s
+        return Usage(memory, cpu_s) if self._left > 0 or first else None
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    def _stat(self, pid: int) -> _Stat | None:
+        self._left -= 1
+        if self._left < 0:
+            return None
+        # The name in parentheses may have anything in it, parentheses and blanks too.
+        words = _content(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+        if len(words) < 22:
+            return None
+        spent = sum(int(word) for word in words[11:15])  # its own and its dead children's
+        return _Stat(int(words[21]) * PAGE, spent / TICKS, int(words[19]))
+
+    def _children(self, pid: int) -> Iterator[int]:
+        """Each thread has its own; a kernel without these lists has none."""
+        try:
+            with os.scandir(f"/proc/{pid}/task") as threads:
+                for thread in threads:
+                    self._left -= 1
+                    if self._left < 0:
+                        return
+                    yield from map(int, _content(f"{thread.path}/children").split())
+        except OSError:
+            return
 
 
-def _children(pid: int) -> list[int]:
-    """Each thread has its own; a kernel without these lists has none."""
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return []
-    texts = (_content(f"/proc/{pid}/task/{thread}/children") for thread in threads)
-    return [int(word) for text in texts for word in text.split()]
+class _Stat(NamedTuple):
+    memory: int
+    cpu_s: float
+    ticks: int  # when it was started
 
 
 def _content(path: str) -> bytes:

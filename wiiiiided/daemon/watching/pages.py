@@ -6,6 +6,9 @@ Read by pread, never mapped: a job that truncates its page would kill the daemon
 cannot be true (below 0, beyond any number, smaller than before) is refused and the sample with it;
 a loss that is no number is not known; text is cut, decoded and cleaned. A guarded part is taken
 when its guard was even and the same before and after; else it stays what it was.
+
+A rank that never writes to its page (another backend, a script that reports nothing) has a sample
+as well, once its processes were looked at: what they use, and nothing else.
 """
 
 from __future__ import annotations
@@ -13,19 +16,22 @@ from __future__ import annotations
 import math
 import os
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from wiiiiided.daemon.shares.runs import Runs, open_untrusted
-from wiiiiided.domain.figures import RankSample
+from wiiiiided.daemon.watching.machine import Usage
+from wiiiiided.domain.figures import Metrics, RankSample
 from wiiiiided.errors import HostError
 from wiiiiided.figures.rates import fell
 from wiiiiided.peering.figures import LARGEST, LARGEST_STEP
 from wiiiiided.shm import stats
 from wiiiiided.text import plain
 
-WORDS: Final = stats.SAID_NS + 1
+WORDS: Final = stats.WORDS
 TRIES: Final = 3  # to find a guarded part at rest; it is written within microseconds
 CODEC_CHARS, WHY_CHARS = 16, 300
 
@@ -53,6 +59,7 @@ class Said(NamedTuple):
     loss: float | None = None
     diverged: bool = False
     at_ns: int = 0
+    metrics: Metrics = {}  # noqa: RUF012  replaced, never changed
 
 
 class Codec(NamedTuple):
@@ -81,8 +88,27 @@ class _Known:
     said: Said = NOTHING_SAID
     codec: Codec = NO_CODEC
     codec_guard: int = -1
-    memory: int | None = None
     sample: RankSample | None = None
+    pid: int | None = None  # of its first process, as its shim says
+    memory: int | None = None
+    cpu: float | None = None
+    cpu_s: float | None = None
+    looked: tuple[float, float] | None = None  # when, and the processor seconds then
+
+    def uses(self, at: float, usage: Usage) -> None:
+        self.memory = usage.memory
+        if self.looked is None:
+            self.cpu_s = usage.cpu_s
+        elif at > self.looked[0]:
+            # A child that nobody waited for takes its seconds along: no reason to count backwards.
+            more = max(0.0, usage.cpu_s - self.looked[1])
+            self.cpu = more / (at - self.looked[0])
+            self.cpu_s = (self.cpu_s or 0.0) + more
+        self.looked = at, usage.cpu_s
+
+    def rests(self) -> None:
+        """Its process has ended: what it used in all stays."""
+        self.memory = self.cpu = None
 
 
 class Pages:
@@ -96,8 +122,9 @@ class Pages:
         self._clock = clock
         self._known: dict[tuple[int, int], dict[int, _Known]] = {}
 
-    def read(self, job: int, attempt: int, ranks: Iterable[int]) -> list[Reading]:
-        """The pages of an attempt; those that nobody has written yet are left out."""
+    def read(self, job: int, attempt: int, ranks: Sequence[int]) -> list[Reading]:
+        """The pages of an attempt. Of a rank that has not written its own yet, what its processes
+        use; where that is not known it is left out."""
         try:
             directory = self._runs.open_attempt(job, attempt)
         except OSError:
@@ -107,7 +134,12 @@ class Pages:
             found = [self._one(directory, rank, known) for rank in ranks]
         finally:
             os.close(directory)
-        return [reading for reading in found if reading is not None]
+        silent = (
+            self._without_page(rank, known.get(rank))
+            for rank, reading in zip(ranks, found, strict=True)
+            if reading is None
+        )
+        return [reading for reading in (*found, *silent) if reading is not None]
 
     def forget(self, job: int, attempt: int) -> None:
         self._known.pop((job, attempt), None)
@@ -131,6 +163,14 @@ class Pages:
         sample = self._sample(rank, at, words, last)
         born = at - (self._clock() - words[3] / 1e9)
         return Reading(rank, tuple(words[index] for index in PROGRESS), born, sample)
+
+    def _without_page(self, rank: int, last: _Known | None) -> Reading | None:
+        if last is None or last.pid is None or last.sample is not None:
+            return None
+        at = self._monotonic()
+        nothing = RankSample(rank, at, last.pid, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+        use = {"memory": last.memory, "cpu": last.cpu, "cpu_s": last.cpu_s}
+        return Reading(rank, (), 0.0, replace(nothing, measured=False, **use))
 
     def _sample(self, rank: int, at: float, words: Words, last: _Known) -> RankSample | None:
         counters = [words[index] for index in _COUNTERS]
@@ -162,17 +202,23 @@ class Pages:
             measured=words[stats.WORLD] > 0,
             diverged=last.said.diverged,
             said_at=_heard(last.said.at_ns / 1e9, at),
+            cpu=last.cpu,
+            cpu_s=last.cpu_s,
+            metrics=last.said.metrics,
         )
         if last.sample is not None and fell(last.sample, sample):
             return None
         last.sample = sample
         return sample
 
-    def weigh(self, job: int, attempt: int, memory: dict[int, int]) -> None:
-        """From here on a rank's samples carry so much memory."""
-        known = self._known.setdefault((job, attempt), {})
-        for rank, size in memory.items():
-            known.setdefault(rank, _Known()).memory = size
+    def weigh(self, job: int, attempt: int, rank: int, pid: int, usage: Usage | None) -> None:
+        """From here on the rank's samples carry what its processes use; None: they have ended."""
+        last = self._known.setdefault((job, attempt), {}).setdefault(rank, _Known())
+        last.pid = pid
+        if usage is None:
+            last.rests()
+        else:
+            last.uses(self._monotonic(), usage)
 
 
 def _read(fd: int, last: _Known) -> Words | None:
@@ -187,7 +233,7 @@ def _read(fd: int, last: _Known) -> Words | None:
         words = _unpack_page(page)
         if words[0] != stats.MAGIC or words[1] != stats.VERSION:
             return None
-        said = _take_said(words, last, before[0], after[0])
+        said = _take_said(words, page, last, before[0], after[0])
         codec = _take_codec(page, last, before[-1], after[-1])
         if said and codec:
             break
@@ -199,16 +245,16 @@ def _guards(fd: int) -> Words | None:
     return _unpack_guards(data) if len(data) == _GUARDS_BYTES else None
 
 
-def _take_said(words: Words, last: _Known, before: int, after: int) -> bool:
+def _take_said(words: Words, page: bytes, last: _Known, before: int, after: int) -> bool:
     if before % 2 or before != after:
         return False
-    last.said = _said(words)
+    last.said = _said(words, page)
     return True
 
 
-def _said(words: Words) -> Said:
+def _said(words: Words, page: bytes) -> Said:
     given = words[stats.GIVEN]
-    (loss,) = struct.unpack("=d", struct.pack("=q", words[stats.LOSS]))
+    loss = _as_float(words[stats.LOSS])
     return Said(
         step=_from_one(words[stats.STEP]),
         total=_from_one(words[stats.TOTAL]),
@@ -216,7 +262,25 @@ def _said(words: Words) -> Said:
         loss=loss if given & stats.GAVE_LOSS and math.isfinite(loss) else None,
         diverged=bool(given & stats.GAVE_LOSS) and not math.isfinite(loss),
         at_ns=words[stats.SAID_NS],
+        metrics=_metrics(words, page) if words[stats.NAMES_AT] else {},
     )
+
+
+def _metrics(words: Words, page: bytes) -> Metrics:
+    """Those whose name is one."""
+    found: Metrics = {}
+    for place in range(stats.METRICS):
+        at = stats.NAMES_AT * 8 + place * stats.NAME_BYTES
+        name = page[at : at + stats.NAME_BYTES].partition(b"\0")[0].decode("ascii", "replace")
+        if stats.METRIC_NAME.fullmatch(name):
+            value = _as_float(words[stats.METRICS_AT + place])
+            found[name] = value if math.isfinite(value) else None
+    return found
+
+
+def _as_float(word: int) -> float:
+    (number,) = struct.unpack("=d", struct.pack("=q", word))
+    return float(number)
 
 
 def _heard(said: float, at: float) -> float | None:

@@ -18,7 +18,8 @@ from typing import Final
 from wiiiiided.daemon.watching.defects import Defects
 from wiiiiided.daemon.watching.machine import Machine
 from wiiiiided.daemon.watching.reader import Key, Look, Reader
-from wiiiiided.peering.figures import AttemptFigures, NodeFigures, pack
+from wiiiiided.domain.figures import Metrics
+from wiiiiided.peering.figures import METRIC_RANKS, AttemptFigures, NodeFigures, pack
 
 EVERY_S: Final = 1.0
 IDLE_S: Final = 5.0
@@ -45,6 +46,7 @@ class Pusher:
         self._timer: asyncio.TimerHandle | None = None
         self._pushed_at = float("-inf")
         self._told: dict[Rank, Codec] = {}  # the one told last at the end
+        self._turn = 0  # whose metrics come next
         self._guarded = Defects().guarded
 
     def start(self) -> None:
@@ -80,12 +82,14 @@ class Pusher:
 
     def _push(self, looks: list[Look]) -> None:
         health, at = self.machine.look(), round(self.reader.monotonic(), 3)
-        codec = self._turn(looks)
+        codec = self._codec(looks)
+        metrics = self._metrics(looks)
         attempts = tuple(
             AttemptFigures(
                 *look.key,
                 pack(at, look.observed),
                 codec[1] if codec is not None and codec[0] == look.key else None,
+                metrics.get(look.key, {}),
             )
             for look in looks
             if look.readings
@@ -93,7 +97,18 @@ class Pusher:
         cpu, memory = (_rounded(share) for share in (health.cpu, health.memory_used))
         self.send(NodeFigures(at, cpu, memory, health.swapping, attempts))
 
-    def _turn(self, looks: Iterable[Look]) -> tuple[Key, tuple[int, str, str]] | None:
+    def _metrics(self, looks: Iterable[Look]) -> dict[Key, dict[int, Metrics]]:
+        """What scripts report by name, of a few ranks: the others are told in the next messages."""
+        said = [(look.key, one.sample) for look in looks for one in look.observed]
+        said = [(key, sample) for key, sample in said if sample.metrics]
+        first = self._turn if self._turn < len(said) else 0
+        self._turn = first + METRIC_RANKS
+        found: dict[Key, dict[int, Metrics]] = {}
+        for key, sample in said[first : first + METRIC_RANKS]:
+            found.setdefault(key, {})[sample.rank] = sample.metrics
+        return found
+
+    def _codec(self, looks: Iterable[Look]) -> tuple[Key, tuple[int, str, str]] | None:
         """Whose codec is said now: one that has changed, else the one that was said longest ago."""
         now: dict[Rank, Codec] = {
             (look.key, one.sample.rank): (one.sample.codec, _cut(one.sample.codec_why))

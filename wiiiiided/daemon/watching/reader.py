@@ -1,8 +1,8 @@
-"""This node's own ranks: their pages, their memory, their silence. The same on every node.
+"""This node's own ranks: their pages, what they use, their silence. The same on every node.
 
     following ──► (job, attempt) ──► ranks of this node's share
                                        ├─ pages      ──► Look: a Reading a rank
-                                       ├─ shim.ranks ──► memory of their processes
+                                       ├─ shim.ranks ──► memory and processor of their processes
                                        └─ progress   ──► report(ProgressSampled)
 
 The coordinator takes what it reads here together with what other nodes send (`courses`); a member
@@ -18,13 +18,14 @@ from typing import Final, NamedTuple
 from wiiiiided.control.events import ProgressSampled
 from wiiiiided.control.job import Attempt, Job
 from wiiiiided.daemon.shares.shims import Shim
+from wiiiiided.daemon.watching import machine
 from wiiiiided.daemon.watching.defects import Defects
-from wiiiiided.daemon.watching.machine import SLOW_S, resident
+from wiiiiided.daemon.watching.machine import SLOW_S
 from wiiiiided.daemon.watching.pages import Pages, Reading
 from wiiiiided.daemon.watching.progress import Progress
 from wiiiiided.peering.figures import Observed
 
-WEIGHED: Final = 256  # ranks whose memory is looked at
+WEIGHED: Final = 256  # ranks whose processes are looked at
 YOUNG_S, YOUNG_EVERY_S = 15.0, 0.9  # at first oftener: a short job has a memory too
 
 Key = tuple[int, int]  # job, attempt
@@ -52,6 +53,7 @@ class _Seen:
     ranks: range
     since: float
     weighed: float = float("-inf")
+    turn: int = 0  # the rank that is looked at first: there may not be time for all
 
 
 class Reader:
@@ -122,14 +124,19 @@ class Reader:
         seen.weighed = now
         shim = self._shims.get(key)
         told = shim.ranks[:WEIGHED] if shim is not None else []
-        found = {}
-        for rank in told:
-            number, pid = rank.get("rank"), rank.get("pid")
-            if isinstance(number, int) and isinstance(pid, int) and rank.get("code") is None:
-                memory = resident(pid)
-                if memory is not None:
-                    found[number] = memory
-        self._pages.weigh(*key, found)
+        seen.turn %= max(1, len(told))
+        look = machine.Look()
+        for place, rank in enumerate((*told[seen.turn :], *told[: seen.turn])):
+            number, pid, ticks = (rank.get(name) for name in ("rank", "pid", "ticks"))
+            if not isinstance(number, int) or not isinstance(pid, int):
+                continue
+            if rank.get("code") is not None:
+                self._pages.weigh(*key, number, pid, None)
+            elif usage := look.usage(pid, ticks if isinstance(ticks, int) else None):
+                self._pages.weigh(*key, number, pid, usage)
+            if look.is_over:  # the rest comes first the next time
+                seen.turn += max(1, place)
+                break
 
     def _is_watched(self, key: Key, following: Mapping[Key, Job]) -> bool:
         """For hangs. Where no shim is there, the share is over and its end on the way."""
