@@ -89,6 +89,22 @@ class SharedTensors:
         yield team.arrive()  # a rank without memory has failed the team by now
         into.append(mine[:nbytes])
 
+    def make_common(
+        self, call: Call, nbytes: int, into: list[Segment]
+    ) -> Generator[Wait, None, None]:
+        """The plan of memory that is not cut in parts: every rank of the host maps and writes all.
+
+        Each reserves an equal stretch, so too little memory is an error on every rank. The
+        descriptor stays open: a forked child maps the memory anew, as its own.
+        """
+        team = self._team
+        yield from team.open(call, _NOTHING, (0, 0), False, lambda: None)
+        stride = page_up(-(-nbytes // team.size))
+        segment = yield from team.obtain(team.next_segment_id(), stride * team.size)
+        segment.reserve(team.rank * stride, stride)
+        yield team.arrive()
+        into.append(segment)
+
     def _adopt(self, segment_id: int, segment: Segment, stride: int) -> Array:
         whole = np.frombuffer(segment.map, np.uint8)
         mine = np.frombuffer(segment.map, np.uint8, stride, self._team.rank * stride)
