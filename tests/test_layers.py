@@ -46,7 +46,18 @@ ALLOWED = {
     "net": {"codec", "wire", "errors", "log"},
     "engine": {"net", "codec", "shm", "wire", "errors", "config", "log"},
     "collectives": {"engine", "shm", "errors"},
-    "torch": {"collectives", "engine", "shm", "wire", "errors", "config", "log", "autoload"},
+    "train": {"collectives", "engine", "shm", "errors"},
+    "torch": {
+        "train",
+        "collectives",
+        "engine",
+        "shm",
+        "wire",
+        "errors",
+        "config",
+        "log",
+        "autoload",
+    },
 }
 
 # The daemon's own order, lowest first: its folders, and the modules beside them. Each may import
@@ -184,7 +195,7 @@ def test_torch_and_numpy_are_imported_where_they_are_needed_only() -> None:
         roots = {name.split(".")[0] for name in _at_import(module)}
         layer = _layer(module)
         if "torch" in roots:
-            assert layer in ("torch", "collectives") or module in MAY_IMPORT_TORCH, module
+            assert layer in ("torch", "collectives", "train") or module in MAY_IMPORT_TORCH, module
         if "numpy" in roots and layer in ("wire", "codec", "net", "shm", *BOTTOM):
             assert module in MAY_IMPORT_NUMPY, module
 

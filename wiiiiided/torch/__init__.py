@@ -4,6 +4,7 @@ import torch.distributed as dist
 dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
 from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress, links, set_interface
+from wiiiiided.torch import parallel          # one copy of the weights a host: docs/training.md
 from wiiiiided.torch import send_object, recv_object, broadcast_object
 """
 
@@ -14,6 +15,7 @@ from wiiiiided.torch import api, objects, process_group, work
 from wiiiiided.torch.api import (
     links,
     monitored_barrier,
+    parallel,
     progress,
     set_interface,
     shared_empty,
@@ -22,16 +24,19 @@ from wiiiiided.torch.api import (
 from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train.parallel import Parallel
 
 register()
 keep_out_of(process_group, work, api, objects)
 
 __all__ = [
     "BACKEND",
+    "Parallel",
     "WiiiiideProcessGroup",
     "broadcast_object",
     "links",
     "monitored_barrier",
+    "parallel",
     "progress",
     "recv_object",
     "send_object",

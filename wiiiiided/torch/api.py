@@ -22,6 +22,7 @@ from wiiiiided.shm.kernels import dtype_name
 from wiiiiided.shm.slots import Array
 from wiiiiided.shm.stats import Stats, StatsPage
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train.parallel import Parallel
 
 
 def shared_empty(
@@ -56,6 +57,23 @@ def shared_empty(
         raise op.error
     with torch.inference_mode(False):
         return torch.from_numpy(made[0]).view(dtype).view(sizes)
+
+
+def parallel(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    group: dist.ProcessGroup | None = None,
+    updates: str = "sync",
+) -> Parallel:
+    """Train one copy of the weights with all ranks of a host; changes both arguments in place.
+
+    A collective call. Parameters move into shared memory (rank 0's values), `optimizer.step()`
+    averages the ranks' gradients and divides its work over the ranks of each host; the training
+    loop stays as it is for one process. docs/training.md has the rest.
+    """
+    face = _ours(group, "parallel")
+    return Parallel(model, optimizer, face, face.engine_group, updates)
 
 
 def monitored_barrier(

@@ -1,0 +1,100 @@
+"""Which models, optimizers and ranks cannot be trained with one copy of the weights, and why.
+
+Each refusal is one sentence that says what to do instead. What only this process knows is checked
+before any rank waits for another; what the ranks must agree on is compared in words, so that the
+rank and the parameter that differ are named everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.errors import Mismatch, UsageError
+from wiiiiided.train.texts import tell_all
+
+MARK = "_wiiiiide_parallel"  # on a model and an optimizer that have been given to parallel()
+
+
+def refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: str) -> None:
+    """Raise what is wrong with these arguments, if anything is."""
+    if updates != "sync":
+        raise UsageError(f'updates={updates!r} is not known; "sync" is the one way there is')
+    _refuse_types(model, optimizer)
+    names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    strangers = held - names.keys()
+    if strangers:
+        raise UsageError(
+            f"{len(strangers)} of the optimizer's {len(held)} parameters are not the model's: make "
+            "the optimizer from model.parameters() of this very model, after .to() and the like"
+        )
+    forgotten = [n for n, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if forgotten:
+        raise UsageError(
+            f"the optimizer does not have {forgotten[0]} ({len(forgotten)} parameters in all), "
+            "which wants a gradient: give it to the optimizer, or freeze it (requires_grad_(False))"
+        )
+    for name, parameter in model.named_parameters():
+        _refuse_parameter(name, parameter)
+
+
+def _refuse_types(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(
+            f"parallel() takes a torch.nn.Module and a torch.optim.Optimizer, not "
+            f"{type(model).__name__} and {type(optimizer).__name__}"
+        )
+    wrapper = type(model).__name__
+    if wrapper in ("DistributedDataParallel", "FullyShardedDataParallel"):
+        raise UsageError(f"the model is wrapped in {wrapper}: give parallel() the model inside it")
+    if MARK in model.__dict__ or MARK in optimizer.__dict__:
+        raise UsageError(
+            "parallel() was called with this model or optimizer before: once is enough"
+        )
+    if isinstance(optimizer, torch.optim.LBFGS | torch.optim.SparseAdam):
+        raise UsageError(
+            f"{type(optimizer).__name__} cannot be divided over ranks: use another optimizer, or "
+            "DistributedDataParallel over this backend"
+        )
+    step = optimizer.__dict__.get("step")
+    if step is not None and not hasattr(step, "_wrapped_by_lr_sched"):
+        raise UsageError(
+            "optimizer.step has been replaced by another library: call parallel() before it"
+        )
+
+
+def _refuse_parameter(name: str, parameter: torch.Tensor) -> None:
+    what = None
+    if parameter.device.type != "cpu":
+        what = f"lies on {parameter.device}: only CPU parameters can share memory"
+    elif type(parameter.data) is not torch.Tensor:
+        what = f"is a {type(parameter.data).__name__}: give parallel() a model that is not sharded"
+    elif parameter.layout is not torch.strided:
+        what = f"has the layout {parameter.layout}: use dense parameters"
+    elif not parameter.dtype.is_floating_point:
+        what = f"is of {parameter.dtype}: only floating-point parameters can be averaged"
+    if what is not None:
+        raise UsageError(f"the parameter {name} {what}")
+
+
+def agree(group: dist.ProcessGroup, parameters: Mapping[str, torch.Tensor], rest: str) -> None:
+    """All ranks must have the same model and optimizer. A collective call."""
+    mine = [f"{name} {_kind(parameter)}" for name, parameter in parameters.items()]
+    texts = tell_all(group, "\n".join([rest, *mine]))
+    first = texts[0].split("\n")
+    for rank, text in enumerate(texts):
+        lines = text.split("\n")
+        for line, other in zip(first, lines, strict=False):
+            if line != other:
+                raise Mismatch(f"rank 0 gave parallel() {line}; rank {rank} {other}")
+        if len(lines) != len(first):
+            raise Mismatch(
+                f"rank 0 gave parallel() {len(first) - 1} parameters, rank {rank} {len(lines) - 1}"
+            )
+
+
+def _kind(parameter: torch.Tensor) -> str:
+    return f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"

@@ -1,0 +1,117 @@
+"""What stands in `p.grad` between backward and step: a gradient that is not averaged yet.
+
+A backward leaves each rank its own gradient. It is copied to the rank's place in shared memory at
+once, and the average is made in `optimizer.step()`. So between the two no tensor exists that
+`p.grad` could truly be; showing this rank's own part would be silently wrong (a norm of it is not
+the norm of the average). A `PendingGradient` stands there instead:
+
+    another backward adds to it          accumulation needs nothing
+    zero_(), mul_(2), div_(world)        act on this rank's part, and count
+    GradScaler.unscale_                  acts on this rank's part; all ranks agree on inf
+    p.grad = None, p.grad = tensor       discards, replaces
+    anything that reads                  raises one sentence that names `run.clip_grad_norm_`
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.errors import UsageError
+
+_aten = torch.ops.aten
+_UNSCALE = _aten._amp_foreach_non_finite_check_and_unscale_.default
+
+# In place, linear, with a number: done to every rank's part they are done to the average.
+_LINEAR = {
+    _aten.mul_.Tensor,
+    _aten.mul_.Scalar,
+    _aten.div_.Tensor,
+    _aten.div_.Scalar,
+    _aten.neg_.default,
+    _aten.zero_.default,
+    _aten._foreach_zero_.default,
+    _aten._foreach_mul_.Scalar,
+    _aten._foreach_div_.Scalar,
+    _aten._foreach_neg_.default,
+}
+
+
+class PendingGradient(torch.Tensor):
+    """One parameter's gradient on this rank, in shared memory, until the step averages it."""
+
+    slot: torch.Tensor
+    label: str
+    reduced: bool  # the average has been made (by clip_grad_norm_): nothing may be added any more
+    group: dist.ProcessGroup  # of the ranks that must agree on inf
+
+    @staticmethod
+    def __new__(cls, slot: torch.Tensor, label: str, group: dist.ProcessGroup) -> PendingGradient:
+        made: PendingGradient = torch.Tensor._make_wrapper_subclass(
+            cls, slot.size(), strides=slot.stride(), dtype=slot.dtype, device=slot.device
+        )
+        made.slot, made.label, made.group, made.reduced = slot, label, group, False
+        return made
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"PendingGradient({self.label}, {list(self.shape)}: averaged in optimizer.step())"
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
+        if func is _aten.detach.default:
+            return first
+        if not isinstance(first, PendingGradient):
+            pending = next(a for a in _flat(args) if isinstance(a, PendingGradient))
+            raise _unreadable(pending)
+        if func is _aten.add_.Tensor and not isinstance(args[1], PendingGradient):
+            first._may_change()
+            first.slot.add_(args[1], **(kwargs or {}))
+            return first
+        if func is _UNSCALE:
+            func([g.slot for g in args[0]], *args[1:])
+            # A step is left out where a gradient is not finite: by all ranks, or by none.
+            dist.all_reduce(args[1], dist.ReduceOp.MAX, first.group)
+            return None
+        if func in _LINEAR and all(_is_number(arg) for arg in args[1:]):
+            for pending in _flat((args[0],)):
+                pending._may_change()
+            func(_slots(args[0]), *args[1:])
+            return args[0]
+        raise _unreadable(first)
+
+    def _may_change(self) -> None:
+        if self.reduced:
+            raise UsageError(
+                f"the gradient of {self.label} has been averaged already (clip_grad_norm_) and "
+                "cannot be added to or scaled; call optimizer.step() or zero_grad() first"
+            )
+
+
+def _flat(args: Any) -> list[Any]:
+    found: list[Any] = []
+    for arg in args:
+        found.extend(arg if isinstance(arg, list | tuple) else [arg])
+    return found
+
+
+def _slots(arg: Any) -> Any:
+    return [g.slot for g in arg] if isinstance(arg, list | tuple) else arg.slot
+
+
+def _is_number(arg: Any) -> bool:
+    if isinstance(arg, torch.Tensor):
+        return arg.dim() == 0 and not isinstance(arg, PendingGradient)
+    return isinstance(arg, int | float)
+
+
+def _unreadable(gradient: PendingGradient) -> UsageError:
+    return UsageError(
+        f"p.grad of {gradient.label} cannot be read between backward and step: the ranks' "
+        "gradients are averaged in optimizer.step(). To clip, call run.clip_grad_norm_(max_norm), "
+        "which returns the norm of the average; to log the norm only, give it float('inf')"
+    )

@@ -1,0 +1,216 @@
+"""A host's shared memory for training: control words, weights, and each rank's gradients.
+
+    │ control                                     │ weights │ gradients of place 0 │ of place 1 │ …
+      place r: began, completed, loads   (64 bytes each)
+      records, even and odd: of each place the words and presence bytes that `publish` exchanges
+
+A *place* is a rank's number among those of its host. Every word has one writer. Records come in
+two copies because a rank may publish its next one while a slower rank still reads this one; it
+cannot be two ahead, since each publishing begins with a wait for all.
+
+Torn steps. A rank writes `began = n` before it changes the first weight in step n and
+`completed = n` after the last. As long as a place's `completed` is behind any place's `began`, the
+weights are neither those of step n-1 nor those of step n, whatever ended the step: an exception, a
+Ctrl-C, a SIGKILL.
+
+Forked children (a DataLoader's workers) map the same memory; in them it is mapped anew as private
+memory that is copied page by page when it is written. So a child's writes stay its own, and a
+child that never looks at the weights costs nothing. (Copying all weights into every child was the
+alternative: 200 MB a worker for 50 M parameters.)
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+
+from wiiiiided.collectives.local.barrier import barrier as host_barrier
+from wiiiiided.engine.group import Group
+from wiiiiided.engine.operation import Operation, Plan
+from wiiiiided.errors import HostError, UsageError
+from wiiiiided.shm.board import Call
+from wiiiiided.shm.segment import Segment
+from wiiiiided.train.layout import ALIGN, offsets
+
+_MAP_FIXED: Final = 0x10  # Linux's number; Python's mmap module has no name for it
+WORDS: Final = 8  # int64 words at the head of a record
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Words = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Record(NamedTuple):
+    """What a rank publishes at a meeting: words, and a byte for each parameter."""
+
+    words: Words
+    present: Bytes
+
+
+def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
+    """A blocking operation of the group; raises what it failed with."""
+    seq = group.number()
+
+    def make() -> Operation:
+        return Operation(group, name, nbytes, plan, seq=seq)
+
+    problem = group.problem()
+    if problem is not None:
+        raise group.error_for(make(), problem)
+    op = group.loop.sprint(group, plan, nbytes, make)
+    if op is not None and op.error is not None:
+        raise op.error
+
+
+def meet(group: Group, call: Call) -> None:
+    """Wait until all ranks of this host have called the same."""
+    run_plan(group, call.text, host_barrier(group.team, call))
+
+
+class Common:
+    """Memory that every rank of this host maps whole."""
+
+    def __init__(self, group: Group, what: str, nbytes: int) -> None:
+        made: list[Segment] = []
+        call = Call.of(f"{what} of {nbytes} bytes")
+        run_plan(group, what, group.team.shared.make_common(call, nbytes, made))
+        self.segment = made[0]
+        self.bytes: Bytes = np.frombuffer(self.segment.map, np.uint8, nbytes)
+        _private_after_fork(self)
+
+    def tensor(self, offset: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A flat tensor with a storage of its own: saving it saves no more than it."""
+        if not count:
+            return torch.empty(0, dtype=dtype)
+        raw = np.frombuffer(self.segment.map, np.uint8, count * dtype.itemsize, offset)
+        with torch.inference_mode(False):
+            return torch.from_numpy(raw).view(dtype)
+
+    def make_private(self) -> None:
+        """In a forked child: the same addresses, with memory of its own behind them."""
+        address = self.bytes.__array_interface__["data"][0]
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.mmap.restype = ctypes.c_void_p
+        libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+        flags = mmap.MAP_PRIVATE | _MAP_FIXED
+        access = mmap.PROT_READ | mmap.PROT_WRITE
+        at = libc.mmap(address, self.segment.nbytes, access, flags, self.segment.fd, 0)
+        if at != address:
+            raise HostError(
+                f"a forked child cannot have memory of its own: errno {ctypes.get_errno()}"
+            )
+
+
+_in_children: weakref.WeakSet[Common] = weakref.WeakSet()
+_registered: list[Callable[[], None]] = []
+
+
+def _private_after_fork(memory: Common) -> None:
+    _in_children.add(memory)
+    if not _registered:
+        os.register_at_fork(after_in_child=_make_all_private)
+        _registered.append(_make_all_private)
+
+
+def _make_all_private() -> None:
+    for memory in list(_in_children):
+        memory.make_private()
+
+
+class HostMemory:
+    """The memory of one `Parallel` on this host."""
+
+    def __init__(self, group: Group, sizes: list[int]) -> None:
+        """`sizes`: the parameters' bytes. A collective call of the host's ranks."""
+        self._group = group
+        self.place, self.places = group.team.rank, group.team.size
+        self.offsets, self.area_bytes = offsets(sizes)
+        self._record_bytes = -(-(WORDS * 8 + len(sizes)) // ALIGN) * ALIGN
+        control = ALIGN * self.places + 2 * self.places * self._record_bytes
+        _, self._weights_at = offsets([control])
+        total = self._weights_at + self.area_bytes * (1 + self.places)
+        self.common = Common(group, "memory of wide.parallel", total)
+        words = self.common.bytes[: ALIGN * self.places].view(np.int64)
+        stride = ALIGN // 8
+        self._began, self._completed, self._loaded = (words[i::stride] for i in range(3))
+        self._records = [
+            [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
+        ]
+        self._parity = 0
+
+    def _record(self, parity: int, place: int, count: int) -> Record:
+        at = ALIGN * self.places + (parity * self.places + place) * self._record_bytes
+        raw = self.common.bytes[at : at + self._record_bytes]
+        return Record(raw[: WORDS * 8].view(np.int64), raw[WORDS * 8 : WORDS * 8 + count])
+
+    # -- where things lie ----
+
+    def weight(self, parameter: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A parameter's weights, flat."""
+        return self.common.tensor(self._weights_at + self.offsets[parameter], count, dtype)
+
+    def gradient(self, place: int, parameter: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """A parameter's gradient on the rank at `place`, flat."""
+        at = self._gradients_at(place) + self.offsets[parameter]
+        return self.common.tensor(at, count, dtype)
+
+    def gradients(self, place: int, begin: int, end: int) -> Bytes:
+        """The bytes [begin, end) of a rank's gradients."""
+        at = self._gradients_at(place)
+        return self.common.bytes[at + begin : at + end]
+
+    def weights(self) -> Bytes:
+        """All weights as bytes."""
+        return self.common.bytes[self._weights_at : self._weights_at + self.area_bytes]
+
+    def _gradients_at(self, place: int) -> int:
+        return self._weights_at + self.area_bytes * (1 + place)
+
+    # -- meetings ----
+
+    def publish(self, call: Call, words: Words, present: Bytes) -> list[Record]:
+        """Tell the host's other ranks, and hear them. A record stays until the one after next."""
+        self._parity ^= 1
+        records = self._records[self._parity]
+        records[self.place].words[:] = words
+        records[self.place].present[:] = present
+        meet(self._group, call)
+        return records
+
+    # -- torn steps ----
+
+    def begin(self, step: int) -> None:
+        """From here on this rank changes weights."""
+        self._began[self.place] = step
+
+    def complete(self, step: int) -> None:
+        """This rank's weights of that step are written."""
+        self._completed[self.place] = step
+
+    def whole(self) -> None:
+        """Raise if a step was interrupted here."""
+        step = int(self._began.max())
+        if step > int(self._completed.min()):
+            place = int(self._completed.argmin())
+            rank = self._group.team.ranks[place]
+            raise UsageError(
+                f"step {step} was interrupted before rank {rank} had written its part of the "
+                "weights: they are neither those before the step nor those after it, and are not "
+                "given out. Go on from the last checkpoint"
+            )
+
+    # -- loading ----
+
+    def count_load(self) -> None:
+        """This rank has loaded weights: the others need not wonder who changed them."""
+        self._loaded[self.place] += 1
+
+    def loads(self) -> int:
+        """How often a rank of this host has loaded weights."""
+        return int(self._loaded.sum())

@@ -1,0 +1,265 @@
+"""An optimizer's state in shared memory: divided while it works, whole whenever it is looked at.
+
+    optimizer.state[p]["exp_avg"]        a view of the whole tensor, on every rank of the host
+    working state[piece]["exp_avg"]      the elements of it that this rank updates
+
+A rank's optimizer makes state for what it updates, in memory of its own, at the first step. After
+that step the ranks tell each other what they have (parameter, name, dtype, shape), make one
+segment for it, and put it there; from then on the pieces are views of it. So `state_dict()` is
+whole on one rank alone, without asking the others, and loads in a single process.
+
+    kinds   like     a tensor of the parameter's shape: divided as the parameter is
+            tensor   of another shape (a step count, a row of second moments): the first holder's
+            number   a Python number: written to the segment after each step by the first holder
+
+Loading is the same the other way round: the rank that loaded tells what it has, all make the
+memory for it, and take their pieces from there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterator, MutableMapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.engine.group import Group
+from wiiiiided.errors import UsageError
+from wiiiiided.shm.board import Call
+from wiiiiided.train.layout import Part, offsets
+from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.texts import spread, tell_all
+
+_FILLED: Final = Call.of("optimizer state of wide.parallel")
+_NUMBERS: Final[dict[str, tuple[type, torch.dtype]]] = {
+    "bool": (bool, torch.int64),
+    "int": (int, torch.int64),
+    "float": (float, torch.float64),
+}
+
+State = MutableMapping[Any, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What a rank's optimizer updates: a part of a parameter, as the tensor it is given."""
+
+    part: Part
+    tensor: torch.Tensor  # the key of its state
+    first: bool  # the first of its host that holds a part of this parameter
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One named value of one parameter's state, as ranks tell each other of it."""
+
+    parameter: int
+    key: str
+    kind: str  # like, tensor, or a number's type
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The dtype it lies in memory as."""
+        found: torch.dtype = getattr(torch, self.dtype)
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many elements."""
+        return math.prod(self.shape)
+
+
+class SharedState:
+    """The state of one optimizer on this host."""
+
+    def __init__(
+        self,
+        group: Group,
+        face: dist.ProcessGroup,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[torch.Tensor],
+        pieces: Sequence[Piece],
+        divided: bool,
+    ) -> None:
+        """`divided`: pieces are slices with a working state of their own; else parameters."""
+        self._group, self._face, self._optimizer = group, face, optimizer
+        self._parameters, self._pieces, self._divided = parameters, pieces, divided
+        self.working: State = defaultdict(dict) if divided else optimizer.state
+        self._kinds: dict[tuple[int, str], Kind] = {}
+        self._views: dict[tuple[int, str], torch.Tensor] = {}  # flat
+        self._local: dict[
+            tuple[int, str], Any
+        ] = {}  # what the working state had after the last look
+
+    # -- after a step ----
+
+    def look(self) -> bool:
+        """After this rank's part of a step: whether there is state that is not shared yet."""
+        fresh = False
+        for piece in self._pieces:
+            state = self.working.get(piece.tensor)
+            for key, value in (state or {}).items():
+                at = (piece.part.parameter, key)
+                if value is None:
+                    continue
+                if at not in self._views:
+                    fresh = True
+                elif value is not self._local.get(at) and state is not None:
+                    self._keep(piece, at, state, value)
+        return fresh
+
+    def _keep(self, piece: Piece, at: tuple[int, str], state: dict[str, Any], value: Any) -> None:
+        """The optimizer put a new value in place of the shared one."""
+        kind, view = self._kinds[at], self._views[at]
+        if kind.kind in _NUMBERS:
+            if piece.first:
+                view.fill_(value)
+            self._local[at] = value
+        elif kind.kind == "like":
+            mine = view[piece.part.begin : piece.part.end].view_as(value)
+            state[at[1]] = self._local[at] = mine.copy_(value)
+        elif piece.first:
+            state[at[1]] = self._local[at] = view.view(kind.shape).copy_(value)
+        else:
+            self._local[at] = value
+
+    # -- sharing ----
+
+    def share(self) -> None:
+        """Put state that this rank's optimizer has made into shared memory. A collective call."""
+        fresh = [
+            self._describe(piece.part.parameter, key, value, piece.tensor)
+            for piece in self._pieces
+            for key, value in self.working.get(piece.tensor, {}).items()
+            if value is not None and (piece.part.parameter, key) not in self._views
+        ]
+        self._make(self._union(fresh))
+        for piece in self._pieces:
+            state = self.working.get(piece.tensor, {})
+            for key, value in list(state.items()):
+                at = (piece.part.parameter, key)
+                if value is not None and self._local.get(at) is not value:
+                    self._keep(piece, at, state, value)
+        meet(self._group, _FILLED)
+        self._show()
+
+    def take(self, source: int) -> None:
+        """All state anew, as rank `source` has it (it has loaded it). A collective call."""
+        loaded = {
+            (i, key): value
+            for i, parameter in enumerate(self._parameters)
+            for key, value in self._optimizer.state.get(parameter, {}).items()
+            if value is not None and self._face.rank() == source
+        }
+        self._kinds.clear()
+        self._views.clear()
+        self._local.clear()
+        kinds = [
+            self._describe(i, key, value, self._parameters[i]) for (i, key), value in loaded.items()
+        ]
+        common = self._make(self._union(kinds))
+        for (i, key), value in loaded.items():
+            self._fill(self._kinds[i, key], self._views[i, key], value, self._parameters[i])
+        if common is not None and self._face.size() > self._group.team.size:
+            spread(self._face, common.bytes, source)
+        meet(self._group, _FILLED)
+        self.working.clear()
+        self._show()
+        for piece in self._pieces:
+            self._hand_out(piece)
+
+    def _union(self, mine: list[Kind]) -> list[Kind]:
+        rows = [[k.parameter, k.key, k.kind, k.dtype, k.shape] for k in mine]
+        found: dict[tuple[int, str], Kind] = {}
+        for text in tell_all(self._face, json.dumps(rows)):
+            for parameter, key, kind, dtype, shape in json.loads(text):
+                found.setdefault((parameter, key), Kind(parameter, key, kind, dtype, tuple(shape)))
+        return [found[at] for at in sorted(found)]
+
+    def _describe(self, parameter: int, key: str, value: Any, holder: torch.Tensor) -> Kind:
+        for name, (python, dtype) in _NUMBERS.items():
+            if type(value) is python:
+                return Kind(parameter, key, name, str(dtype).removeprefix("torch."), (1,))
+        if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+            raise UsageError(
+                f"{type(self._optimizer).__name__} keeps {key!r} as a {type(value).__name__}: only "
+                "dense tensors and numbers can be shared between ranks. Use another optimizer, or "
+                "DistributedDataParallel over this backend"
+            )
+        dtype_name = str(value.dtype).removeprefix("torch.")
+        if value.shape == holder.shape and value.dim():
+            whole = self._parameters[parameter]
+            return Kind(parameter, key, "like", dtype_name, tuple(whole.shape))
+        return Kind(parameter, key, "tensor", dtype_name, tuple(value.shape))
+
+    def _make(self, kinds: list[Kind]) -> Common | None:
+        if not kinds:
+            return None
+        at, total = offsets([kind.count * kind.torch_dtype.itemsize for kind in kinds])
+        common = Common(self._group, "optimizer state of wide.parallel", max(total, 1))
+        for kind, offset in zip(kinds, at, strict=True):
+            where = (kind.parameter, kind.key)
+            self._kinds[where] = kind
+            self._views[where] = common.tensor(offset, kind.count, kind.torch_dtype)
+        return common
+
+    def _fill(self, kind: Kind, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
+        if kind.kind in _NUMBERS:
+            view.fill_(value)
+        elif kind.kind == "like":
+            _shaped(view, holder).copy_(value)
+        else:
+            view.view(kind.shape).copy_(value)
+
+    def _hand_out(self, piece: Piece) -> None:
+        """The working state of a piece, from the shared one."""
+        for at, kind in self._kinds.items():
+            if at[0] == piece.part.parameter:
+                self._local[at] = self.working[piece.tensor][at[1]] = self._working_value(
+                    piece, at, kind
+                )
+
+    def _working_value(self, piece: Piece, at: tuple[int, str], kind: Kind) -> Any:
+        view = self._views[at]
+        if kind.kind in _NUMBERS:
+            return _NUMBERS[kind.kind][0](view.item())
+        if kind.kind == "like":
+            mine = view[piece.part.begin : piece.part.end]
+            return mine if self._divided else _shaped(view, piece.tensor)
+        return view.view(kind.shape) if piece.first else view.view(kind.shape).clone()
+
+    # -- looking at it ----
+
+    def _show(self) -> None:
+        """Every parameter's whole state in optimizer.state, where programs expect it."""
+        for at, value in self._whole():
+            parameter = self._parameters[at[0]]
+            if self._divided or parameter not in {p.tensor for p in self._pieces}:
+                self._optimizer.state[parameter][at[1]] = value
+
+    def refresh(self) -> None:
+        """Numbers are no views: bring them up to date before a program reads them."""
+        for at, value in self._whole(numbers_only=True):
+            self._optimizer.state[self._parameters[at[0]]][at[1]] = value
+
+    def _whole(self, numbers_only: bool = False) -> Iterator[tuple[tuple[int, str], Any]]:
+        for at, kind in self._kinds.items():
+            view = self._views[at]
+            if kind.kind in _NUMBERS:
+                yield at, _NUMBERS[kind.kind][0](view.item())
+            elif not numbers_only and kind.kind == "like":
+                yield at, _shaped(view, self._parameters[at[0]])
+            elif not numbers_only:
+                yield at, view.view(kind.shape)
+
+
+def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A flat stretch of memory with the shape and order of a parameter."""
+    return flat.as_strided(like.shape, like.stride())
