@@ -31,7 +31,7 @@ def submit(daemon: PrivateDaemon, folder: str, *sets: str) -> int:
 
 
 def test_there_is_a_job_for_each_way_to_train() -> None:
-    assert FOLDERS == ["ddp", "fsdp", "language-model", "torchrun-script"]
+    assert FOLDERS == ["ddp", "fsdp", "language-model", "parallel", "torchrun-script"]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -61,6 +61,7 @@ def test_the_language_model_speaks_to_people_and_takes_its_backend_from_the_job(
 # on long enough after that to be killed in the middle.
 RESUMING = [
     ("ddp", '"ddp.py"', r"step +100/", r"step +100/", r"goes on after step (\d+)"),
+    ("parallel", '"parallel.py"', r"step +100/", r"step +100/", r"goes on after step (\d+)"),
     (
         *("fsdp", '"fsdp.py", "--steps", "120", "--save-every", "10"'),
         *(r"step +10/", r"step +10/", r"goes on after step (\d+)"),
