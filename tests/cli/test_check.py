@@ -96,6 +96,19 @@ def test_a_folder_that_cannot_be_shipped_is_wrong(cli: Cli, folder: Path) -> Non
     assert cli("check", str(folder), "--set", "run.workdir=nowhere").code == 3
 
 
+def test_restarts_on_several_machines_without_checkpoints_are_a_note(
+    cli: Cli, folder: Path
+) -> None:
+    several, restarts = "resources.nodes=2", "policy.restart={max = 3}"
+    result = cli("check", str(folder), "--set", several, "--set", restarts)
+    assert result.code == 0
+    assert "what rank 0 saves the others do not find there" in result.err
+    assert 'output.checkpoints = ["ckpt/**"]' in result.err
+    for sets in ((several,), (restarts,), (several, restarts, 'output.checkpoints=["ckpt/**"]')):
+        words = [word for one in sets for word in ("--set", one)]
+        assert "rank 0 saves" not in cli("check", str(folder), *words).err
+
+
 def test_a_variable_that_is_not_set_is_a_note(cli: Cli, folder: Path) -> None:
     result = cli("check", str(folder), "--set", 'run.pass_env=["NOT_SET"]')
     assert result.code == 0

@@ -27,7 +27,7 @@ from wiiiiided.control.versions import listed
 from wiiiiided.daemon.views import view
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.spec import Network, Notify, Restart
+from wiiiiided.domain.spec import Network, Notify, Output, Restart
 
 
 def three() -> World:
@@ -364,6 +364,55 @@ def test_the_share_that_failed_first_is_the_cause_whoever_is_heard_first() -> No
     assert world.why(job) == f"on a rank 0 ended with exit code 3: {wrong}"
     shown = view(world.state, world.job(job), world.now)
     assert (shown.code, shown.error) == (3, wrong)
+
+
+def resuming(nodes: tuple[int, int | None] = (2, 2)) -> Any:
+    policy = {"restart": Restart(max=9, backoff_s=1.0)}
+    return spec(policy=policy, resources={"nodes": nodes}, output=Output(checkpoints=("ckpt/**",)))
+
+
+def sources(world: World, job: int) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Whether it was told to start, on which nodes, and whose checkpoints they get before."""
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    return attempt.ordered, attempt.nodes, attempt.checkpoints_from
+
+
+def test_checkpoints_come_from_the_nodes_of_the_last_attempt_that_began() -> None:
+    world = three()
+    job = world.submit(resuming())
+    assert sources(world, job) == (False, ("a", "b"), ())
+    world.started_on(job)
+    world.feed(e.NodeDrained(world.now, "a", "root", "x"))
+    world.ended_on(job, code=137)
+    world.pass_time(1.0)
+    assert sources(world, job) == (False, ("b", "c"), ("a", "b"))
+    world.node_left("c")  # before the start: what b and c were to have, the next are to have
+    world.ended_on(job, code=143, reason="stopped")
+    world.feed(e.NodeResumed(world.now, "a", "root"))
+    assert sources(world, job) == (False, ("a", "b"), ("a", "b"))
+    world.started_on(job)
+    world.ended_on(job, code=137)
+    world.pass_time(2.0)
+    assert sources(world, job) == (False, ("a", "b"), ("a", "b"))
+
+
+def test_one_node_needs_no_checkpoints_but_those_of_another() -> None:
+    world = three()
+    job = world.submit(resuming((1, 1)))
+    world.started_on(job)
+    world.ended_on(job, code=137)
+    world.pass_time(1.0)
+    assert sources(world, job) == (True, ("a",), ())
+    world.started_on(job)
+    world.feed(e.NodeDrained(world.now, "a", "root", "x"))
+    world.ended_on(job, code=137)
+    world.pass_time(2.0)
+    assert sources(world, job) == (False, ("b",), ("a",))
+    moved = "1 file that differs was moved to /aside"
+    world.feed(e.WorkersPrepared(world.now, job, 3, "b", "3.11.7", "2.13.0", "0.6.0", moved))
+    assert sources(world, job)[0]
+    assert f"on b {moved}" in world.told(job)
 
 
 def test_a_failure_while_all_are_heard_is_no_lost_node() -> None:

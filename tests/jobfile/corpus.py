@@ -137,7 +137,7 @@ BAD = {
     ),
     "key like no other": Bad(
         RUN + "[output]\nzzz = 1\n",
-        ("job.toml:4: output.zzz: unknown key; known here: collect, log",),
+        ("job.toml:4: output.zzz: unknown key; known here: collect, checkpoints, log",),
     ),
     "key with dots in quotes": Bad(
         '"run.command" = ["x"]\n' + RUN,

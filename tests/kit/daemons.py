@@ -117,6 +117,7 @@ class PrivateDaemon:
         env: dict[str, str] | None = None,
         secrets: dict[str, str] | None = None,
         collect: tuple[str, ...] = (),
+        checkpoints: tuple[str, ...] = (),
         hold: bool = False,
         work: Path | None = None,
         **rest: Any,
@@ -130,7 +131,7 @@ class PrivateDaemon:
                 (nodes, nodes), workers_per_node=workers, cores_per_worker=cores, use=use
             ),
             policy=Policy(**(policy or {})),
-            output=Output(collect),
+            output=Output(collect, checkpoints=checkpoints),
             **rest,
         )
         empty = self.home / "empty"

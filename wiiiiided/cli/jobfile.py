@@ -128,6 +128,14 @@ def notes(job: Job) -> Iterator[str]:
     """What is no mistake, yet may not be what was meant."""
     spec = job.spec
     yield from map(str, job.warnings)
+    several = spec.resources.nodes[1] != 1
+    if several and spec.policy.restart.max > 0 and not spec.output.checkpoints:
+        yield (
+            "it may run on several machines and be restarted, and each has a working directory of "
+            "its own: what rank 0 saves the others do not find there. output.checkpoints = "
+            '["ckpt/**"] gives it to all before a restart; not needed where every machine saves, '
+            "or all save to a shared file system"
+        )
     if spec.policy.hang_timeout_s is not None and spec.network.backend != "wiiiiide":
         yield (
             f'policy.hang_timeout with network.backend = "{spec.network.backend}" counts only '

@@ -75,6 +75,7 @@ class WorkersPrepared(Event, frozen=True):
     python: str  # "3.11.7"
     torch: str  # "2.13.0+cpu"; empty: there is none
     wiiiiided: str  # of the job's interpreter; empty: there is none
+    note: str = ""  # what of its files was changed for it, a sentence
 
 
 class WorkersStarted(Event, frozen=True):

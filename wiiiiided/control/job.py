@@ -63,6 +63,9 @@ class Attempt(msgspec.Struct, frozen=True):
     results: dict[str, Result] = {}  # nodes whose share has ended
     prepared: dict[str, Versions] = {}  # nodes that are ready to start
     ordered: bool = True  # its shares were told to start; before that none of them runs
+    # Nodes of the last attempt that began, in the order of ranks: the checkpoints of one of them
+    # are given to all nodes before this one is ordered. Empty: there is nothing to give.
+    checkpoints_from: tuple[str, ...] = ()
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -1,7 +1,8 @@
 """From the queue onto nodes: who can start now, and how a gang starts, all shares or none.
 
     placed ─┬─ one node ──────────────────────────────────────────────► StartWorkers
-            └─ several: PrepareWorkers to each ─► WorkersPrepared of each, and they agree ─► to all
+            └─ several, or one that needs another's checkpoints:
+               PrepareWorkers to each ─► WorkersPrepared of each, and they agree ─► to all
                           └─ one cannot, or is not heard of ─► StopWorkers to all, nothing ran
 
 A job that must wait keeps every node it could use from those behind it, so nobody overtakes it for
@@ -18,6 +19,7 @@ from wiiiiided.control.job import Attempt, Job, Running, Starting, Versions
 from wiiiiided.control.machine import Machine
 from wiiiiided.control.place import fitting, place, wanted_nodes
 from wiiiiided.control.versions import disagreement
+from wiiiiided.domain.layout import Layout
 from wiiiiided.domain.spec import Resources
 
 
@@ -38,9 +40,7 @@ def start_what_fits(machine: Machine) -> None:
         free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
         layout = place(job.spec, fit, free)
         if layout is not None:
-            several = len(layout.shares) > 1
-            attempt = Attempt(_next(job), layout, machine.at, ordered=not several)
-            start(machine, job, attempt)  # and it has left the queue
+            start(machine, job, _attempt(machine, job, layout))  # and it has left the queue
             open_nodes = {name for name in open_nodes if state.free(name) > 0}
             continue
         waiting.add(wanted)
@@ -49,8 +49,25 @@ def start_what_fits(machine: Machine) -> None:
             open_nodes.difference_update(heard)
 
 
+def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
+    nodes = tuple(share.node for share in layout.shares)
+    sources = checkpoints_from(job, nodes)
+    ordered = len(nodes) == 1 and not sources
+    return Attempt(_next(job), layout, machine.at, ordered=ordered, checkpoints_from=sources)
+
+
+def checkpoints_from(job: Job, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """Whose checkpoints these nodes need: rank 0's node of the last attempt first. One that was
+    never ordered has written none; whose it was to have had, the next is to have."""
+    last = job.attempt
+    if not job.spec.output.checkpoints or last is None:
+        return ()
+    sources = last.nodes if last.ordered else last.checkpoints_from
+    return () if nodes == sources[:1] else sources
+
+
 def start(machine: Machine, job: Job, attempt: Attempt) -> None:
-    """One node is told to start; several are told to prepare."""
+    """What needs preparing is prepared on all its nodes first; else it is told to start."""
     job = replace(job, attempt=attempt)
     text = f"starting on {', '.join(attempt.nodes)}, attempt {attempt.number}"
     machine.move(job, Starting(machine.at), text, was="queued", kind="Placed")
@@ -69,6 +86,8 @@ def workers_prepared(
     ready = {n: v for n, v in attempt.prepared.items() if n not in machine.state.absent}
     attempt = replace(attempt, prepared={**ready, event.node: has})
     job = replace(job, attempt=attempt)
+    if event.note:
+        machine.tell(job, f"on {event.node} {event.note}")
     if set(attempt.nodes) - set(attempt.prepared):
         machine.move(job, job.phase)
         return

@@ -34,6 +34,7 @@ from wiiiiided.config import Notification, Paths, under_journal
 from wiiiiided.control.events import ClockJumped, NodeSeen
 from wiiiiided.daemon import views
 from wiiiiided.daemon.answers.asks import Asks
+from wiiiiided.daemon.answers.checkpoints import Checkpoints
 from wiiiiided.daemon.answers.collecting import Collector
 from wiiiiided.daemon.answers.figures import Figures
 from wiiiiided.daemon.answers.nodes import Cluster
@@ -171,12 +172,20 @@ class Daemon(Host):
             self.keeper,
             limit=lambda: self.settings.outputs_bytes,
         )
+        self.checkpoints = Checkpoints(
+            self.paths.state / "checkpoints",
+            requests.ranks.asks,
+            self.keeper,
+            limit=lambda: self.settings.outputs_bytes,
+        )
+        self.workers.placer.bring = self.checkpoints.bring
         handle = self.roles.before(requests.handle)
         system = self.paths.mode == "system"
         self.api = Api(self.paths.socket, system, handle, self.node.name)
         self.metrics = Metrics(lambda: exposition(self.picture.fresh(), requests.status()))
         if self.cluster is not None:
             self.cluster.api = self.api
+            self.cluster.checkpoints = self.checkpoints.send
 
     def _requests(self) -> Requests:
         facts = DaemonFacts(self.paths.mode, self.node, time.time(), str(self.paths.state))
@@ -202,6 +211,7 @@ class Daemon(Host):
     # ---- from start to end
 
     async def open(self) -> str:
+        self.checkpoints.start()  # first: what is adopted may be waiting for some
         adopted = self.adopt()
         if self.cluster is not None:
             await self.cluster.open()
@@ -248,6 +258,7 @@ class Daemon(Host):
         await self.metrics.close()
         await self.api.close()
         await self.collector.close()
+        await self.checkpoints.close()
         if self.cluster is not None:
             await self.cluster.close()
         await self.workers.close()
@@ -277,6 +288,7 @@ class Daemon(Host):
             self._status = self.loop.call_later(STATUS_EVERY_S, self._after_changes)
         self.sampler.changed()
         self.collector.changed()
+        self.checkpoints.changed()
 
     def _after_changes(self) -> None:
         self._status = None

@@ -98,6 +98,7 @@ class Member(Host):
         )
         preparer = Preparer(self.archives, here, fetcher.fetch)
         self.workers = Workers(self.runs, self.archives, here, lambda: self.settings, preparer)
+        self.workers.placer.bring = fetcher.checkpoints
         self.uplink = Uplink(
             self.credentials,
             self.dialer,

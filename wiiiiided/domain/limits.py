@@ -18,6 +18,7 @@ MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
 MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
 MAX_SPEC: Final = 1 << 18  # as it is stored and sent; a shim's order, in which a text may be three
 # times as long, has 1 MiB. Without it the queue, and what a link carries, would have no bound.
+MAX_GLOBS, MAX_GLOB_CHARS = 100, 1000  # of checkpoints: as many as a node looks for
 MAX_SECONDS: Final = 10 * 365 * 86400.0
 LEAST_ALONE_S: Final = 15.0  # of stop_alone: a restart of a daemon must not look like loneliness
 
@@ -53,6 +54,11 @@ def problems_of(spec: JobSpec) -> list[str]:
         (1 <= (resources.cores_per_worker or 1) <= MAX_WORKERS, "cores_per_worker is impossible"),
         (len(spec.notify.command) <= MAX_WORDS, "notify.command has too many words"),
         (len(spec.output.collect) <= MAX_WORDS, "output.collect is too long"),
+        (
+            len(spec.output.checkpoints) <= MAX_GLOBS
+            and all(0 < len(glob) <= MAX_GLOB_CHARS for glob in spec.output.checkpoints),
+            "output.checkpoints is too long",
+        ),
     )
     return [sentence for good, sentence in checks if not good] + too_large(spec)
 

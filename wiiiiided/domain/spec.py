@@ -77,10 +77,12 @@ class Policy(Struct, frozen=True):
 
 
 class Output(Struct, frozen=True):
-    """Which files `pull` brings back, and how much WIIIIIDE itself writes into the job's log."""
+    """Which files `pull` brings back, which ones a restart needs, and how much WIIIIIDE itself
+    writes into the job's log."""
 
     collect: tuple[str, ...] = ()  # globs in the working directory; "**" crosses folders
     log: Literal["silent", "normal", "verbose"] = "normal"
+    checkpoints: tuple[str, ...] = ()  # globs: what all machines have alike before an attempt
 
 
 NotifyOn = Literal["running", "restarting", "done", "failed", "cancelled"]

@@ -343,6 +343,17 @@ KEYS = (
         also=("artifacts", "outputs", "files"),
     ),
     Key(
+        "output.checkpoints",
+        Several(
+            Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
+        ),
+        "What all machines have alike before an attempt that follows another: the set of the "
+        "machine that had rank 0.",
+        '["ckpt/**"]',
+        default="[]",
+        also=("checkpoint", "ckpt", "resume"),
+    ),
+    Key(
         "output.log",
         Choice(("silent", "normal", "verbose")),
         "How much WIIIIIDE itself writes into the job's log; ranks find it in `WIIIIIDE_LOG`.",

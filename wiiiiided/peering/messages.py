@@ -9,6 +9,7 @@
                             request    a Request of wire/messages ──►   ◄── its answers, as on the
                                        unix socket, for a person on that machine
                             fetch      FetchArchive ──►   ◄── blob frames, end of blob
+                                       FetchCheckpoints ──►   ◄── the same, CheckpointsSent
     coordinator → a member  ask        one of NodeRequest ──►   ◄── its answers
 
                                        (a Reconcile that would be too large comes in parts)
@@ -272,6 +273,18 @@ class FetchArchive(Message, frozen=True):
     digest: str
 
 
+class FetchCheckpoints(Message, frozen=True):
+    """The set that all nodes of that attempt are to have: a tar in blob frames, empty ones while it
+    is still on its way to the coordinator, then CheckpointsSent."""
+
+    id: int
+    attempt: int
+
+
+class CheckpointsSent(Message, frozen=True):
+    sha256: str  # of the tar
+
+
 class NodeLogs(Message, frozen=True):
     """LogLines, then End; with `follow`, until that attempt is over on the node."""
 
@@ -301,6 +314,7 @@ class NodePull(Message, frozen=True):
 
     id: int
     globs: tuple[str, ...]
+    checkpoints: bool = False  # refused where they are not a whole set of one machine
 
 
 NodeRequest = NodeLogs | NodeStacks | NodeRanks | NodePull
@@ -331,5 +345,6 @@ decode_hello = msgspec.json.Decoder(LinkHello).decode
 decode_reconcile = msgspec.json.Decoder(Reconcile | TurnedAway).decode
 decode_from_member = msgspec.json.Decoder(FromMember).decode
 decode_from_coordinator = msgspec.json.Decoder(FromCoordinator).decode
-decode_fetch = msgspec.json.Decoder(FetchArchive).decode
+decode_fetch = msgspec.json.Decoder(FetchArchive | FetchCheckpoints).decode
+decode_sent = msgspec.json.Decoder(CheckpointsSent).decode
 decode_ask = msgspec.json.Decoder(NodeRequest).decode

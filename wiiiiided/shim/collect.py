@@ -31,7 +31,7 @@ def tar(directory: str, patterns: list[str], out: IO[bytes]) -> list[str]:
     roots = {os.path.abspath(directory), os.path.realpath(directory)}  # either may be in a link
     problems: list[str] = []
     with tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for path, name, parent in _walk(directory, problems):
+        for path, name, parent in walk(directory, problems):
             if is_wanted(path):
                 try:
                     _add(archive, path, name, parent, roots)
@@ -124,7 +124,7 @@ def _choice(inside: str) -> str:
     return f"(?!/)[{'^' if negated else ''}{''.join(ranges)}]"
 
 
-def _walk(directory: str, problems: list[str]) -> Iterator[tuple[str, str, int]]:
+def walk(directory: str, problems: list[str]) -> Iterator[tuple[str, str, int]]:
     """(path, name, descriptor of its folder) of files and links, sorted by path."""
 
     def fault(problem: OSError) -> None:

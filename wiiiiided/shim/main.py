@@ -4,6 +4,7 @@
     run.py --sweep ATTEMPT_DIR                          end what a killed shim left behind
     run.py --remove DIR...                              delete trees
     run.py --tar DIR GLOB...                            a tar of some files, on stdout
+    run.py --place JSON TAR_FD ARCHIVE_FD               checkpoints into a working directory
 
 The daemon starts it as the jobs' user. Nobody may be looking at its stderr: what goes wrong with an
 attempt is said in its exit.json.
@@ -46,6 +47,10 @@ def main(arguments: list[str]) -> int:
             from wiiiiided.shim import collect  # tarfile would stay in every shim
 
             return collect.main(path, patterns)
+        case ["--place", given, source, archive] if source.isdecimal() and archive.isdecimal():
+            from wiiiiided.shim import checkpoints
+
+            return checkpoints.main(given, int(source), int(archive))
         case [path, *options] if not path.startswith("--") and (fds := _options(options)):
             return _run(path, *fds)
     print(f"usage:\n{USAGE}", file=sys.stderr)

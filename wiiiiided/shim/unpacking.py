@@ -62,8 +62,8 @@ def _work(
         make(order, archive)
         os._exit(0)
     except BaseException as problem:
-        code = NO_ROOM if _is_no_room(problem) else 1
-        sentence = f"the working directory cannot be made: {_words(problem)}"
+        code = NO_ROOM if is_no_room(problem) else 1
+        sentence = f"the working directory cannot be made: {words(problem)}"
         with contextlib.suppress(OSError):
             os.write(report, sentence.encode("utf-8", "replace")[:SENTENCE_BYTES])
     finally:
@@ -118,7 +118,7 @@ def _remove_leftovers(work: str) -> None:
             trees.remove(os.path.join(parent, entry))
 
 
-def _is_no_room(problem: BaseException | None) -> bool:
+def is_no_room(problem: BaseException | None) -> bool:
     """Whether it comes from a full disk, whatever was made of it on the way."""
     while problem is not None:
         if isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -127,7 +127,7 @@ def _is_no_room(problem: BaseException | None) -> bool:
     return False
 
 
-def _words(problem: BaseException) -> str:
+def words(problem: BaseException) -> str:
     if isinstance(problem, OSError) and problem.strerror:
         where = f" ({problem.filename})" if problem.filename else ""
         return f"{problem.strerror}{where}"

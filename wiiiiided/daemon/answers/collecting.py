@@ -90,7 +90,7 @@ class Collector:
             jobs.pop(number, None)
         if (task := self._tasks.get(number)) is not None:
             await _ended(task)
-        await _in_thread(self.outputs.remove, number)
+        await in_thread(self.outputs.remove, number)
 
     async def close(self) -> None:
         self._closed = True
@@ -199,10 +199,10 @@ class Collector:
         if job is None or job.state not in ENDED or job.attempt is None:
             return None
         if not self._elsewhere(job):
-            await _in_thread(self.outputs.remove, number)
+            await in_thread(self.outputs.remove, number)
             return None
         new = Collection(number, job.attempt.number, job.attempt.nodes, self.asks.own)
-        return await _in_thread(self.outputs.begin, new)
+        return await in_thread(self.outputs.begin, new)
 
     def _job_of(self, collection: Collection) -> Job | None:
         """None: it was forgotten, or runs again, and its files are others now."""
@@ -223,7 +223,7 @@ class Collector:
             if self._job_of(collection) is None:
                 return collection
             parts = {**collection.parts, node: part}
-            return await _in_thread(self.outputs.write, replace(collection, parts=parts))
+            return await in_thread(self.outputs.write, replace(collection, parts=parts))
         except NoAnswer as no:
             missing[node] = plain(str(no))
         except TooLarge as no:
@@ -243,7 +243,7 @@ class Collector:
 
     async def _refused(self, collection: Collection, why: str) -> Collection:
         try:
-            return await _in_thread(self.outputs.refuse, collection, why)
+            return await in_thread(self.outputs.refuse, collection, why)
         except OSError:
             return replace(collection, refused=why)  # until the next start
 
@@ -254,14 +254,14 @@ class Collector:
             try:
                 async with aclosing(self.asks.pull(node, asked)) as pieces:
                     async for piece in pieces:
-                        await _in_thread(incoming.take, piece)
+                        await in_thread(incoming.take, piece)
             except Refuse as no:
                 if no.code == NO_SUCH:
                     return Part(0, 0)
                 if not incoming.is_whole:
                     raise
                 problem = plain(str(no))
-            return await _in_thread(incoming.finish, problem)
+            return await in_thread(incoming.finish, problem)
 
     # ---- what is said about it
 
@@ -272,7 +272,7 @@ class Collector:
             return collection
         self._tell(job, text)
         try:
-            return await _in_thread(self.outputs.write, replace(collection, said=text))
+            return await in_thread(self.outputs.write, replace(collection, said=text))
         except OSError:
             return collection  # it may be said twice
 
@@ -299,7 +299,7 @@ def sentence(collection: Collection, missing: dict[str, str]) -> str:
     return "; ".join([text or "outputs are not home yet", *problems, *missing.values()])
 
 
-async def _in_thread(work: Callable[..., Result], *given: object) -> Result:
+async def in_thread(work: Callable[..., Result], *given: object) -> Result:
     """Done to its end, also when nobody wants it any more: it uses files that are closed then."""
     doing = asyncio.ensure_future(asyncio.to_thread(work, *given))
     try:

@@ -179,6 +179,7 @@ class Incoming:
     def __init__(self, target: Path, room: int, limit: int) -> None:
         self.target = target
         self.files = 0
+        self.links = 0  # of these
         self.bytes = 0
         self._room = room
         self._limit = limit
@@ -202,7 +203,9 @@ class Incoming:
             raise TooLarge(text)
         check_room(self._fd, len(data))
         for found in self._reader.feed(data):
-            self.files += isinstance(found, Entry)
+            if isinstance(found, Entry):
+                self.files += 1
+                self.links += bool(found.link)
         view = memoryview(data)
         while view:
             view = view[os.write(self._fd, view) :]

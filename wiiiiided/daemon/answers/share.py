@@ -159,6 +159,8 @@ class Share:
         latter after the last piece."""
         if not self.runs.work(request.id).exists():  # a share that was prepared has a folder only
             raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
+        if request.checkpoints:
+            self._check_whole(request.id)
         process = self.workers.tar(request.id, request.globs)
         assert process.stdout is not None
         reader = asyncio.StreamReader()
@@ -174,6 +176,14 @@ class Share:
         if code:
             text = f"the files of job {request.id} on {self.node} could not all be read"
             raise Refuse(FAILED, f"{text} (code {code})")
+
+    def _check_whole(self, number: int) -> None:
+        """Half of one machine's checkpoints and half of another's are nobody's."""
+        if self.runs.is_placing(number):
+            text = f"those on {self.node} were being exchanged when that was cut short"
+            raise Refuse(FAILED, text)
+        if any(job == number for job, _ in self.workers.shims):
+            raise Refuse(FAILED, f"something of job {number} still runs on {self.node}")
 
 
 def _numbers(told: list[dict[str, object]], key: str) -> list[tuple[int, int]]:

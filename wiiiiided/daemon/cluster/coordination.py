@@ -3,7 +3,7 @@
 gate ─ control port ─┬ greet, join   members: tokens, certificates
                      ├ link          links ─ keeper
                      ├ request       api: people on other machines
-                     └ fetch         archives
+                     └ fetch         archives, checkpoints
 dialer ── ask ──► members            (daemon/answers/asks)
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
@@ -59,6 +60,7 @@ class Coordination:
         self.links = Links(keeper, assigner, members)
         self.dialer = Dialer(self.credentials.client, members.verdict)
         self.api: Api | None = None
+        self.checkpoints: Callable[[Talk, p.FetchCheckpoints], Awaitable[None]]
         self._workers = workers
         self._archives = archives
         handlers = {
@@ -134,6 +136,9 @@ class Coordination:
         try:
             async with asyncio.timeout(FIRST_WORDS_S):
                 wanted = p.decode_fetch(await talk.message())
+            if isinstance(wanted, p.FetchCheckpoints):
+                await self.checkpoints(talk, wanted)
+                return
             with self._archives.pinned(wanted.digest):
                 await self._archives.send(wanted.digest, talk)
         except (FileNotFoundError, WiiiiideError, msgspec.DecodeError) as problem:

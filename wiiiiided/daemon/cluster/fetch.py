@@ -1,13 +1,17 @@
-"""A member gets an archive from the coordinator: on a connection of its own, so that no archive can
-make a node look lost.
+"""A member gets archives and checkpoints from the coordinator: on a connection of its own, so that
+none can make a node look lost.
 
     FetchArchive(digest) ──►   ◄── B B B … E      kept when it is whole and what it was said to be
                                ◄── Refused        it is not there any more
+    FetchCheckpoints     ──►   ◄── B B B … E J    a file without a name; J has its SHA-256
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import os
+import tempfile
 from collections.abc import Callable
 
 import msgspec
@@ -54,6 +58,37 @@ class Fetcher:
                         raise HostError(_refused(payload))
                     upload.take(payload)
                 await _finish(upload)
+        finally:
+            talk.close()
+
+    async def checkpoints(self, job: int, attempt: int) -> int:
+        """A descriptor of the tar that all nodes of the attempt get, whole; who asks closes it.
+        The same errors."""
+        place = self._coordinator()
+        talk = await self._dialer.open(place.address, place.port, "fetch")
+        limit, digest, size = self._settings().outputs_bytes, hashlib.sha256(), 0
+        try:
+            await talk.say(p.FetchCheckpoints(job, attempt))
+            with tempfile.TemporaryFile(dir=self._archives.directory) as file:
+                while True:
+                    async with asyncio.timeout(PIECE_WITHIN_S):
+                        kind, payload = await talk.frame()
+                    if kind == stream.BLOB_END:
+                        break
+                    if kind != stream.BLOB:
+                        raise HostError(_refused(payload))
+                    digest.update(payload)
+                    size += len(payload)
+                    if size > limit:
+                        raise HostError(f"they are more than {limit} bytes (limits.outputs)")
+                    file.write(payload)
+                async with asyncio.timeout(PIECE_WITHIN_S):
+                    sent = p.decode_sent(await talk.message())
+                if sent.sha256 != digest.hexdigest():
+                    raise HostError("what arrived is not what the coordinator sent")
+                file.flush()
+                file.seek(0)
+                return os.dup(file.fileno())
         finally:
             talk.close()
 

@@ -258,7 +258,8 @@ def restamped(event: Any, at: float) -> Any:
     are kept short and printable: they are stored, and shown to people."""
     if isinstance(event, e.WorkersPrepared):
         python, torch, own = map(_version, (event.python, event.torch, event.wiiiiided))
-        return replace(event, at=at, python=python, torch=torch, wiiiiided=own)
+        note = plain(event.note)
+        return replace(event, at=at, python=python, torch=torch, wiiiiided=own, note=note)
     if not isinstance(event, e.WorkersEnded):
         return replace(event, at=at)
 

@@ -118,7 +118,7 @@ class Preparer:
                     raise
                 if number == TRIES or self._fetch is None:
                     text = f"its working directory cannot be fetched: {problem or 'no answer'}"
-                    raise (NotYet if _passes(problem) else Unprepared)(text) from problem
+                    raise (NotYet if passes(problem) else Unprepared)(text) from problem
                 text = "job %d: its working directory cannot be fetched now: %s"
                 logger.warning(text, job.id, problem, extra=about(job.id))
                 await asyncio.sleep(AGAIN_S)
@@ -155,7 +155,7 @@ class Preparer:
             raise Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN) from None
         try:
             async with asyncio.timeout(LOOK_WITHIN_S):
-                said = await _output(process)
+                said = await output_of(process)
                 code = await asyncio.shield(ended(process))
         except TimeoutError:
             text = f"its interpreter {python} did not say its version within {LOOK_WITHIN_S:g} s"
@@ -171,14 +171,14 @@ class Preparer:
             raise Unprepared(text, CANNOT_RUN) from None
 
 
-def _passes(problem: Exception) -> bool:
+def passes(problem: Exception) -> bool:
     """Nobody answered, or not to the end; else it was a no, or this machine cannot keep it."""
     if isinstance(problem, OSError):
         return isinstance(problem, ConnectionError | TimeoutError)
     return not isinstance(problem, HostError | UsageError | Unprepared)
 
 
-async def _output(process: subprocess.Popen[bytes]) -> bytes:
+async def output_of(process: subprocess.Popen[bytes]) -> bytes:
     """What a process prints, so many bytes of it."""
     assert process.stdout is not None
     reader = asyncio.StreamReader(limit=ANSWER_BYTES)

@@ -5,7 +5,9 @@
         <id>/               the daemon's: jobs cannot put anything here
             job.json        the job, as it was given to this node
             cancelled.json  that it was cancelled here, until the coordinator knows
+            placing         while its checkpoints are exchanged for another machine's
             files/work/     the working directory
+            files/aside-3/  checkpoints that were there before attempt 3, and were others
             <attempt>/      what shim and daemon share (shim/__init__)
 
 A job may replace any file it can write by a link to the daemon's keys, by a FIFO, by gigabytes. So
@@ -25,7 +27,7 @@ from wiiiiided.daemon.shares.spawn import JobUser
 from wiiiiided.errors import HostError
 from wiiiiided.shim import files
 
-JOB = "job.json"
+JOB, PLACING = "job.json", "placing"
 CANCELLED = "cancelled.json"
 
 
@@ -128,6 +130,20 @@ class Runs:
             files.write_durably(directory, name, data, 0o600)
         finally:
             os.close(directory)
+
+    def mark_placing(self, number: int, *, placing: bool) -> None:
+        """Whether its checkpoints are being exchanged, where no job can say otherwise. A mark that
+        stays is of an exchange that was cut short."""
+        path = self.job(number) / PLACING
+        path.touch(0o600) if placing else path.unlink(missing_ok=True)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def is_placing(self, number: int) -> bool:
+        return (self.job(number) / PLACING).exists()
 
     def kept(self, number: int, name: str = JOB) -> bytes | None:
         """What `keep` has written; None when it has not."""

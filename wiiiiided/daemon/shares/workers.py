@@ -1,6 +1,6 @@
 """Carrying out the control plane's actions on this node.
 
-    PrepareWorkers the archive and the interpreter are looked at; nothing starts
+    PrepareWorkers the archive and the interpreter are looked at, checkpoints placed; nothing starts
     StartWorkers   a shim, with its order, the archive and the secrets by descriptor
     StopWorkers    told to the shim, which ends everything and verifies it
     SignalWorkers, DumpStacks   told to the shim
@@ -34,6 +34,7 @@ from wiiiiided.control.job import Hung, Job, Running, Starting, Stopping
 from wiiiiided.daemon.settings import Settings
 from wiiiiided.daemon.shares.archives import Archives
 from wiiiiided.daemon.shares.cancellations import Cancellations, Cancelled
+from wiiiiided.daemon.shares.checkpoints import Placer
 from wiiiiided.daemon.shares.notices import Notices
 from wiiiiided.daemon.shares.order import Surroundings, order_for, secret_lines
 from wiiiiided.daemon.shares.prepare import (
@@ -84,6 +85,7 @@ class Workers:
         self.here = here
         self.settings = settings
         self.preparer = preparer
+        self.placer = Placer(runs, archives, here, settings)
         self.report: Callable[[e.AnyEvent], None] = lambda event: None
         self.clock: Callable[[], float] = lambda: 0.0
         self.shims: dict[Key, Shim] = {}
@@ -339,7 +341,7 @@ class Workers:
         key, node = (job.id, attempt), self.here.node
         try:
             with self.archives.pinned(job.archive):
-                found = await self._at_last(key, job)
+                found, note = await self._at_last(key, job)
         except Unprepared as problem:
             text, cannot_run = plain(str(problem)), problem.code == CANNOT_RUN
             ended = e.WorkersEnded(self.clock(), *key, node, problem.code, text, idle=cannot_run)
@@ -361,11 +363,12 @@ class Workers:
             python=plain(found.python),
             torch=plain(found.torch),
             wiiiiided=plain(found.wiiiiided),
+            note=plain(note),
         )
         self._prepared[key] = event
         self.report(event)
 
-    async def _at_last(self, key: Key, job: Job) -> Versions:
+    async def _at_last(self, key: Key, job: Job) -> tuple[Versions, str]:
         """All that the share needs, however long this machine cannot (a full disk): that is not
         charged to the job. A stop cancels it."""
         said = ""
@@ -373,8 +376,9 @@ class Workers:
             try:
                 await self._make_room(key, job)
                 found = await self._looked_at(job)
+                note = await self._placed(key, job)
                 self.runs.keep(job.id, _encode(job))
-                return found
+                return found, note
             except Hindered as problem:
                 said = _waits(job, str(problem), said)
             except OSError as problem:
@@ -388,6 +392,17 @@ class Workers:
         while True:
             try:
                 return await self.preparer.prepare(job)
+            except NotYet:
+                await asyncio.sleep(AGAIN_S)
+
+    async def _placed(self, key: Key, job: Job) -> str:
+        """With the checkpoints that all its nodes get; what was changed here for them."""
+        if job.attempt is None or not job.attempt.checkpoints_from:
+            return ""
+        await self._until_alone(key, job)
+        while True:
+            try:
+                return await self.placer.place(job, key[1])
             except NotYet:
                 await asyncio.sleep(AGAIN_S)
 
