@@ -101,6 +101,10 @@ def test_every_problem_names_the_word_it_came_from(
     assert daemon.requests == []
     assert cli("run", "--json", "pyhton").json["problems"][0]["key"] == "run.command[0]"
     assert cli("run", "-n", "2").code == 2
+    accepts(daemon)
+    noted = cli("run", "-d", "no-such-program-here")
+    assert noted.code == 0
+    assert 'note: wiiiiide run: run.command[0]: "no-such-program-here" is not in PATH' in noted.err
 
 
 def test_a_dry_run_queues_nothing(

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from wiiiiided.ship import pack as module
+from wiiiiided.ship.ignore import left_out
 from wiiiiided.ship.pack import Packed, pack
 from wiiiiided.ship.survey import Limits, PackError, size_words, survey
 from wiiiiided.ship.unpack import unpack
@@ -225,6 +226,22 @@ def test_our_own_ignore_file_is_heard_first(work: Path) -> None:
     write(work, {"data/x.log": "1", "b.log": "1"})
     shipped = [name for name in names(work) if not name.startswith(".")]
     assert shipped == ["a", "data/", "data/x", "data/x.log", "sub/"]
+
+
+def test_what_stays_can_be_asked_of_each_path_with_its_rule(work: Path) -> None:
+    write(work, {".gitignore": "# no\n\n*.pt\n/gen/\n", "sub/.gitignore": "!a.pt\n"})
+    write(work, {".wiiiiideignore": "big\n", "job-1/.wiiiiide-pulled": "", "env/pyvenv.cfg": ""})
+    write(work, {"sub/a.pt": "", "sub/b.pt": "", "gen/x/y.py": "", "sub/big": "", "a": ""})
+    write(work, {"job-1/x": "", "env/bin/python": "", ".venv/x": "", "sub/gen/x": ""})
+    files = [str(path.relative_to(work)) for path in work.rglob("*") if path.is_file()]
+    shipped = set(names(work))
+    found = {name: left_out(str(work), name) for name in files}
+    assert {name for name, why in found.items() if why is None} == shipped & set(files)
+    assert found["sub/b.pt"] == ("sub/b.pt", ".gitignore", "*.pt")
+    assert found["gen/x/y.py"] == ("gen/", ".gitignore", "/gen/")
+    assert found["sub/big"] == ("sub/big", ".wiiiiideignore", "big")
+    assert found["job-1/x"] == ("job-1/", ".wiiiiide-pulled", "")
+    assert found["env/bin/python"] == ("env/", "", "")
 
 
 def test_a_repositorys_ignore_files_hold_in_its_folders(work: Path) -> None:

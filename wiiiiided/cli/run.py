@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated
@@ -22,7 +22,7 @@ from wiiiiided.cli.jobfile import Job, Sets, Shipped, report
 from wiiiiided.cli.options import DryRun, Json, Name
 from wiiiiided.cli.submit import queue
 from wiiiiided.errors import HostError
-from wiiiiided.jobfile.problem import Invalid
+from wiiiiided.jobfile.problem import Invalid, Problem
 from wiiiiided.jobfile.read import examine
 from wiiiiided.jobfile.words import printable
 from wiiiiided.jobfile.written import as_toml, toml
@@ -88,18 +88,20 @@ def command(
 
 def _job(given: dict[str, str], sets: list[str], empty: str) -> Job:
     """The job of some options, each with what it is called in a problem."""
+    names = {f"--set {printable(text)}": printable(name) for text, name in given.items()}
+
+    def called(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+        return tuple(
+            msgspec.structs.replace(one, file=names.get(one.file, one.file)) for one in problems
+        )
+
     try:
-        found = examine("", CALLED, [*given, *sets], lambda path: Shipped(empty or path))
+        spec, warnings = examine("", CALLED, [*given, *sets], lambda path: Shipped(empty or path))
     except Invalid as invalid:
-        names = {f"--set {printable(text)}": printable(name) for text, name in given.items()}
-        told = [
-            msgspec.structs.replace(one, file=names.get(one.file, one.file))
-            for one in invalid.problems
-        ]
         if empty:
             screen.say("note: with --no-ship the ranks start in an empty folder: give whole paths")
-        raise Invalid(told) from None
-    job = Job(CALLED, *found, empty)
+        raise Invalid(called(invalid.problems)) from None
+    job = Job(CALLED, spec, called(warnings), empty)
     if not empty:
         refuse_home(job.directory, "; --no-ship runs without")
     return job
