@@ -34,7 +34,8 @@ def test_the_terminal_shows_all_sections(cli: Cli, daemon: FakeDaemon, told: m.J
     assert "  loss       0.412 at last" in out
     sections = [line for line in out[1:] if line and not line.startswith((" ", "RANK"))]
     assert [each for each in sections if each.isascii() and "MiB" not in each] == [
-        *("loss", "samples/s", "memory", "attempts and stragglers", "time of attempt 2"),
+        *("loss", "samples/s", "memory", "attempts and stragglers", "attempts"),
+        "time of attempt 2",
         *("batches of attempt 2", "sent to other hosts", "ranks of attempt 2", "story"),
     ]
     assert any(line.startswith("  rank 4 c  █") and line.endswith("91 · 8 · 1 %") for line in out)

@@ -12,7 +12,7 @@ import pytest
 from tests.control.world import World, spec
 from wiiiiided.control import events as e
 from wiiiiided.control.job import Job
-from wiiiiided.daemon.watching.courses import Followed, how_it_ended
+from wiiiiided.daemon.watching.courses import Followed, how_it_ended, why_it_ended
 from wiiiiided.daemon.watching.picture import ENDED_ROWS, ROWS, Picture
 from wiiiiided.daemon.watching.sampler import EVERY_S, FLUSH_S, LEAST_S, Sampler
 from wiiiiided.domain.figures import Rates
@@ -277,6 +277,7 @@ def test_an_attempt_that_is_the_last_ended_as_its_job() -> None:
     world.now += 5
     world.ended_on(number)
     assert how_it_ended(before, world.job(number), 9999.0) == ("done", 0, world.now)
+    assert why_it_ended(before, world.job(number)) == ""
 
 
 def test_an_attempt_that_is_tried_again_failed_with_its_code() -> None:
@@ -285,6 +286,7 @@ def test_an_attempt_that_is_tried_again_failed_with_its_code() -> None:
     world.ended_on(number, code=3)
     assert world.state_of(number) == "backoff"
     assert how_it_ended(before, world.job(number), 9999.0) == ("failed", 3, world.now)
+    assert "3" in why_it_ended(before, world.job(number))
 
 
 def test_a_requeued_attempt_says_so_though_the_next_has_begun() -> None:
@@ -296,6 +298,7 @@ def test_a_requeued_attempt_says_so_though_the_next_has_begun() -> None:
     assert after.attempt is not None
     assert after.attempt.number == 2
     assert how_it_ended(before, after, 1234.0) == ("requeued", None, 1234.0)
+    assert "requeue" in why_it_ended(before, after)
 
 
 def test_an_attempt_whose_node_left_before_it_began_says_so() -> None:
@@ -312,6 +315,7 @@ def test_an_attempt_whose_node_left_before_it_began_says_so() -> None:
 def test_of_a_job_that_is_gone_nobody_knows() -> None:
     world, number = begun()
     assert how_it_ended(followed(world, number), None, 1234.0) == ("failed", None, None)
+    assert why_it_ended(followed(world, number), None) == ""
 
 
 # ---- snapshots

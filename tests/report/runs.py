@@ -96,7 +96,8 @@ def records(*runs: RunRecord, **changes: Any) -> m.JobRecords:
     )
     story = changes.pop("story", told)
     fields = {"attempt": len(runs), "nodes": ("a", "b"), "workers": 4}
-    return m.JobRecords(ended(17, **{**fields, **changes}), story, runs)
+    spec = {"name": "digits", "run": {"command": ["python", "train.py", "a b"]}}
+    return m.JobRecords(ended(17, **{**fields, **changes}), story, runs, spec)
 
 
 def restarted(name: str = "digits", nodes: str = "abc") -> m.JobRecords:
@@ -105,6 +106,7 @@ def restarted(name: str = "digits", nodes: str = "abc") -> m.JobRecords:
         ended_at=1_000_050.0,
         state="failed",
         code=137,
+        reason="rank 3 was killed by SIGKILL",
         name=name,
         points=tuple(point(float(at)) for at in range(1, 41)),
     )
@@ -173,8 +175,13 @@ def hostile() -> m.JobRecords:
             for each in run.ranks
         )
         state = "done" if run.state == "done" else HOSTILE
-        return replace(run, name=HOSTILE, state=state, nodes=(HOSTILE, "b"), ranks=ranks)
+        points = tuple(
+            replace(each, metrics={HOSTILE: each.at, "accuracy": None}) for each in run.points
+        )
+        told = {"name": HOSTILE, "state": state, "reason": HOSTILE, "points": points}
+        return replace(run, nodes=(HOSTILE, "b"), ranks=ranks, **told)
 
     made = restarted()
     job = replace(made.job, name=HOSTILE, why=HOSTILE, owner=HOSTILE, nodes=(HOSTILE, "b"))
-    return m.JobRecords(job, (m.StoryLine(1e6, HOSTILE),), tuple(map(spoiled, made.runs)))
+    spec = {"name": HOSTILE, "run": {"command": [HOSTILE]}}
+    return m.JobRecords(job, (m.StoryLine(1e6, HOSTILE),), tuple(map(spoiled, made.runs)), spec)

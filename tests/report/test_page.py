@@ -124,3 +124,19 @@ def test_plain_text_is_escaped_and_only_markup_is_not() -> None:
 @given(strategies.records)
 def test_any_records_make_a_whole_page(made: m.JobRecords) -> None:
     parsed(page(made, 0.0))
+
+
+def test_a_page_has_command_settings_and_all_attempts() -> None:
+    text = page(restarted(), 0.0, [("run.env.LR", '"0.1"'), ("policy.max_time", '"8h"')])
+    for wanted in ("python train.py &#x27;a b&#x27;", "run.env.LR", "&quot;8h&quot;", "Attempts"):
+        assert wanted in text
+    assert "rank 3 was killed by SIGKILL" in text
+
+
+def test_metrics_and_cores_have_charts() -> None:
+    points = tuple(
+        point(float(at), cpu=2.0, metrics={"accuracy": at / 100, "lr": 0.1}) for at in range(1, 101)
+    )
+    text = page(records(run(points=points)), 0.0)
+    assert "<b>accuracy</b>. From 0.01 to 1, 0.01 to 1." in text
+    assert "<b>CPU, cores in use</b>. Up to 2 cores, all ranks together." in text

@@ -5,9 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from tests.report.runs import MIB, diverged, point, rank, records, restarted, run, unmeasured
 from wiiiiided.domain.figures import Point, Rates
+from wiiiiided.report.attempt_table import attempt_rows
 from wiiiiided.report.history import history
 from wiiiiided.report.rank_charts import batches_words
 from wiiiiided.report.ranks import Split, nodes_of, split_of
@@ -209,3 +211,27 @@ def test_absurd_numbers_become_unknown() -> None:
     assert (made.points[0].loss, made.points[0].memory) == (None, None)
     totals = made.ranks[0].totals
     assert (totals.loss, totals.step, totals.exchange_s, totals.wire_out) == (None, None, 0.0, 0)
+
+
+def test_the_command_is_told_as_one_would_type_it() -> None:
+    assert dict(facts(records(run())))["command"] == "python train.py 'a b'"
+    assert "command" not in dict(facts(replace(records(run()), spec={})))
+    assert "command" not in dict(facts(replace(records(run()), spec={"run": {"command": 3}})))
+
+
+def test_what_ranks_use_and_report_is_told() -> None:
+    said = {"accuracy": 0.75, "lr": None}
+    ranks = tuple(rank(number, cpu_s=150.0, metrics=said) for number in range(2))
+    told = dict(figures(run(ranks=ranks)))
+    assert told["cpu"] == "3 cores in the mean, all ranks together"
+    assert told["metrics"] == "accuracy 0.75, lr nan"
+
+
+def test_all_attempts_are_listed_with_their_ends_and_reasons() -> None:
+    first, second = attempt_rows(restarted())
+    assert first[:2] == ("1", "a and b")
+    assert first[4:] == ("40s", "failed, exit code 137 (SIGKILL)", "rank 3 was killed by SIGKILL")
+    assert second[1] == "a, b and c"
+    assert second[5:] == ("done", "–")
+    failed = records(run(state="failed", code=1), state="failed", why="rank 1: ValueError: x")
+    assert attempt_rows(failed)[0][6] == "rank 1: ValueError: x"  # an older daemon kept none

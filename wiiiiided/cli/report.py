@@ -25,6 +25,7 @@ from wiiiiided.errors import HostError
 if TYPE_CHECKING:
     from wiiiiided.cli.report_lines import Look
     from wiiiiided.report.sweep import Trial
+    from wiiiiided.wire.messages import JobRecords
 
 DRAWN = "█▓░▁│└─…·–"  # what must be printable before a chart is drawn with it
 
@@ -60,12 +61,18 @@ def command(
     elif output is not None:
         from wiiiiided.report.page import page
 
-        write(output, page(records, time.time()))
+        write(output, page(records, time.time(), _settings(records)))
     else:
         from wiiiiided.cli.report_lines import lines
 
-        for line in lines(records, _look(plain)):
+        for line in lines(records, _look(plain), _settings(records)):
             screen.put(line)
+
+
+def _settings(records: JobRecords) -> list[tuple[str, str]]:
+    from wiiiiided.cli.show import settings_of
+
+    return list(settings_of(records.spec))
 
 
 def _look(plain: bool) -> Look:

@@ -10,6 +10,7 @@ from wiiiiided.cli.table import Column, render
 from wiiiiided.cli.text import cell, columns, cut, pad
 from wiiiiided.domain.figures import Point, RunRecord
 from wiiiiided.report import rank_charts, words
+from wiiiiided.report.attempt_table import attempt_rows
 from wiiiiided.report.history import History, history, length_of
 from wiiiiided.report.over_time import (
     RATES,
@@ -25,7 +26,6 @@ from wiiiiided.report.rank_table import TITLES, rank_rows, shown_columns
 from wiiiiided.report.ranks import is_measured, measured, nodes_of, split_of
 from wiiiiided.report.sound import sound
 from wiiiiided.report.summary import (
-    ending,
     facts,
     has_figures,
     is_loud,
@@ -85,9 +85,11 @@ class Look:
         return NAME if self.room > 2 * LEAST else NAME // 2
 
 
-def lines(records: JobRecords, look: Look) -> Iterator[str]:
+def lines(
+    records: JobRecords, look: Look, settings: Sequence[tuple[str, str]] = ()
+) -> Iterator[str]:
     """The whole report. Everything in it is clean."""
-    for line in _all(sound(records), look):
+    for line in _all(sound(records), look, settings):
         yield line if look.marks is blocks.BLOCKS else ascii_only(line)
 
 
@@ -97,7 +99,7 @@ def ascii_only(line: str) -> str:
     return "".join(char if char.isascii() else "?" * columns(char) for char in line)
 
 
-def _all(records: JobRecords, look: Look) -> Iterator[str]:
+def _all(records: JobRecords, look: Look, settings: Sequence[tuple[str, str]]) -> Iterator[str]:
     name = f"job {records.job.id}: {_text(records.job.name)}"
     yield look.bold(name if look.width is None else cut(name, look.width))
     if said := why_nothing(records):
@@ -108,10 +110,27 @@ def _all(records: JobRecords, look: Look) -> Iterator[str]:
     past = history(records)
     if past.length > 0:
         yield from _over_time(past, look)
+    yield from _attempts(records, look)
     run = latest(records)
     if run is not None and run.ranks:
         yield from _ranks(run, look, several=len(records.runs) > 1)
+    if settings:
+        yield from _section("settings", "", look)
+        for key, value in settings:
+            yield from wrapped(f"{key} = {value}", look, "  ")
     yield from _story(records, look)
+
+
+def _attempts(records: JobRecords, look: Look) -> Iterator[str]:
+    """Each with where, when, how it ended and why."""
+    if not records.runs:
+        return
+    yield from _section("attempts", "", look)
+    for number, nodes, started, ended, lasted, end, why in attempt_rows(records):
+        told = f"on {nodes}, {started} to {ended}, {lasted}: {end}"
+        yield from wrapped(told, look, f"  {number:>3}  ")
+        if why != words.UNKNOWN:
+            yield from wrapped(why, look, "       ")
 
 
 def _text(text: str) -> str:
@@ -170,10 +189,6 @@ def _over_time(past: History, look: Look) -> Iterator[str]:
         shown = blocks.strip(when, signs, past.length, place[1])
         yield f"  {pad(name, margin - 4)}  {shown}".rstrip()
     yield " " * margin + blocks.time_labels(past.length, place[1])
-    for attempt in past.attempts:
-        run, long = attempt.run, words.span(attempt.length)
-        told = f"{words.moment(run.started_at)}, {long}: {ending(run, attempt.running)}"
-        yield from wrapped(told, look, f"  {run.attempt:>3}  ")
 
 
 def _charts(past: History) -> Iterator[Chart]:

@@ -42,7 +42,7 @@ def lines(detail: JobDetail, now: float) -> Iterator[str]:
     yield _heading(f"job {job.id}: {cell(job.name)}")
     for title, text in _facts(detail, now):
         yield f"  {title:<10} {text}"
-    spec = [f"  {cell(key)} = {cell(value)}" for key, value in _flat(detail.spec)]
+    spec = [f"  {cell(key)} = {cell(value)}" for key, value in settings_of(detail.spec)]
     if spec:
         yield from ("", _heading("settings"), *spec)
     yield from _figures(detail)
@@ -118,11 +118,11 @@ def _ran(job: JobView) -> str:
     return f" after {span(job.ended_at - job.started_at)}"
 
 
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+def settings_of(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
     """`policy.max_time` and `"8h"` of each value; command and name have lines of their own."""
     for key, value in tree.items():
         path = prefix + key
         if isinstance(value, dict) and value:
-            yield from _flat(value, path + ".")
+            yield from settings_of(value, path + ".")
         elif path not in ("name", "run.command") and value not in ({}, [], None):
             yield as_in_file(path, value)

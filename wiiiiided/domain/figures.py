@@ -185,6 +185,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     observed_s: float = 0.0  # for how long somebody looked: a daemon may have been away
     points: tuple[Point, ...] = ()
     ranks: tuple[RankRecord, ...] = ()
+    reason: str = ""  # why it ended, one sentence; untrusted text
 
 
 class Forecast(msgspec.Struct, frozen=True):

@@ -115,9 +115,14 @@ class Course:
         )
 
     def record(
-        self, *, ended_at: float | None = None, state: str = "", code: int | None = None
+        self,
+        *,
+        ended_at: float | None = None,
+        state: str = "",
+        code: int | None = None,
+        reason: str = "",
     ) -> RunRecord:
-        return self._recorder.record(ended_at=ended_at, state=state, code=code)
+        return self._recorder.record(ended_at=ended_at, state=state, code=code, reason=reason)
 
     def _meter(self, rank: int) -> Meter:
         return self._meters.setdefault(rank, Meter())

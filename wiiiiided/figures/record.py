@@ -65,7 +65,12 @@ class Recorder:
             self._close(at)
 
     def record(
-        self, *, ended_at: float | None = None, state: str = "", code: int | None = None
+        self,
+        *,
+        ended_at: float | None = None,
+        state: str = "",
+        code: int | None = None,
+        reason: str = "",
     ) -> RunRecord:
         """As it is now; or as it stays, with its end."""
         point = self._open_point()
@@ -74,6 +79,7 @@ class Recorder:
             ended_at=ended_at,
             state=state,
             code=code,
+            reason=reason,
             points=(*self._history.points, *([point] if point is not None else [])),
             ranks=tuple(self._ranks[rank] for rank in sorted(self._ranks)),
         )

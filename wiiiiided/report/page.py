@@ -2,6 +2,7 @@
 
     job 17: digits            summary      what everybody wants first
     ───────────────           over time    loss, throughput, memory, wire against raw, timeline
+                              attempts     a table of all
     state   done              attempt 2    time split, batches, bytes by node; a table of the ranks
     …                         attempt 1    the same, folded away
                               story
@@ -12,9 +13,10 @@ forgotten, a browser would still run nothing and ask nobody.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from wiiiiided.report import words
+from wiiiiided.report.attempt_table import attempt_table
 from wiiiiided.report.history import Attempt, History, history
 from wiiiiided.report.markup import Markup, escaped, joined, plain, tag
 from wiiiiided.report.over_time import over_time
@@ -22,18 +24,20 @@ from wiiiiided.report.rank_charts import rank_charts
 from wiiiiided.report.rank_table import rank_table
 from wiiiiided.report.sound import sound
 from wiiiiided.report.style import SHEET
-from wiiiiided.report.summary import ending, facts, is_loud, why_nothing
+from wiiiiided.report.summary import Pair, ending, facts, is_loud, why_nothing
 from wiiiiided.report.timeline import kind_of
 from wiiiiided.wire.messages import JobRecords, StoryLine
 
 NAME = 200  # characters of a job's name in the heading
 LINES = 400  # of the story; the middle of a longer one is left out
+SETTINGS = 200
 FOLDED = 5  # attempts with charts of their own; of earlier ones a line says how they ended
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
-def page(records: JobRecords, made_at: float) -> str:
-    """The file's text. `made_at` is when, in seconds since 1970."""
+def page(records: JobRecords, made_at: float, settings: Sequence[Pair] = ()) -> str:
+    """The file's text. `made_at` is when, in seconds since 1970; `settings` are those of the job as
+    its file has them."""
     records = sound(records)
     past = history(records)
     title = f"job {records.job.id}: {plain(records.job.name, NAME)}"
@@ -41,7 +45,9 @@ def page(records: JobRecords, made_at: float) -> str:
         tag("h1", title),
         _summary(records),
         *over_time(past),
+        *_all_attempts(records),
         *_attempts(past),
+        *_settings(settings),
         *_story(records.story),
         tag("footer", f"Made by wiiiiide report {records.job.id}, {words.moment(made_at, True)}."),
     )
@@ -93,6 +99,23 @@ def _attempts(past: History) -> Iterator[Markup]:
     if past.earlier:
         told = f"{words.count(past.earlier, 'attempt')} before these: --json has them."
         yield tag("p", told, class_="soft")
+
+
+def _all_attempts(records: JobRecords) -> Iterator[Markup]:
+    if records.runs:
+        yield tag("h2", "Attempts")
+        yield attempt_table(records)
+
+
+def _settings(settings: Sequence[Pair]) -> Iterator[Markup]:
+    if not settings:
+        return
+    yield tag("h2", "Settings")
+    shown = settings[:SETTINGS]
+    yield tag("dl", *(joined((tag("dt", name), tag("dd", text))) for name, text in shown))
+    if len(settings) > SETTINGS:
+        left = words.count(len(settings) - SETTINGS, "more setting")
+        yield tag("p", f"{left}: --json has them.", class_="soft")
 
 
 def _which(past: History, attempt: Attempt) -> str:

@@ -5,6 +5,7 @@ They are the same on the page, on the terminal and in `wiiiiide show`, so they a
 
 from __future__ import annotations
 
+import shlex
 import signal
 from collections.abc import Iterator
 
@@ -33,6 +34,8 @@ def facts(records: JobRecords) -> Iterator[Pair]:
     """What the job is, and how its latest attempt went."""
     job = records.job
     yield "state", job.state + beyond_state(job.state, job.why)
+    if command := command_of(records):
+        yield "command", command
     yield "submitted", words.moment(job.submitted_at)
     yield from _times(records)
     run = latest(records)
@@ -43,6 +46,13 @@ def facts(records: JobRecords) -> Iterator[Pair]:
         yield "attempts", _attempts(records)
     if run is not None:
         yield from figures(run)
+
+
+def command_of(records: JobRecords) -> str:
+    """What the job runs, as one would type it; empty where that is not told."""
+    run = records.spec.get("run")
+    argv = run.get("command") if isinstance(run, dict) else None
+    return shlex.join(map(str, argv)) if isinstance(argv, list | tuple) else ""
 
 
 def beyond_state(state: str, why: str) -> str:

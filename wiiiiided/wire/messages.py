@@ -492,6 +492,7 @@ class JobRecords(Message, frozen=True):
     job: JobView
     story: tuple[StoryLine, ...]
     runs: tuple[RunRecord, ...]  # one an attempt that was seen, oldest first
+    spec: dict[str, Any] = {}  # as in JobDetail; empty: of a daemon that is older
 
 
 class Predicted(Message, frozen=True):

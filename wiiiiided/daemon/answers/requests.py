@@ -120,7 +120,12 @@ class Requests:
 
     def records(self, number: int) -> m.JobRecords:
         job = self.jobs.find(number)
-        return m.JobRecords(self.jobs.view(job), self.jobs.story(job), self.figures.runs(job.id))
+        return m.JobRecords(
+            self.jobs.view(job),
+            self.jobs.story(job),
+            self.figures.runs(job.id),
+            views.spec_for_people(job),
+        )
 
     def status(self) -> m.DaemonStatus:
         counts = views.count_states(self.keeper.state)

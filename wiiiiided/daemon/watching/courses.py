@@ -22,7 +22,8 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from wiiiiided.control.job import Ended, Job, Stopping
+from wiiiiided.control.job import Backoff, Ended, Job, Stopping
+from wiiiiided.control.machine import with_error, worst
 from wiiiiided.control.state import State
 from wiiiiided.daemon.records import Records
 from wiiiiided.daemon.shares.shims import Shim
@@ -46,6 +47,7 @@ BORN_S: Final = 0.05  # before it was followed: two clocks differ by as much, a 
 # How an attempt ended that was not the job's last.
 STOPPED: Final = {"requeue": "requeued", "hang": "hung", "node-left": "node-lost"}
 
+REASON_CHARS: Final = 1000
 NONSENSE_EVERY_S: Final = 3600.0  # that a node's figures are dropped is said
 
 
@@ -152,8 +154,12 @@ class Courses:
         self._came(followed, self.node, self._last(followed))
         self._take(followed, self._monotonic())
         now = self._clock() if seen else None
-        state, code, ended_at = how_it_ended(followed, self._find(followed.job.id), now)
-        record = followed.course.record(ended_at=ended_at, state=state, code=code)
+        job = self._find(followed.job.id)
+        state, code, ended_at = how_it_ended(followed, job, now)
+        reason = why_it_ended(followed, job)
+        record = followed.course.record(
+            ended_at=ended_at, state=state, code=code, reason=plain(reason, REASON_CHARS)
+        )
         self._ended = [*self._ended, record][-WAITING:]
 
     def _last(self, followed: Followed) -> list[Observed]:
@@ -343,3 +349,18 @@ def how_it_ended(
     elif isinstance(before, Stopping):
         state = STOPPED.get(before.cause, state)
     return state, code, job.phase.since if same else now
+
+
+def why_it_ended(followed: Followed, job: Job | None) -> str:
+    """An attempt's end in a sentence; empty where it was done, or nobody knows any more."""
+    attempt = job.attempt if job is not None else None
+    if job is not None and attempt is not None and attempt.number == followed.course.attempt:
+        if isinstance(job.phase, Ended):
+            return "" if job.phase.outcome == "done" else job.phase.reason
+        if isinstance(job.phase, Backoff):
+            return job.phase.reason
+        _, result = worst(attempt)
+        if result is not None:
+            return with_error(result)
+    before = followed.job.phase
+    return before.reason if isinstance(before, Stopping) else ""
