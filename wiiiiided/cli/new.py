@@ -50,6 +50,7 @@ workers_per_node = 1                 # ranks on each machine; more than 1 need t
 
 [output]
 # collect = ["runs/**"]              # files that wiiiiide pull brings back
+# checkpoints = ["ckpt/**"]          # what every machine is given before the job starts again
 """
 
 
