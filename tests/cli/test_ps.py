@@ -166,7 +166,7 @@ def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
     assert set(job) == {
         *("id", "name", "state", "owner", "priority", "submitted_at", "started_at", "ended_at"),
         *("attempt", "attempts", "nodes", "workers", "code", "why", "error", "sweep", "setting"),
-        *("cpu", "memory"),
+        *("cpu", "memory", "starts_at", "starts"),
     }
 
 
@@ -196,6 +196,21 @@ def test_rows_fit_a_narrow_terminal(program: Program, daemon: FakeDaemon) -> Non
 def test_a_pipe_gets_whole_rows(program: Program, daemon: FakeDaemon) -> None:
     daemon.answers(m.List, m.Jobs((view(why="y" * 500),)))
     assert "y" * 500 in program.run("ps").out
+
+
+def test_starts_are_shown_where_one_is_known(cli: Cli, daemon: FakeDaemon) -> None:
+    reason = "when it starts is not known: job 17 has no max_time"
+    waits = view(18, state="queued", starts=reason)
+    known = view(19, state="queued", starts_at=1.0, starts="starts in about 12 min")
+    daemon.answers(m.List, m.Jobs((view(), waits)))
+    assert "STARTS" not in cli("ps").out
+    daemon.answers(m.List, m.Jobs((view(), waits, known)))
+    heading, first, second, third = cli("ps").out.splitlines()
+    place = heading.index("STARTS")
+    assert [row[place:].split("  ")[0] for row in (first, second, third)] == [
+        *("-", "-", "in about 12 min")
+    ]
+    assert cli("ps", "--json").json["jobs"][1]["starts"] == reason
 
 
 # ---- which jobs

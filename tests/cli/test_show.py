@@ -44,6 +44,12 @@ def test_facts_ranks_and_story(cli: Cli, daemon: FakeDaemon) -> None:
     assert (result.code, result.err) == (0, "")
 
 
+def test_of_a_job_that_waits_when_it_starts(cli: Cli, daemon: FakeDaemon) -> None:
+    waits = view(state="queued", starts_at=1.0, starts="starts in about 12 min")
+    daemon.answers(m.Show, detail(waits))
+    assert "  starts     in about 12 min" in cli("show", "17").out.splitlines()
+
+
 def test_names_of_nodes_are_padded(cli: Cli, daemon: FakeDaemon) -> None:
     ranks = (m.RankView(0, "a", 1, "running"), m.RankView(1, "gpu-9", 2, "running"))
     daemon.answers(m.Show, replace(detail(view()), ranks=ranks))

@@ -102,7 +102,7 @@ def test_on_a_terminal_it_is_friendly(program: Program, daemon: FakeDaemon, fold
 def test_json_has_the_number(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
     accepts(daemon)
     result = cli("submit", "--json", str(folder))
-    made = {"id": 17, "name": "digits", "why": "runs on a", "sent_bytes": 10240}
+    made = {"id": 17, "name": "digits", "why": "runs on a", "starts": "", "sent_bytes": 10240}
     assert (result.json, result.err) == (made, "")
 
 
@@ -156,6 +156,18 @@ def test_no_archive_is_left_behind(
     daemon.answers(m.Submit, m.Refused(7, "it needs 3 nodes"))
     assert cli("submit", str(folder)).code == 7
     assert sorted(os.listdir(folder.parent)) == before
+
+
+def test_when_it_starts_is_said_and_why_that_is_not_known(
+    cli: Cli, daemon: FakeDaemon, folder: Path
+) -> None:
+    waits = "waits for a, which runs job 3"
+    for starts in ("starts in about 12 min", "when it starts is not known: job 3 has no max_time"):
+        daemon.answers(m.Submit, m.Submitted(17, waits, starts))
+        assert cli("submit", str(folder)).err.splitlines()[-1] == (
+            f"job 17 (digits): {waits}; {starts}"
+        )
+        assert cli("submit", "--json", str(folder)).json["starts"] == starts
 
 
 # ---- options

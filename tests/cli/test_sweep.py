@@ -37,7 +37,7 @@ def accepts(daemon: FakeDaemon) -> list[bytes]:
         talk.say(m.SendArchive())
         got.append(talk.blob())
         numbers = tuple(range(12, 12 + len(request.jobs)))
-        talk.say(m.Swept(12, numbers, "is being started on a"))
+        talk.say(m.Swept(12, numbers, "is being started on a", "starts within 2 h"))
 
     daemon.does(m.SubmitSweep, take)
     return got
@@ -71,7 +71,7 @@ def test_the_id_is_all_there_is_on_stdout_and_the_folder_is_sent_once(
     assert (result.code, result.out) == (0, "s12\n")
     assert result.err.splitlines() == [
         "sent 10.0 KiB",
-        "sweep s12 (digits): jobs 12 to 17; job 12 is being started on a",
+        "sweep s12 (digits): jobs 12 to 17; job 12 is being started on a; job 17 starts within 2 h",
     ]
     assert len(got) == 1
     (request,) = daemon.asked(m.SubmitSweep)
@@ -85,7 +85,7 @@ def test_on_a_terminal_what_to_do_next_is_said(
 ) -> None:
     accepts(daemon)
     shown = program.on_terminal("submit", str(folder), *SEED, width=200).out
-    assert "sweep s12 (digits): jobs 12 to 14; job 12 is being started on a\n" in shown
+    assert "sweep s12 (digits): jobs 12 to 14; job 12 is being started on a; job 14 " in shown
     assert "wiiiiide ps s12 lists them, wiiiiide report s12 compares them" in shown
 
 
@@ -99,6 +99,7 @@ def test_a_sweep_as_json(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
             {"id": 13, "setting": {"run.env.LR": "2"}},
         ],
         "why": "is being started on a",
+        "starts": "starts within 2 h",
         "sent_bytes": 10240,
     }
     assert daemon.asked(m.SubmitSweep)[0].hold

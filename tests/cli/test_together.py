@@ -227,3 +227,26 @@ def test_a_sweep_from_its_submission_to_its_report(
     assert (cancelled.code, cancelled.err) == (0, "sweep s5 (digits): 4 cancelled\n")
     left = wiiiiide.run("ps", "--state", "cancelled", "--json").json["jobs"]
     assert {job["id"] for job in left} == {5, 6, 7, 8}
+
+
+def test_when_a_queued_job_starts_is_known_from_earlier_runs(
+    real: PrivateDaemon, wiiiiide: Program, folder: Path
+) -> None:
+    wiiiiide.run("submit", str(folder), *words("wait"))
+    real.wait_for(1, "running")
+    unknown = wiiiiide.run("submit", str(folder), *words("wait"), "--set", "policy.max_time=2h")
+    reason = 'job 1 has no max_time, and no earlier run named "digits" is done'
+    assert f"; when it starts is not known: {reason}\n" in unknown.err
+    third = wiiiiide.run("submit", str(folder))
+    assert reason in third.err
+    go(real, 1)
+    real.wait_for(2, "running")
+    # The second has begun, and a run of the name is done: it may take as long, or its max_time.
+    waits = wiiiiide.run("ps", "--json").json["jobs"][1]
+    assert waits["starts"].startswith(("starts in about ", "starts within ", "starts at any"))
+    assert waits["starts_at"] is not None
+    assert wiiiiide.run("why", "3").out.strip().rpartition("; ")[2].startswith("starts ")
+    assert "  starts     " in wiiiiide.run("show", "3").out
+    assert wiiiiide.run("ps").out.splitlines()[0].split()[-2:] == ["STARTS", "WHY"]
+    go(real, 2)
+    assert real.end_of(3).starts == ""

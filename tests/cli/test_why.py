@@ -18,13 +18,20 @@ def test_the_sentence_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon) ->
 
 def test_json_has_the_state_too(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Why, m.Reason(17, "queued", SENTENCE))
-    expected = {"id": 17, "state": "queued", "why": SENTENCE, "error": ""}
+    expected = {"id": 17, "state": "queued", "why": SENTENCE, "error": "", "starts": ""}
     assert cli("why", "17", "--json").json == expected
 
 
 def test_a_sentence_with_escape_codes_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Why, m.Reason(17, "failed", "rank 0 said \x1b[2J\nand more"))
     assert cli("why", "17").out == "rank 0 said \\x1b[2J\\x0aand more\n"
+
+
+def test_when_a_job_starts_is_said_behind_why_it_waits(cli: Cli, daemon: FakeDaemon) -> None:
+    waits, starts = "waits for a, which runs job 3", "starts within 2 h"
+    daemon.answers(m.Why, m.Reason(17, "queued", waits, starts=starts))
+    assert cli("why", "17").out == f"{waits}; {starts}\n"
+    assert cli("why", "17", "--json").json["starts"] == starts
 
 
 def test_a_job_that_is_not_there_ends_with_the_daemons_code(cli: Cli, daemon: FakeDaemon) -> None:

@@ -42,6 +42,12 @@ class FakeFigures:
     def runs(self, number: int) -> tuple[()]:
         return ()
 
+    def with_use(self, found: m.Jobs) -> m.Jobs:
+        return found
+
+    def starts(self, looks: int) -> None:
+        return None
+
     def forecast(self, name: str) -> Forecast:
         return Forecast(name, 0, "nothing is known")
 

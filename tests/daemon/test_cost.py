@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from wiiiiided.control import events as e
+from wiiiiided.control.estimate import Estimate, Left
 from wiiiiided.control.job import Owner
 from wiiiiided.control.state import State
 from wiiiiided.control.step import step
@@ -196,3 +197,15 @@ def test_an_events_cost_does_not_depend_on_the_crowd(
     assert few.keys() == many.keys()
     grown = {kind: many[kind] / few[kind] for kind in few if many[kind] > AT_MOST * few[kind]}
     assert not grown, f"times as many steps with {MANY} jobs as with {FEW}: {grown}"
+
+
+def test_estimating_starts_does_not_grow_with_the_queue() -> None:
+    def cost(jobs: int) -> int:
+        state = State([Node(f"n{number}", 4, 8 << 30) for number in range(20)])
+        spec = JobSpec("job", Run(("python",)))
+        events = (e.JobSubmitted(0.0, n, spec, ADA, "0" * 64) for n in range(1, jobs + 1))
+        step(state, e.SweepSubmitted(0.0, 1, tuple(events)))
+        state.settled()
+        return steps_of(lambda: Estimate(state, 0.0, lambda job: Left(job.id % 7 + 1.0), 5000))
+
+    assert cost(MANY) <= AT_MOST * cost(10 * FEW)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from tests.daemon.test_store import put, some_job
 from tests.figures.samples import empty_record, sample
@@ -75,6 +76,26 @@ def test_prediction_gets_the_latest_done_runs_of_a_name(store: Store) -> None:
     store.records.write([a_run(30, state="failed", name="other")])
     assert [run.job for run in store.records.done("other")] == [19, 17, 15, 13, 11]
     assert store.records.done("nobody") == []
+
+
+def test_the_longest_run_of_a_name_is_read_once_and_again_when_another_is_done(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    records = store.records
+    assert records.longest("digits") is None
+    assert records.knows("digits")
+    took = dict(enumerate((30.0, 10.0, 50.0, 20.0, 5.0, 5.0, 5.0, 5.0), 1))
+    for job, seconds in list(took.items())[:3]:
+        records.write([replace(a_run(job), started_at=100.0, ended_at=100.0 + seconds)])
+    records.write([replace(a_run(9, state="failed"), started_at=0.0, ended_at=900.0)])
+    assert not records.knows("digits")
+    assert (records.longest("digits"), records.longest("other")) == (50.0, None)
+    monkeypatch.setattr(module, "_decoded", lambda *_: pytest.fail("it is known"))
+    assert records.longest("digits") == 50.0
+    monkeypatch.undo()
+    for job, seconds in list(took.items())[3:]:
+        records.write([replace(a_run(job), started_at=100.0, ended_at=100.0 + seconds)])
+    assert records.longest("digits") == 20.0  # of the latest five
 
 
 def test_of_a_forgotten_job_the_done_run_stays_without_its_points(store: Store) -> None:

@@ -57,6 +57,11 @@ def base_name(job: JobView) -> str:
     return job.name.removesuffix(f" {label(job.setting)}") if job.setting else job.name
 
 
+def with_start(why: str, starts: str) -> str:
+    """Why a job waits, and when it starts, or why that is not known."""
+    return f"{why}; {starts}" if starts else why
+
+
 def ending(job: JobView) -> str:
     """How it ended, in one line."""
     ran = "" if job.started_at is None else span(lasted(job))

@@ -33,9 +33,10 @@ COLUMNS = (
     Column("CPU", right=True, leaves=4),
     Column("MEM", right=True, leaves=3),
     Column("TIME", right=True, leaves=1),
+    Column("STARTS", leaves=9),
     Column("WHY", leaves=2, least=20, readable=28),
 )
-SOME = ("SWEEP", "CPU", "MEM")  # columns that are shown where a job has something there
+SOME = ("SWEEP", "CPU", "MEM", "STARTS")  # columns that are shown where a job has something there
 
 
 def command(
@@ -125,4 +126,5 @@ def _row(job: JobView, now: float) -> list[str]:
     head = [str(job.id), job.sweep, job.name, job.state, job.owner, workers]
     cpu = "-" if job.cpu is None else f"{job.cpu:.1f}"
     memory = "-" if job.memory is None else compact_bytes(job.memory)
-    return [*head, attempts(job), cpu, memory, took(job, now), reason(job)]
+    starts = "-" if job.starts_at is None else job.starts.removeprefix("starts ")
+    return [*head, attempts(job), cpu, memory, took(job, now), starts, reason(job)]

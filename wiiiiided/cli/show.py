@@ -99,6 +99,8 @@ def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
         yield "sweep", cell(f"{job.sweep}: {pairs}")
     yield "owner", f"{cell(job.owner)}, priority {job.priority}"
     yield "submitted", f"{clock(job.submitted_at)} ({span(now - job.submitted_at)} ago)"
+    if job.starts:
+        yield "starts", cell(job.starts.removeprefix("starts "))
     if job.started_at is not None:
         yield "started", f"{clock(job.started_at)} (attempt {attempts(job)})"
     if job.ended_at is not None:

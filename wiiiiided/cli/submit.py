@@ -18,6 +18,7 @@ from wiiiiided.cli import plan, screen
 from wiiiiided.cli.daemon import connect
 from wiiiiided.cli.follow import follow
 from wiiiiided.cli.jobfile import Job, JobFile, NotReady, Sets, notes, read, report, unshippable
+from wiiiiided.cli.jobs import with_start
 from wiiiiided.cli.options import DryRun, Json
 from wiiiiided.cli.progress import counted, waiting
 from wiiiiided.cli.several import split
@@ -207,13 +208,14 @@ def _tell(
 ) -> None:
     if as_json:
         made = {"id": submitted.id, "name": job.spec.name, "why": submitted.why}
+        made["starts"] = submitted.starts
         screen.put_json({**made, "sent_bytes": sent})
     elif sys.stdout.isatty() and not following:
-        screen.put(clean(sentence))
+        screen.put(clean(with_start(sentence, submitted.starts)))
     else:
         if not following:
             screen.put(str(submitted.id))
-        screen.say(sentence)
+        screen.say(with_start(sentence, submitted.starts))
 
 
 def send(

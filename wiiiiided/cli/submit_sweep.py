@@ -93,11 +93,14 @@ def _tell(swept: Swept, trials: Sequence[Trial], sent: int, as_json: bool) -> No
     if as_json:
         made = [{"id": number, "setting": setting} for number, (setting, _) in numbered]
         head = {"sweep": sweep, "name": name, "jobs": made}
-        screen.put_json({**head, "why": swept.why, "sent_bytes": sent})
+        told = {"why": swept.why, "starts": swept.starts, "sent_bytes": sent}
+        screen.put_json({**head, **told})
         return
     first, last = swept.jobs[0], swept.jobs[-1]
     numbers = f"job {first}" if first == last else f"jobs {first} to {last}"
     sentence = f"sweep {sweep} ({name}): {numbers}; job {first} {swept.why}"
+    if swept.starts.startswith("starts "):  # else `why` of any of them says why not
+        sentence += f"; job {last} {swept.starts}"
     if sys.stdout.isatty():
         screen.put(clean(sentence))
         screen.say(f"wiiiiide ps {sweep} lists them, wiiiiide report {sweep} compares them")

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import sqlite3
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -25,6 +25,7 @@ from wiiiiided.domain.figures import RunRecord
 from wiiiiided.log import logger
 
 PER_NAME: Final = 5  # done runs of a name that prediction looks at, and that outlive their jobs
+REMEMBERED: Final = 4096  # names whose longest run is known without reading
 OUTLIVE: Final = 1000  # runs of forgotten jobs in all
 ATTEMPTS: Final = 64  # the latest of a job that are kept,
 ANSWER_BYTES: Final = 8 << 20  # and shown as far as they fit into one answer (wire/stream)
@@ -33,12 +34,24 @@ _as_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(RunRecord).decode
 
 
+class Times(msgspec.Struct, frozen=True):
+    """Of a RunRecord, what `longest` needs; its points are passed over, which is much faster."""
+
+    started_at: float
+    ended_at: float | None = None
+
+
+_times = msgspec.json.Decoder(Times).decode
+Kind = TypeVar("Kind")
+
+
 class Records:
     """The table `runs`. Used from the store's one thread."""
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._failed = False  # and that was said
+        self._longest: dict[str, float | None] = {}  # by name
 
     def write(self, records: Iterable[RunRecord]) -> bool:
         """All of them in one transaction; False: not now."""
@@ -57,6 +70,9 @@ class Records:
             self._failed = True
             return False
         self._failed = False
+        for _, _, name, state, _ in rows:
+            if state == "done":
+                self._longest.pop(name, None)
         return True
 
     def of(self, job: int) -> list[RunRecord]:
@@ -95,10 +111,31 @@ class Records:
         )
         return list(_readable(rows))
 
+    def knows(self, name: str) -> bool:
+        """Whether `longest` has the answer without reading."""
+        return name in self._longest
+
+    def longest(self, name: str) -> float | None:
+        """Seconds that the longest of the latest done runs of that name took; None: there is none.
+        Remembered until another is done."""
+        if name not in self._longest:
+            rows = self._db.execute(
+                "SELECT body FROM runs WHERE name = ? AND state = 'done' "
+                "ORDER BY job DESC, attempt DESC LIMIT ?",
+                (name, PER_NAME),
+            )
+            ended = ((run.ended_at, run.started_at) for run in _decoded(rows, _times))
+            took = [max(0.0, end - start) for end, start in ended if end is not None]
+            if len(self._longest) >= REMEMBERED:
+                self._longest.clear()
+            self._longest[name] = max(took, default=None)
+        return self._longest[name]
+
     def forget(self, jobs: Sequence[int]) -> None:
         """Within the transaction that forgets the jobs: keep what prediction needs."""
         if not jobs:
             return
+        self._longest.clear()
         for job in jobs:
             self._db.execute("DELETE FROM runs WHERE job = ? AND state != 'done'", (job,))
             for run in self.of(job):
@@ -123,8 +160,12 @@ def _encode(record: RunRecord) -> bytes:
 
 
 def _readable(rows: Iterable[tuple[bytes]]) -> Iterator[RunRecord]:
+    return _decoded(rows, _from_json)
+
+
+def _decoded(rows: Iterable[tuple[bytes]], decode: Callable[[bytes], Kind]) -> Iterator[Kind]:
     for (body,) in rows:
         try:
-            yield _from_json(zlib.decompress(body))
+            yield decode(zlib.decompress(body))
         except (zlib.error, msgspec.DecodeError):
             continue

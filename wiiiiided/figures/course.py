@@ -79,6 +79,16 @@ class Course:
         """Of the rank that is least far."""
         return min((s.step for s in self._latest() if s.step is not None), default=None)
 
+    @property
+    def total(self) -> int | None:
+        """Steps there will be."""
+        return max((s.total for s in self._latest() if s.total is not None), default=None)
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the last step; None when that cannot be said."""
+        return self._pace.left_s(self.at, self.total)
+
     def rates(self, node: str | None = None) -> list[Rates]:
         """Of each rank that has any, on one node or on all."""
         return [
@@ -94,18 +104,16 @@ class Course:
 
     def now(self) -> JobNow:
         samples = self._latest()
-        totals = [sample.total for sample in samples if sample.total is not None]
         losses = [sample.loss for sample in samples if sample.loss is not None]
-        total = max(totals, default=None)
         cpu, memory = self.uses()
         return JobNow(
             id=self.id,
             rates=together(self.rates()),
             step=self.step,
-            total=total,
+            total=self.total,
             loss=sum(losses) / len(losses) if losses else None,
             diverged=any(sample.diverged for sample in samples),
-            eta_s=self._pace.left_s(self.at, total),
+            eta_s=self.left_s,
             memory=memory,
             cpu=cpu,
             metrics=metrics_of(samples),

@@ -317,12 +317,14 @@ class SendArchive(Message, frozen=True):
 class Submitted(Message, frozen=True):
     id: int
     why: str  # the sentence `why` would give now
+    starts: str = ""  # as in JobView
 
 
 class Swept(Message, frozen=True):
     id: int  # of the sweep
     jobs: tuple[int, ...]  # in the order of the request
     why: str  # of the first
+    starts: str = ""  # of the last
 
 
 class RankView(msgspec.Struct, frozen=True):
@@ -355,6 +357,8 @@ class JobView(Message, frozen=True):
     setting: dict[str, str] = {}  # of a sweep: key of the job file → its value
     cpu: float | None = None  # cores that its ranks use together, while it runs
     memory: int | None = None  # resident bytes of its ranks together
+    starts_at: float | None = None  # of a queued job, as far as that can be said; not in a Snapshot
+    starts: str = ""  # the same in a sentence, or why it cannot be said
 
 
 class Jobs(Message, frozen=True):
@@ -386,6 +390,7 @@ class Reason(Message, frozen=True):
     state: str
     why: str
     error: str = ""  # as in JobView
+    starts: str = ""  # as in JobView
 
 
 class LogLine(msgspec.Struct, frozen=True):

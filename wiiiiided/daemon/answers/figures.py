@@ -6,6 +6,8 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from wiiiiided.control.estimate import Estimate, Left, left
+from wiiiiided.control.job import Job
 from wiiiiided.daemon.conversation.refusal import Refuse
 from wiiiiided.daemon.conversation.talk import Talk
 from wiiiiided.daemon.watching.picture import Picture
@@ -16,6 +18,7 @@ from wiiiiided.domain.limits import MAX_NAME
 from wiiiiided.figures.predict import forecast
 from wiiiiided.wire import messages as m
 
+READS: Final = 16  # names whose earlier runs are read for one answer
 MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks again
 
 
@@ -59,6 +62,23 @@ class Figures:
             for job in found.jobs
         )
         return replace(found, jobs=tuple(jobs))
+
+    def starts(self, looks: int) -> Estimate:
+        """When each queued job starts, once for all of an answer. Records of a few names are read
+        for it; the next answer knows more."""
+        keeper, eta = self.picture.keeper, self.courses.left_s()
+        now, reads = keeper.clock(), READS
+
+        def lasts(job: Job) -> Left:
+            nonlocal reads
+            name = job.spec.name
+            if not self.courses.knows(name):
+                if not reads:
+                    return Left(None, why=f'earlier runs named "{name}" have not been read yet')
+                reads -= 1
+            return left(job, now, self.courses.longest(name), eta.get(job.id))
+
+        return Estimate(keeper.state, now, lasts, looks)
 
     def runs(self, job: int) -> tuple[RunRecord, ...]:
         return tuple(self.courses.of(job))

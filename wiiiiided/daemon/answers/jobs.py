@@ -8,10 +8,13 @@ machine of the cluster, may change everything.
 from __future__ import annotations
 
 import builtins
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
+from msgspec.structs import replace
+
 from wiiiiided.control import events as e
+from wiiiiided.control.estimate import LOOKS, Estimate
 from wiiiiided.control.job import Job
 from wiiiiided.daemon import views
 from wiiiiided.daemon.conversation.refusal import Refuse
@@ -34,11 +37,19 @@ class Jobs:
         self.keeper = keeper
         self.own = own
         self.has_archive: Callable[[str], bool] = lambda digest: True
+        self.estimate: Callable[[int], Estimate | None] = lambda looks: None
 
     # ---- looking
 
     def view(self, job: Job) -> m.JobView:
         return views.view(self.keeper.state, job, self.keeper.clock())
+
+    def views(self, jobs: Iterable[Job], looks: int = LOOKS) -> tuple[m.JobView, ...]:
+        """Of each, with when it starts: estimated once for all of them, where any waits."""
+        jobs = tuple(jobs)
+        waits = any(job.state == "queued" for job in jobs)
+        estimate = self.estimate(looks) if waits else None
+        return tuple(_with_start(self.view(job), job, estimate) for job in jobs)
 
     def find(self, number: int) -> Job:
         job = self.keeper.job(number) if 0 < number < 1 << 62 else None
@@ -57,7 +68,7 @@ class Jobs:
     def list(self, ended: int) -> m.Jobs:
         over = reversed(self.keeper.store.ended(min(ended, MOST_LISTED)))
         live = sorted(self.keeper.state.jobs.values(), key=views.list_order)
-        return m.Jobs(tuple(self.view(job) for job in (*over, *live)))
+        return m.Jobs(self.views((*over, *live)))
 
     def history(self, limit: int) -> m.Jobs:
         over = self.keeper.store.ended(min(limit, MOST_LISTED))
@@ -65,8 +76,8 @@ class Jobs:
 
     def why(self, number: int) -> m.Reason:
         job = self.find(number)
-        view = self.view(job)
-        return m.Reason(job.id, job.state, view.why, view.error)
+        (view,) = self.views([job])
+        return m.Reason(job.id, job.state, view.why, view.error, view.starts)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
         lines = self.keeper.store.story(job.id)[-STORY_LINES:]
@@ -185,6 +196,13 @@ def check_owner(caller: Caller, job: Job, own: str) -> None:
     if here != job.owner.node:
         whose, who = f"{whose} on {job.owner.node}", f"{who} on {here}"
     raise Refuse(NOT_ALLOWED, f"job {job.id} is {whose}; {who} may not change it", "root may")
+
+
+def _with_start(view: m.JobView, job: Job, estimate: Estimate | None) -> m.JobView:
+    if estimate is None or job.state != "queued":
+        return view
+    start = estimate.of(job)
+    return replace(view, starts_at=start.at, starts=start.text)
 
 
 @contextmanager

@@ -55,8 +55,9 @@ class RankRequests:
         job = self.jobs.find(number)
         shares = await self._shares(job)
         waits = job.attempt is None and job.state not in ENDED
+        (view,) = self.jobs.views([job])
         return m.JobDetail(
-            job=self.jobs.view(job),
+            job=view,
             spec=views.spec_for_people(job),
             ranks=views.ranks(job, shares),
             story=self.jobs.story(job),

@@ -61,6 +61,7 @@ class Requests:
         asks = asks or Asks(Share(own, workers, runs), lambda: keeper.state.nodes)
         self.jobs = Jobs(keeper, own)
         self.jobs.has_archive = archives.has
+        self.jobs.estimate = figures.starts
         self.submissions = Submissions(self.jobs, archives, settings)
         self.ranks = RankRequests(self.jobs, asks, figures, Path(facts.state_directory))
         self.nodes = NodeRequests(self.jobs, cluster)
@@ -99,7 +100,7 @@ class Requests:
             case m.List(sweep=0, ended=number):
                 return self.figures.with_use(self.jobs.list(number))
             case m.List(sweep=number):
-                found = m.Jobs(tuple(map(self.jobs.view, self.jobs.sweep(number))))
+                found = m.Jobs(self.jobs.views(self.jobs.sweep(number)))
                 return self.figures.with_use(found)
             case m.History(limit=limit):
                 return self.jobs.history(limit)

@@ -14,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from wiiiiided.control import events as e
+from wiiiiided.control.estimate import LOOKS
 from wiiiiided.control.job import Owner
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.daemon.answers.jobs import Jobs
@@ -28,6 +29,7 @@ from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.sweep import problems_of_sweep
 from wiiiiided.wire import messages as m
 
+SUBMIT_LOOKS = LOOKS // 5  # for an estimate: a thousand submits in a row must not wait for it
 SECRET_BYTES = 1 << 18
 NONCE_CHARS = 64
 
@@ -77,11 +79,13 @@ class Submissions:
 
     def _answer(self, first: int, swept: int) -> m.Submitted | m.Swept:
         """About a job, or about a sweep of so many."""
-        job = self.jobs.keeper.job(first)
-        why = "it is over, and no longer kept" if job is None else self.jobs.view(job).why
+        jobs = [self.jobs.keeper.job(number) for number in (first, first + max(swept, 1) - 1)]
+        found = self.jobs.views([job for job in jobs if job is not None], SUBMIT_LOOKS)
+        why = found[0].why if jobs[0] is not None else "it is over, and no longer kept"
+        starts = found[-1].starts if found else ""
         if swept:
-            return m.Swept(first, tuple(range(first, first + swept)), why)
-        return m.Submitted(first, why)
+            return m.Swept(first, tuple(range(first, first + swept)), why, starts)
+        return m.Submitted(first, why, starts)
 
     def _store(self, caller: Caller, request: m.Submission) -> m.Submitted | m.Swept:
         keeper = self.jobs.keeper

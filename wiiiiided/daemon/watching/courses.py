@@ -302,6 +302,20 @@ class Courses:
         ended = [record for record in self._ended if record.job == job]
         return ended[-1] if ended else self._records.latest(job)
 
+    def left_s(self) -> dict[int, float | None]:
+        """Of each job that runs, the seconds until its last step, as far as it says."""
+        return {number: followed.course.left_s for (number, _), followed in self.live.items()}
+
+    def knows(self, name: str) -> bool:
+        """Whether `longest` has the answer without reading."""
+        self.flush()
+        return self._records.knows(name)
+
+    def longest(self, name: str) -> float | None:
+        """Seconds of the longest of the latest done runs of a name."""
+        self.flush()
+        return self._records.longest(name)
+
     def done(self, name: str) -> list[RunRecord]:
         """The latest done runs of a name."""
         self.flush()
