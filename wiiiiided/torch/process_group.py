@@ -48,6 +48,7 @@ from wiiiiided.torch.arguments import (
     split_rows,
 )
 from wiiiiided.torch.flat import Settle, flatten, flatten_each, plain, same_shape_dtype
+from wiiiiided.torch.profile import profiled, record, record_until_done
 from wiiiiided.torch.sparse import sparse_all_reduce
 from wiiiiided.torch.work import WiiiiideWork, let_go
 
@@ -467,7 +468,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
         if opts.asyncOp or group.problem() is not None:
             return self._submit(make(), results, settles)
-        op = group.loop.sprint(group, plan, nbytes, make)
+        if profiled():
+            with record(name, nbytes, self._name, results):
+                op = group.loop.sprint(group, plan, nbytes, make)
+        else:
+            op = group.loop.sprint(group, plan, nbytes, make)
         if op is not None:
             return WiiiiideWork(op, results)
         for settle in settles:
@@ -481,7 +486,10 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             op.finish(self._group.error_for(op, problem))
         else:
             self._group.loop.submit(op)
-        return WiiiiideWork(op, results)
+        work = WiiiiideWork(op, results)
+        if profiled():
+            record_until_done(work, op.name, op.nbytes, self._name, results)
+        return work
 
     def _place(self, tensor: torch.Tensor, x: Array) -> Place:
         """Where a tensor lies that is used as it is; what goes through a copy lies nowhere."""
