@@ -47,6 +47,27 @@ def test_a_training_that_goes_well_says_nothing(tier: str, hosts: str) -> None:
     assert run_ranks(train, hosts, 50, env=env) == [[], []]
 
 
+def _mixture(me: Rank) -> list[str]:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    logger.addHandler(handler)
+    for asked in ("cpu:wiiiiide,cuda:gloo", "cpu:gloo,cuda:wiiiiide", "wiiiiide"):
+        group = dist.new_group(backend=asked)
+        for count in (3, 4):
+            x = torch.ones(count)
+            dist.all_reduce(x, group=group)
+            assert x.tolist() == [2.0] * count
+    return said
+
+
+def test_a_group_asked_for_with_another_backend_beside_says_once_who_serves_it() -> None:
+    for said in run_ranks(_mixture, 2, env=CALM):
+        assert len(said) == 2
+        assert "cuda:gloo is not used, tensors of every device go through wiiiiide" in said[0]
+        assert "cpu:gloo is not used" in said[1]
+
+
 @pytest.mark.parametrize("hosts", ["aa", "ab"], ids=["one host", "two hosts"])
 def test_a_verbose_one_says_as_much_of_few_steps_as_of_many(hosts: str) -> None:
     env = {"WIIIIIDE_LOG": "verbose", **CALM}

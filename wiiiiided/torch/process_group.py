@@ -20,6 +20,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from wiiiiided import log
 from wiiiiided.autoload import BACKEND
 from wiiiiided.collectives import plans
 from wiiiiided.collectives.local.all_reduce import Direct
@@ -507,10 +508,24 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         key = (name, dtype, count, op, root)
         call = self._calls.get(key)
         if call is None:
+            if not self._calls:
+                self._tell_of_mixture()
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
             call = self._calls[key] = Call.of(describe(*key))
         return call
+
+    def _tell_of_mixture(self) -> None:
+        """torch gives a group written in Python every device, whatever it was asked for."""
+        asked = str(dist.distributed_c10d._world.pg_backend_config.get(self, ""))
+        others = [pair for pair in asked.split(",") if pair and not pair.endswith(f":{BACKEND}")]
+        if others:
+            log.warn(
+                self._group.who,
+                f"asked for as {asked}, but torch gives the whole group to a backend written in "
+                f"Python: {' and '.join(others)} is not used, tensors of every device go through "
+                f"{BACKEND}. For another backend make another group: dist.new_group(backend=…)",
+            )
 
     def _reduction(self, op: str, dtype: torch.dtype) -> Reduction:
         found = self._reductions.get((op, dtype))
