@@ -50,10 +50,12 @@ def reduced(op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     """The reduction of one tensor of each rank, in the order of ranks; narrow floats in float32.
 
     Of the whole world on several hosts: first inside each host, then over the hosts in the order of
-    their first rank, narrow floats rounded after each.
+    their first rank, narrow floats rounded once, at the end.
     """
     if len(set(hosts)) < 2 or len(tensors) != len(hosts):
         return _level(op, tensors)
+    if tensors[0].dtype in _NARROW:
+        return reduced(op, [t.to(torch.float32) for t in tensors]).to(tensors[0].dtype)
     partial = "SUM" if op == "AVG" else op
     sums = [
         _level(partial, [t for t, h in zip(tensors, hosts, strict=True) if h == host])

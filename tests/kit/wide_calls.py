@@ -75,7 +75,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few elements make many pieces."""
     for module in USES_SMALL:
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
-    monkeypatch.setattr(wide, "MAX_OPEN", CALL_BYTES + SMALL)
+    monkeypatch.setattr(wide, "MAX_OPEN", CALL_BYTES + wide.WIDEST * SMALL)
     monkeypatch.setattr(slots, "_ACROSS", (slots._ACROSS[0], PIECE))
     monkeypatch.setattr(slots, "_PAIR", (slots._PAIR[0], PIECE))
     monkeypatch.setattr(slots, "_MANY", (slots._MANY[0], PIECE))

@@ -35,7 +35,8 @@ from wiiiiided.wire.header import MAX_PAYLOAD, Header
 if TYPE_CHECKING:
     from wiiiiided.engine.group import Group
 
-MAX_OPEN: Final = CALL_BYTES + SMALL_BYTES
+WIDEST: Final = 4  # a host's sum of float8 numbers goes to the others as float32
+MAX_OPEN: Final = CALL_BYTES + WIDEST * SMALL_BYTES
 # How far a peer can be ahead: an operation is begun here before I arrive in my team, and a far rank
 # that is done with it has heard my team, so it has announced the next one at most.
 EARLY: Final = 1

@@ -137,20 +137,30 @@ class Reduction(NamedTuple):
 
     partial: Combine
     final: Combine
+    unrounded: np.dtype[Any] | None = None  # of partial results that are wider than the tensors
+
+    def carried(self, dtype: np.dtype[Any], ranks: int) -> np.dtype[Any]:
+        """As what a host with so many ranks sends what it has to the others."""
+        return dtype if ranks == 1 or self.unrounded is None else self.unrounded
 
 
 def reduction(op: str, dtype: torch.dtype, ranks: int) -> Reduction:
     """The reduction `op` over so many ranks in all."""
     partial = "SUM" if op == "AVG" else op
     final = combiner(op, dtype, ranks)
-    return Reduction(final if partial == op else combiner(partial, dtype, ranks), final)
+    rounds = dtype in _WIDENED and op not in ("MIN", "MAX")
+    return Reduction(
+        final if partial == op else combiner(partial, dtype, ranks),
+        final,
+        np.dtype(_NATIVE[_WIDENED[dtype]]) if rounds else None,
+    )
 
 
 def combiner(op: str, dtype: torch.dtype, ranks: int) -> Combine:
     """The function that reduces one array of each rank, in order, into `out`.
 
     `out` may be the first of the arrays, or with two the second, but no other: that would be
-    overwritten before it is read.
+    overwritten before it is read. What is summed in a wider dtype may also come, and go, in that.
     """
     problem = _impossible(op, dtype)
     if problem:
@@ -206,13 +216,18 @@ def _averaging(dtype: torch.dtype, ranks: int) -> Callable[[Array], None]:
 
 def _widened(op: str, dtype: torch.dtype, ranks: int) -> Combine:
     wide, torch_op = _WIDENED[dtype], _TORCH_OPS[op]
+    unrounded = np.dtype(_NATIVE[wide])
+
+    def tensor_of(array: Array) -> torch.Tensor:
+        tensor = torch.from_numpy(array)
+        return tensor if array.dtype == unrounded else tensor.view(dtype)
 
     def combine(arrays: Sequence[Array], out: Array) -> None:
-        tensors = [torch.from_numpy(array).view(dtype) for array in arrays]
-        target = torch.from_numpy(out).view(dtype)
+        tensors = [tensor_of(array) for array in arrays]
+        target = tensor_of(out)
         for at in range(0, out.size, BLOCK):
             block = slice(at, at + BLOCK)
-            total = tensors[0][block].to(wide)
+            total = tensors[0][block].to(wide, copy=True)
             for tensor in tensors[1:]:
                 torch_op(total, tensor[block].to(wide), out=total)
             if op == "AVG":

@@ -7,8 +7,8 @@
         A  put       lay the others' parts of my piece into my slot; post where answers go
         B  reduce    my parts of the piece, over the ranks of this host; send the sums
         C  combine   what the other hosts sent with my sum: the result of what is mine
-                     (three hosts and more: and send it back to them)
-        E  collect   results of the other hosts' shares (three hosts and more)
+                     (if split, see `layout`: and send it back to them)
+        E  collect   results of the other hosts' shares (if split)
         D  take      the results of the other ranks of this host, out of their slots
 
     In turn i a rank does A of piece i, B of i-a, C of i-a-w, E of i-a-w-v, D of i-2a-w-v, having
@@ -22,7 +22,8 @@
 
 Each level adds in the order of ranks, then of hosts, and every element is added up by one rank (two
 hosts: by two, with the same operands in the same order): the bits are the same everywhere, whatever
-came first. Half precision is rounded once inside the host and once between hosts.
+came first. Half precision is rounded once, at the very end: a host's sum goes to the others in
+float32, unless it is a single rank's, and the result comes back in half precision.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ class Brief:
         self._reduction, self._dtype, self._count = reduction, dtype, count
         self.digest = call.digest
         self.kind = (reduction, dtype)  # operations of one kind can be added up as one array
+        self._carried = [reduction.carried(dtype, len(ranks)) for ranks in self._wide.hosts]
         self._turns = [[slot[:count] for slot in turn] for turn in group.team.small.turns(dtype)]
         self._mine = [turn[group.team.rank] for turn in self._turns]
 
@@ -85,7 +87,7 @@ class Brief:
             if not team.board.same_calls(call, parity):
                 team.verify(call)
             ahead = team.board.least_ahead(parity)
-            mine = np.empty(self._count, self._dtype)
+            mine = np.empty(self._count, self._carried[wide.host])
             self._reduction.partial(self._turns[turn], mine)
         else:
             mine = x
@@ -95,8 +97,8 @@ class Brief:
         wide.agreed = min(ahead, *(there.ahead for there in said.values()))
         if wanted:
             sums = [
-                mine if h == wide.host else np.frombuffer(said[h].data, self._dtype)
-                for h in range(len(wide.hosts))
+                mine if h == wide.host else np.frombuffer(said[h].data, dtype)
+                for h, dtype in enumerate(self._carried)
             ]
             if mine is x:  # only the first may be the result, or with two the second
                 sums[wide.host] = x.copy()
@@ -118,7 +120,9 @@ class _Pipeline:
         count = len(self._cuts)
         self._ahead = 0 if self._alone else min(AHEAD, count)
         self._flight = min(FLIGHT, count)
-        self._back = self._flight if len(self._hosts) > 2 else 0
+        self._carried = [reduction.carried(x.dtype, len(ranks)) for ranks in self._hosts]
+        self._split = len(self._hosts) > 2 or any(dtype != x.dtype for dtype in self._carried)
+        self._back = self._flight if self._split else 0
         self._slots: dict[int, list[Array]] = {}
         self._incoming: dict[int, list[Ticket]] = {}
         self._outgoing: dict[int, list[Ticket]] = {}
@@ -127,22 +131,27 @@ class _Pipeline:
 
     def _make_buffers(self) -> None:
         """Rings for local sums and for what the other hosts send of my part."""
-        x, largest = self._x, self._cuts[0][1] - self._cuts[0][0]
+        largest = self._cuts[0][1] - self._cuts[0][0]
         self._ring = self._ahead + self._flight + 1
         self._posts = min(WINDOW, len(self._cuts)) + self._ring
         if not self._alone:
-            raw = self._wide.buffer("sums", self._ring * largest * x.itemsize)
-            self._sums = raw.view(x.dtype).reshape(self._ring, largest)
+            dtype = self._carried[self._wide.host]
+            raw = self._wide.buffer("sums", self._ring * largest * dtype.itemsize)
+            self._sums = raw.view(dtype).reshape(self._ring, largest)
         # Rounded to whole cache lines, a share of the last, smaller piece can be the larger one.
         owns = [self._exchange(k).own for k in (0, len(self._cuts) - 1)]
         self._part = max(high - low for low, high in owns)
         others = len(self._hosts) - 1
-        raw = self._wide.buffer("heard", self._posts * others * self._part * x.itemsize)
-        self._heard = raw.view(x.dtype).reshape(self._posts, others, self._part)
+        row = self._part * max(dtype.itemsize for dtype in self._carried)
+        raw = self._wide.buffer("heard", self._posts * others * row)
+        self._heard = raw.reshape(self._posts, others, row)
 
     def _exchange(self, k: int) -> Exchange:
         begin, end = self._cuts[k]
-        return exchange(end - begin, self._hosts, self._wide.host, self._wide.place)
+        return self._exchange_of(end - begin, self._wide.place)
+
+    def _exchange_of(self, count: int, place: int) -> Exchange:
+        return exchange(count, self._hosts, self._wide.host, place, self._split)
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: who has no memory for it fails the group, not only itself
@@ -193,8 +202,7 @@ class _Pipeline:
         mine, piece = slots[self._team.rank], self._x[begin:end]
         for place in range(self._team.size):
             if place != self._team.rank:
-                there = exchange(end - begin, self._hosts, self._wide.host, place)
-                for low, high in there.mine:
+                for low, high in self._exchange_of(end - begin, place).mine:
                     mine[low:high] = piece[low:high]
 
     def _post_first(self, sequence: int) -> None:
@@ -204,12 +212,12 @@ class _Pipeline:
 
     def _post(self, k: int) -> None:
         """Where the others' sums of my part go."""
-        work, heard = self._exchange(k), self._heard[k % self._posts]
+        work = self._exchange(k)
         base = work.own[0]
         self._incoming[k] = [
             self._wide.post(
                 leg.rank, self._sequence, 0, k,
-                heard[self._nth(leg.host), leg.begin - base : leg.end - base],
+                self._heard_of(k, leg.host)[leg.begin - base : leg.end - base],
             )
             for leg in work.receives
         ]  # fmt: skip
@@ -250,10 +258,9 @@ class _Pipeline:
             return  # two hosts, and nobody here wants it: what the other sent only kept us in step
         begin, end = self._cuts[k]
         piece = self._x[begin:end]
-        heard = self._heard[k % self._posts]
         mine = piece[low:high] if self._alone else self._sums[k % self._ring][low:high]
         parts = [
-            mine if h == wide.host else heard[self._nth(h)][: high - low]
+            mine if h == wide.host else self._heard_of(k, h)[: high - low]
             for h in range(len(self._hosts))
         ]
         # The result goes to where it can stay until it is sent.
@@ -287,7 +294,7 @@ class _Pipeline:
         piece = self._x[begin:end]
         own = self._exchange(k).own
         for place, slot in enumerate(slots):
-            for low, high in exchange(end - begin, self._hosts, self._wide.host, place).mine:
+            for low, high in self._exchange_of(end - begin, place).mine:
                 if (low, high) != own:
                     piece[low:high] = slot[low:high]
 
@@ -298,6 +305,8 @@ class _Pipeline:
         begin, end = self._cuts[k]
         return self._x[begin:end]
 
-    def _nth(self, host: int) -> int:
-        """Which row of `heard` is another host's."""
-        return host if host < self._wide.host else host - 1
+    def _heard_of(self, k: int, host: int) -> Array:
+        """Where another host's sums of my part of a piece are received."""
+        row: Array = self._heard[k % self._posts, host if host < self._wide.host else host - 1]
+        dtype = self._carried[host]
+        return row[: self._part * dtype.itemsize].view(dtype)

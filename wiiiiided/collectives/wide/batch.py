@@ -8,6 +8,8 @@ operation in the queue then runs that many as one:
 
     slot, and payload of OPEN:   │ x of the 1st │ x of the 2nd │ … │   each at a multiple of 64
 
+(in the payload, sums of half precision are float32: see all_reduce)
+
 and says itself how many wait behind the batch. The calls must be the same on all ranks, which their
 digests show; where they are not, nothing is done, and one by one the wrong one is found and named.
 """
@@ -50,6 +52,9 @@ class _Run(NamedTuple):
     begin: int
     end: int
 
+    def carried(self, ranks: int) -> np.dtype[Any]:
+        return self.reduction.carried(self.dtype, ranks)
+
 
 def queued_errands(group: Group, begin: int) -> int:
     """How many small all_reduces wait in the queue from `begin` on, as far as they fit a slot."""
@@ -82,6 +87,7 @@ def run_batch(group: Group, first: Errand) -> Generator[Wait, None, bool]:
     for start, (_, x) in zip(starts, errands, strict=True):
         mine[start : start + x.nbytes] = x.view(np.uint8)
     same, ahead, sequence = True, queued_errands(group, count), wide.begin()
+    sums = mine
     if team.size > 1:
         team.parity = parity = team.parity ^ 1
         team.board.announce(call, parity)
@@ -90,22 +96,25 @@ def run_batch(group: Group, first: Errand) -> Generator[Wait, None, bool]:
         slots[team.rank][:] = mine
         yield team.arrive()
         same, ahead = team.board.same_calls(call, parity), team.board.least_ahead(parity)
-        for run in runs if same else ():
-            parts = [slot[run.begin : run.end].view(run.dtype) for slot in slots]
-            run.reduction.partial(parts, mine[run.begin : run.end].view(run.dtype))
-    wide.open(sequence, call if same else _DISSENT, mine, ahead)
+        if same:
+            sums = np.empty(_sums_bytes(runs, team.size), np.uint8)
+            for run, into in zip(runs, _sums_of(runs, team.size, sums), strict=True):
+                parts = [slot[run.begin : run.end].view(run.dtype) for slot in slots]
+                run.reduction.partial(parts, into)
+    wide.open(sequence, call if same else _DISSENT, sums, ahead)
     yield wide.opened(sequence)
     said = wide.hear(sequence)
     if not same or any(there.digest != call.digest for there in said.values()):
         return False
     wide.agreed = min(ahead, *(there.ahead for there in said.values()))
-    sums = [
-        mine if h == wide.host else np.frombuffer(said[h].data, np.uint8)
-        for h in range(len(wide.hosts))
+    by_host = [
+        _sums_of(
+            runs, len(ranks), sums if h == wide.host else np.frombuffer(said[h].data, np.uint8)
+        )
+        for h, ranks in enumerate(wide.hosts)
     ]
     results = np.empty(total, np.uint8)
-    for run in runs:
-        parts = [one[run.begin : run.end].view(run.dtype) for one in sums]
+    for run, *parts in zip(runs, *by_host, strict=True):
         run.reduction.final(parts, results[run.begin : run.end].view(run.dtype))
     for start, (_, x) in zip(starts, errands, strict=True):
         x.view(np.uint8)[:] = results[start : start + x.nbytes]
@@ -136,6 +145,24 @@ def _runs(errands: Sequence[Errand], starts: Sequence[int]) -> list[_Run]:
         else:
             runs.append(_Run(reduction, dtype, start, end))
     return runs
+
+
+def _sums_bytes(runs: Sequence[_Run], ranks: int) -> int:
+    """How much a host with so many ranks sends."""
+    return sum(
+        (run.end - run.begin) // run.dtype.itemsize * run.carried(ranks).itemsize for run in runs
+    )
+
+
+def _sums_of(runs: Sequence[_Run], ranks: int, payload: Array) -> list[Array]:
+    """What a host with so many ranks sends, run by run."""
+    found, at = [], 0
+    for run in runs:
+        dtype = run.carried(ranks)
+        end = at + (run.end - run.begin) // run.dtype.itemsize * dtype.itemsize
+        found.append(payload[at:end].view(dtype))
+        at = end
+    return found
 
 
 def _call_of(errands: Sequence[Errand]) -> Call:

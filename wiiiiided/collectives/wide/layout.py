@@ -38,9 +38,10 @@ class Leg:
 class Exchange:
     """One rank's part in the exchange of a piece.
 
-    two hosts   each sends the other its local sum of the whole piece, both add: one trip
-    more        host h adds up share h of the piece for all and sends the result back: two trips,
-                2(H-1)/H of the piece in each direction, the least there is
+    whole       two hosts: each sends the other its local sum of the whole piece, both add: one trip
+    split       host h adds up share h of the piece for all and sends the result back: two trips,
+                2(H-1)/H of the piece in each direction, the least there is. Always with more than
+                two hosts; with two where sums are twice as large as results: 3/4 of `whole`
     """
 
     mine: tuple[Span, ...]  # what this rank reduces inside its host
@@ -52,18 +53,15 @@ class Exchange:
 
 
 @lru_cache(maxsize=256)
-def exchange(count: int, hosts: Hosts, host: int, place: int) -> Exchange:
+def exchange(count: int, hosts: Hosts, host: int, place: int, split: bool) -> Exchange:
     """The exchange of a piece of `count` elements, for one rank."""
-    if len(hosts) == 2:
-        shares: list[Span] = [(0, count), (0, count)]
-    else:
-        shares = share_bounds(count, len(hosts))
+    shares: list[Span] = share_bounds(count, len(hosts)) if split else [(0, count), (0, count)]
     local = [_split(share, len(hosts[host]))[place] for share in shares]
     own = local[host]
     others = [h for h in range(len(hosts)) if h != host]
     sends = [leg for h in others for leg in _legs(local[h], shares[h], hosts, h)]
     receives = [leg for h in others for leg in _legs(own, shares[host], hosts, h)]
-    if len(hosts) == 2:
+    if not split:
         return Exchange((own,), own, tuple(sends), tuple(receives), (), ())
     return Exchange(tuple(local), own, tuple(sends), tuple(receives), tuple(receives), tuple(sends))
 

@@ -71,6 +71,8 @@ class _Pipeline:
         self._adder = [r if r in hosts[host] else to[r][host] for r in range(group.size)]
         self._far = [r for r in range(group.size) if self._adder[r] == me and r != me]
         self._sources = to[me]  # by host: who sends me its host's sum
+        # Half precision is summed in float32 and rounded at the end alone (see all_reduce).
+        self._carried = [reduction.carried(output.dtype, len(ranks)) for ranks in hosts]
         self._room = max(1, group.team.staging_bytes // output.itemsize // group.size)
         self._cuts = pieces(output.size, self._room)
         self._ahead = 0 if self._alone else min(AHEAD, len(self._cuts))
@@ -85,11 +87,12 @@ class _Pipeline:
         self._ring = self._ahead + self._flight + 1
         self._posts = min(WINDOW, len(self._cuts)) + self._ring
         rows, others = 1 + len(self._far), len(self._sources)
-        dtype, each = self._output.dtype, self._room * self._output.itemsize
-        sums = self._wide.buffer("sums", self._ring * rows * each)
+        dtype = self._carried[self._wide.host]
+        sums = self._wide.buffer("sums", self._ring * rows * self._room * dtype.itemsize)
         self._sums = sums.view(dtype).reshape(self._ring, rows, self._room)
-        heard = self._wide.buffer("heard", self._posts * others * each)
-        self._heard = heard.view(dtype).reshape(self._posts, others, self._room)
+        row = self._room * max(dtype.itemsize for dtype in self._carried)
+        heard = self._wide.buffer("heard", self._posts * others * row)
+        self._heard = heard.reshape(self._posts, others, row)
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: who has no memory for it fails the group, not only itself
@@ -136,12 +139,15 @@ class _Pipeline:
             self._post(k)
 
     def _post(self, k: int) -> None:
-        begin, end = self._cuts[k]
-        heard = self._heard[k % self._posts]
         self._incoming[k] = [
-            self._wide.post(rank, self._sequence, 0, k, heard[nth][: end - begin])
-            for nth, rank in enumerate(self._sources.values())
+            self._wide.post(rank, self._sequence, 0, k, self._heard_of(k, nth, host))
+            for nth, (host, rank) in enumerate(self._sources.items())
         ]
+
+    def _heard_of(self, k: int, nth: int, host: int) -> Array:
+        """Where another host's sum of a piece is received."""
+        (begin, end), dtype = self._cuts[k], self._carried[host]
+        return self._heard[k % self._posts, nth, : (end - begin) * dtype.itemsize].view(dtype)
 
     def _add_up(self, k: int) -> None:
         """This host's sums for me and for the far ranks I serve; these are sent."""
@@ -169,12 +175,9 @@ class _Pipeline:
 
     def _end(self, k: int) -> None:
         begin, end = self._cuts[k]
-        heard = iter(self._heard[k % self._posts])
+        heard = iter(self._heard_of(k, nth, h) for nth, h in enumerate(self._sources))
         mine = self._sums[k % self._ring][0] if not self._alone else self._inputs[self._group.rank]
         own = mine[: end - begin] if not self._alone else mine[begin:end]
-        parts = [
-            own if h == self._wide.host else next(heard)[: end - begin]
-            for h in range(len(self._wide.hosts))
-        ]
+        parts = [own if h == self._wide.host else next(heard) for h in range(len(self._wide.hosts))]
         self._reduction.final(parts, self._into[begin:end])
         self._slots.pop(k, None)
