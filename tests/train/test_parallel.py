@@ -365,6 +365,25 @@ def _buffers(me: Rank) -> None:
     assert me.rank == 0 or not torch.equal(mean, torch.zeros(5))
 
 
+def _compiled(me: Rank) -> None:
+    """torch.compile of a model whose weights are shared, with buffers to broadcast."""
+    model, plain = _seeded(Net), _seeded(Net)
+    model.register_buffer("count", torch.zeros(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1)
+    parallel(model, optimizer)
+    compiled = torch.compile(model, backend="aot_eager")
+    for step in range(3):
+        x, y = _data(step, me.size)
+        _loss(compiled, _mine(me, x), _mine(me, y)).backward()  # type: ignore[arg-type]
+        _loss(plain, x, y).backward()
+        for each in (optimizer, reference):
+            each.step()
+            each.zero_grad()
+    for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+        _close(a, b, "compiled")
+
+
 @pytest.mark.parametrize("world", [1, 3, "aab"])
 def test_the_ways_programs_train(world: int | str) -> None:
     run_ranks(_every_way, world)
@@ -373,7 +392,7 @@ def test_the_ways_programs_train(world: int | str) -> None:
 def _every_way(me: Rank) -> None:
     for body in (
         *(_accumulated, _weighted, _clipped, _groups_and_schedulers),
-        *(_half_precision_and_strides, _ways_of_training, _buffers),
+        *(_half_precision_and_strides, _ways_of_training, _buffers, _compiled),
     ):
         body(me)
 
