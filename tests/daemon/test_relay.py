@@ -196,7 +196,9 @@ def test_a_member_answers_of_its_own_when_nobody_else_does_and_marks_it(
             assert [(line.node, line.text) for line in lines.lines] == [("b", "hello")]
             assert end == m.End()
             assert await b.ask(m.Logs(job.id, nodes=("a",))) == [m.End()]
-            for other in (m.Show(99), m.Cancel(99), m.History(), m.Logs(job.id, follow=True)):
+            sweeps = (m.List(sweep=3), m.CancelSweep(3))
+            others = (m.Show(99), m.Cancel(99), m.History(), m.Logs(job.id, follow=True))
+            for other in (*others, *sweeps):
                 (no,) = await b.ask(other)
                 assert (no.code, "does not answer" in no.message) == (4, True)
 
@@ -347,6 +349,20 @@ def test_an_archive_passes_through_and_a_copy_stays(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_a_sweep_passes_through_as_a_job_does(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with member(tmp_path) as b:
+            *_, made = await submit(b, sweep=3)
+            assert isinstance(made, m.Swept)
+            assert b.cluster.archives.has(DIGEST)
+            await until(lambda: b.archives.has(DIGEST), "the copy")
+            assert {b.cluster.job(number).owner.node for number in made.jobs} == {"b"}
+            (listed,) = await b.ask(m.List(sweep=made.id))
+            assert [job.id for job in listed.jobs] == list(made.jobs)
+
+    run(scene())
+
+
 def test_a_machine_without_room_for_a_copy_submits_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,10 +444,12 @@ def test_a_client_that_stops_sending_is_told(
     run(scene())
 
 
-async def submit(b: Member, data: bytes = DATA) -> list[Any]:
+async def submit(b: Member, data: bytes = DATA, sweep: int = 0) -> list[Any]:
     spec = b.cluster.job(b.cluster.submit()).spec
     here, there = await pair()
-    await here.say(m.Submit(spec, DIGEST, len(data)))
+    jobs = tuple(m.SweepJob(spec, {"k": str(number)}) for number in range(sweep))
+    several, one = m.SubmitSweep(jobs, DIGEST, len(data)), m.Submit(spec, DIGEST, len(data))
+    await here.say(several if sweep else one)
     asking = asyncio.ensure_future(b.api.serve(there, ADA))
     found = [m.decode_answer(await here.message())]
     if found == [m.SendArchive()]:

@@ -37,8 +37,8 @@ class Alone:
     def can(self, request: m.Request) -> bool:
         """Whether there is such an answer; who may have it is another question."""
         match request:
-            case m.List():
-                return True
+            case m.List(sweep=sweep):
+                return not sweep  # a part of one would be taken for all of it
             case m.Logs(follow=False) | m.Show() | m.Why() | m.Cancel():
                 return self._job(request.id) is not None
             case _:
