@@ -7,6 +7,7 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from tests.figures.samples import empty_record, sample, steady
 from wiiiiided.domain.figures import RankRecord, RankSample, RunRecord, Straggler
@@ -192,6 +193,9 @@ def test_a_run_without_one_in_which_ranks_waited_says_that_they_took_turns() -> 
     assert turns_of_run(ran(12.0, 10.0, waiting_s=25.0), 100.0) == told
     assert turns_of_run(ran(0.0, 40.0, waiting_s=25.0), 100.0) == ""
     assert turns_of_run(ran(0.0, 0.0, waiting_s=2.0), 100.0) == ""
+    short = ran(0.0, 0.0, waiting_s=25.0)  # one rank is late, and was not seen for long enough
+    ranks = (short.ranks[0], RankRecord(1, "a", sample(1, 100.0, waiting_s=5.0)))
+    assert turns_of_run(replace(short, ranks=ranks), 100.0) == ""
 
 
 def test_a_rank_that_comes_or_is_another_process_begins_a_new_window() -> None:

@@ -138,5 +138,5 @@ def test_metrics_and_cores_have_charts() -> None:
         point(float(at), cpu=2.0, metrics={"accuracy": at / 100, "lr": 0.1}) for at in range(1, 101)
     )
     text = page(records(run(points=points)), 0.0)
-    assert "<b>accuracy</b>. From 0.01 to 1, 0.01 to 1." in text
+    assert "<b>accuracy</b>. From 0.01 to 1." in text
     assert "<b>CPU, cores in use</b>. Up to 2 cores, all ranks together." in text

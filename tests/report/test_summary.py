@@ -223,7 +223,7 @@ def test_what_ranks_use_and_report_is_told() -> None:
     said = {"accuracy": 0.75, "lr": None}
     ranks = tuple(rank(number, cpu_s=150.0, metrics=said) for number in range(2))
     told = dict(figures(run(ranks=ranks)))
-    assert told["cpu"] == "3 cores in the mean, all ranks together"
+    assert told["cpu"] == "3.00 cores in the mean, all ranks together"
     assert told["metrics"] == "accuracy 0.75, lr nan"
 
 

@@ -182,11 +182,14 @@ def of_run(run: RunRecord) -> int | None:
 
 
 def turns_of_run(run: RunRecord, length_s: float) -> str:
-    """The sentence of a run in which ranks waited for each other and for no one in particular."""
-    ranks = _measured(run)
-    if of_run(run) is not None or len(ranks) < 2 or length_s <= 0:
+    """The sentence of a run in which ranks waited for each other and for no one in particular;
+    empty where one waited less than the others, and was not it for long enough to be named."""
+    waits = {
+        r.rank: min(1.0, r.totals.waiting_s / length_s) for r in _measured(run) if length_s > 0
+    }
+    if of_run(run) is not None or len(waits) < 2 or late(waits):
         return ""
-    share = sum(min(1.0, r.totals.waiting_s / length_s) for r in ranks) / len(ranks)
+    share = sum(waits.values()) / len(waits)
     return turns_words(share, were=True) if share > NOTABLE[0] else ""
 
 

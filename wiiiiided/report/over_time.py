@@ -142,8 +142,10 @@ def metric_of(name: str) -> Callable[[Point], float | None]:
 
 
 def metric_range(values: list[float]) -> str:
+    first, last = words.number(values[0]), words.number(values[-1])
     least, most = words.number(min(values)), words.number(max(values))
-    return f"from {words.number(values[0])} to {words.number(values[-1])}, {least} to {most}"
+    beyond = "" if {least, most} <= {first, last} else f"; least {least}, most {most}"
+    return f"from {first} to {last}{beyond}"
 
 
 def _wire(past: History) -> Iterator[Markup]:

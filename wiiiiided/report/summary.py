@@ -136,7 +136,7 @@ def figures(run: RunRecord) -> Iterator[Pair]:
     if (cores := ranks.cpu_of(run)) is not None:
         yield (
             "cpu",
-            f"{words.number(cores)} cores in the mean"
+            f"{cores:.2f} cores in the mean"
             + ("" if len(run.ranks) == 1 else ", all ranks together"),
         )
     if metrics := ranks.metrics_of(run):
