@@ -126,6 +126,7 @@ def test_what_the_job_says_of_its_network_reaches_the_ranks() -> None:
         order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
         names = ("WIIIIIDE_CODEC", "WIIIIIDE_TLS", "WIIIIIDE_INTERFACE")
         assert {name: order.env[name] for name in names if name in order.env} == expected
+        assert not order.encrypt  # on one machine nothing crosses a network
 
 
 def test_the_jobs_own_environment_wins() -> None:

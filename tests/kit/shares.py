@@ -15,6 +15,7 @@ from typing import Any
 from tests.kit.gates import Port
 from tests.kit.shims import Attempt
 from wiiiiided.shim import files
+from wiiiiided.trust.request import self_signed
 
 JOB = 7
 KEY = bytes(range(32))
@@ -35,6 +36,8 @@ class Machine(Port):
         env = {"WIIIIIDE_HOST_ID": f"host-{self.number}"}  # they are apart, for the backend too
         made = Attempt(self.runs.job(job), argv, env=env, door=self.door, interface="lo", **fields)
         (made.path / files.KEY).write_bytes(KEY)
+        if made.order.encrypt and not made.order.node_index:
+            (made.path / files.PEM).write_text(self_signed())
         self.live.add((job, 1))
         return made
 

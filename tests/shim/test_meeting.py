@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
+import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -89,6 +92,75 @@ client().wait(["never"])
         for share in both:
             share.listen().send(do="stop", grace_s=0, reason="seen")
             share.end()
+
+
+class Tap:
+    """Somebody on the path to a port: passes everything on, and keeps what was said."""
+
+    def __init__(self, to: str) -> None:
+        host, _, port = to.rpartition(":")
+        self._to = (host, int(port))
+        self._server = socket.create_server((HOST, 0))
+        self.door = f"{HOST}:{self._server.getsockname()[1]}"
+        self.heard: list[bytes] = []
+        self._open = [self._server]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._server.accept()
+                far = socket.create_connection(self._to)
+                self._open += [near, far]
+                for ends in ((near, far), (far, near)):
+                    self._threads.append(threading.Thread(target=self._pass_on, args=ends))
+                    self._threads[-1].start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 16):
+                self.heard.append(data)
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def close(self) -> None:
+        for end in self._open:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for end in self._open:
+            end.close()
+
+
+@pytest.mark.parametrize("encrypt", [False, True])
+def test_what_goes_to_the_store_can_be_read_on_the_way_unless_the_job_encrypts(
+    machines: tuple[Machine, Machine], encrypt: bool
+) -> None:
+    """Small and large, both ways, and several at once on one connection."""
+    program = """
+store = client()
+store.set(f"word {rank}", "a word of rank %d " % rank * 100_000)
+theirs = store.get(f"word {1 - rank}")
+assert theirs == b"a word of rank %d " % (1 - rank) * 100_000
+for number in range(200):
+    store.set(f"{rank} {number}", b"x" * number)
+assert [store.get(f"{1 - rank} {n}") for n in range(200)] == [b"x" * n for n in range(200)]
+store.set(f"done {rank}", "")
+store.wait([f"done {1 - rank}"])
+print("met", flush=True)
+"""
+    with contextlib.closing(Tap(machines[0].door)) as tap:
+        both = shares(python(program), *machines, head=tap.door, encrypt=encrypt)
+        with both as (here, there):
+            for share in (here, there):
+                share.start()
+            assert (here.end().code, there.end().code) == (0, 0), there.lines(1)
+            assert here.texts(0) == there.texts(1) == ["met"]
+        heard = b"".join(tap.heard)
+    assert len(heard) > 3_000_000, "most of it was not heard"
+    assert (b"a word of rank" in heard) != encrypt
 
 
 def test_a_rank_waits_for_a_share_that_begins_later(machines: tuple[Machine, Machine]) -> None:

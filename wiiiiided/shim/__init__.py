@@ -13,6 +13,7 @@ What it and the daemon share is one directory per attempt, and a unix socket in 
             shim.json           the claim: which shim has this attempt. Made by link(2), so that of
                                 two shims only one can ever have it, and it is whole when it appears
             key                 of the attempt, on one of several machines: who has it may knock
+            store.pem           with network.encrypt, where the Store is: a certificate for it
             ctl.<pid>           the shim's unix socket: `files` has its lines
             door                on one of several machines: where the daemon hands over connections
                                 to the job's Store, see `handover`

@@ -1,7 +1,8 @@
 """One try to reach the Store on the first node: connect, knock, and hand the connection over.
 
-    connect ── writable ──► KNOCK, PROOF out; CHALLENGE, OPEN in ──► answered(link)
-       └── refused, silent for 10 s, not let in ───────────────────► failed(reason, sentence)
+    connect ── writable ──► KNOCK, PROOF out; CHALLENGE, OPEN in ──► [TLS] ──► answered(link)
+       └── refused, silent for 10 s, not let in ─────────────────────────────► failed(reason,
+                                                                                      sentence)
 
 Not one byte is read beyond OPEN: what follows belongs to whoever gets the link.
 """
@@ -19,24 +20,28 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wiiiiided.shim.tls import TlsLink
+
 WITHIN_S = 10.0
 NETWORK = 0  # the reason of a call that reached nobody
 
 
 class Call:
     """Calls exactly one of the two, once and not from the constructor; none after `cancel`.
-    OSError when there is no descriptor left."""
+    OSError when there is no descriptor left. `encrypted` is what puts a link into TLS."""
 
     def __init__(
         self,
         loop: Loop,
         address: tuple[str, int],
         knock: Knock,
-        answered: Callable[[socket.socket], None],
+        answered: Callable[[socket.socket | TlsLink], None],
         failed: Callable[[int, str], None],
+        encrypted: Callable[[socket.socket], TlsLink] | None = None,
     ) -> None:
         self._loop, self._knock = loop, knock
-        self._answered, self._failed = answered, failed
+        self._answered, self._failed, self._encrypted = answered, failed, encrypted
+        self._tls: TlsLink | None = None
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self._link = socket.socket(family, socket.SOCK_STREAM)
         tune(self._link, far=True)
@@ -65,7 +70,7 @@ class Call:
             self._attempt(self._say)
 
     def _ready(self) -> None:
-        self._attempt(self._hear)
+        self._attempt(self._hear if self._tls is None else self._prove)
 
     def _attempt(self, action: Callable[[], None]) -> None:
         try:
@@ -88,8 +93,17 @@ class Call:
         if not data:
             raise ConnectionError(0, "it closed the connection")
         self._knock.receive_data(data)
-        if self._knock.done:
+        if not self._knock.done:
+            self._say()
+        elif self._encrypted is None:
             self._let_go()
             self._answered(self._link)
         else:
-            self._say()
+            self._tls = self._encrypted(self._link)
+            self._prove()
+
+    def _prove(self) -> None:
+        assert self._tls is not None
+        self._tls.prove()
+        self._let_go()
+        self._answered(self._tls)

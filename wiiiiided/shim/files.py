@@ -42,6 +42,7 @@ FORMAT = 1
 WITH_DOOR = 2  # the format of an order that has a door
 ORDER, CLAIM, EXIT = "order.json", "shim.json", "exit.json"
 DOOR, KEY = "door", "key"
+PEM = "store.pem"  # a certificate and its key, where the Store is reached in TLS
 KEY_BYTES = 32
 MAX_FILE_BYTES = 1 << 20
 LINE_BYTES = 1 << 20
@@ -78,6 +79,7 @@ class Order:
     alone_s: float = 0.0  # without word of the coordinator before the attempt is ended; 0: never
     heard_at: float = 0.0  # when the coordinator was heard last, by CLOCK_BOOTTIME; 0: just now
     format: int = FORMAT
+    encrypt: bool = False  # the way to the Store between machines
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,10 @@ class Meeting:
             self._passages = Passages(loop, order, attempt.read_key(directory), note)
         else:
             self._store = Rendezvous(loop, on_last_guest, self._fell_silent)
+            if order.door and order.encrypt:
+                from wiiiiided.shim import tls
+
+                self._store.encrypted = tls.Store(directory, attempt.read_key(directory)).wrap
         if order.door:
             listener = control.bind(directory, files.DOOR, order.file_mode)
             uids = {0, os.geteuid(), order.listener_uid}

@@ -3,7 +3,8 @@
     rank ─► own machine's one port ─► this shim ═════► first node's one port ─► its shim: the Store
             the daemon hands it over   a passage        its daemon lets us in by the attempt's key
 
-Each of a rank's connections has one of its own to the first node. While that cannot be had (its
+Between the machines it is TLS where the job asks for that (`tls`). Each of a rank's connections has
+one of its own to the first node. While that cannot be had (its
 daemon is restarting, its share has not begun) it is tried again; what the rank has sent meanwhile
 waits. A passage keeps at most 1 MiB each way and then reads no more, so whoever sends waits. When
 one end is closed the other one is, after everything that was on its way.
@@ -28,6 +29,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wiiiiided.shim.tls import TlsLink
+
 PATIENCE_S = 300.0  # as long as torch's own client is ready to wait, unless it is told otherwise
 ENDED_S = 30.0  # … when the attempt was there once: its daemon is restarting, or it is over
 AGAIN_S = 0.2
@@ -45,6 +48,11 @@ class Passages:
         self.loop, self.order, self.key = loop, order, key
         self.head = host_and_port(order.head)
         self.was_let_in = False
+        self.encrypted: Callable[[socket.socket], TlsLink] | None = None
+        if order.encrypt:
+            from wiiiiided.shim.tls import connector  # ssl is megabytes that no other shim needs
+
+            self.encrypted = lambda link: connector(link, key)
         self._note = note
         self._noted: set[str] = set()
         self._all: dict[int, _Passage] = {}  # by the inode of the rank's socket
@@ -89,7 +97,7 @@ class _Flow:
     def wants(self) -> bool:
         return not self.ended and len(self.data) < BUFFER_BYTES
 
-    def fill(self, source: socket.socket) -> None:
+    def fill(self, source: socket.socket | TlsLink) -> None:
         try:
             if self.wants:
                 data = source.recv(min(READ_BYTES, BUFFER_BYTES - len(self.data)))
@@ -98,7 +106,7 @@ class _Flow:
         except BlockingIOError:
             pass
 
-    def drain(self, sink: socket.socket) -> None:
+    def drain(self, sink: socket.socket | TlsLink) -> None:
         try:
             while self.data:
                 del self.data[: sink.send(self.data)]
@@ -116,7 +124,7 @@ class _Passage:
         self._passages, self._loop = passages, passages.loop
         self.number = number
         self._near = near
-        self._far: socket.socket | None = None
+        self._far: socket.socket | TlsLink | None = None
         self._there, self._back = _Flow(), _Flow()
         self._began = time.monotonic()
         self._call: Call | None = None
@@ -143,7 +151,9 @@ class _Passage:
         order, passages = self._passages.order, self._passages
         knock = Knock(passages.key, order.job, order.attempt, order.first_rank)
         try:
-            self._call = Call(self._loop, passages.head, knock, self._open, self._failed)
+            self._call = Call(
+                *(self._loop, passages.head, knock, self._open, self._failed), passages.encrypted
+            )
         except OSError:  # no descriptor left
             self._again = self._loop.after(AGAIN_S, self._try)
 
@@ -161,7 +171,7 @@ class _Passage:
             passages.complain(sentence)
             self.close()
 
-    def _open(self, far: socket.socket) -> None:
+    def _open(self, far: socket.socket | TlsLink) -> None:
         self._call = None
         self._passages.was_let_in = True
         self._far = far
@@ -175,8 +185,7 @@ class _Passage:
             self._there.fill(self._near)
             if self._far is not None:
                 self._there.drain(self._far)
-                self._back.fill(self._far)
-                self._back.drain(self._near)
+                self._bring_back(self._far)
         except OSError as problem:
             if problem.errno in SILENCE:
                 self._passages.complain(f"it has not answered for {SILENT_S} s")
@@ -188,12 +197,20 @@ class _Passage:
         else:
             self._watch()
 
+    def _bring_back(self, far: socket.socket | TlsLink) -> None:
+        """Once, and again while TLS holds something of which no event will tell."""
+        while True:
+            self._back.fill(far)
+            self._back.drain(self._near)
+            if isinstance(far, socket.socket) or not (far.pending and self._back.wants):
+                return
+
     def _watch(self) -> None:
         self._await(self._near, self._there.wants, bool(self._back.data))
         if self._far is not None:
             self._await(self._far, self._back.wants, bool(self._there.data))
 
-    def _await(self, link: socket.socket, read: bool, write: bool) -> None:
+    def _await(self, link: socket.socket | TlsLink, read: bool, write: bool) -> None:
         if events := READ * read | WRITE * write:
             self._loop.watch(link.fileno(), events, self._turn)
         else:

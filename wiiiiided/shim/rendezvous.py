@@ -43,6 +43,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wiiiiided.shim.tls import TlsLink
+
 _ORDER = sys.byteorder
 MAGIC = 0x3C85F7CE
 READY, NOT_READY = b"\0", b"\1"
@@ -122,7 +124,7 @@ class _Client:
     """One connection."""
 
     def __init__(
-        self, server: Rendezvous, link: socket.socket, inode: int, machine: str = ""
+        self, server: Rendezvous, link: socket.socket | TlsLink, inode: int, machine: str = ""
     ) -> None:
         self._server, self._link = server, link
         self.inode = inode
@@ -166,19 +168,29 @@ class _Client:
 
     def _ready(self) -> None:
         try:
-            if self._out:
+            if self._out and self._link.fileno() >= 0:
                 self.send()
-            elif data := self._link.recv(READ_BYTES):
-                self._in += data
-                self._obey()
-                self._server.deliver()
-            else:
-                self.close()
+            while not self._out and self._link.fileno() >= 0:
+                if not self._heard() or isinstance(self._link, socket.socket):
+                    return  # the others have their turn
+                if not self._link.pending:
+                    return
         except BlockingIOError:
             pass
         except (OSError, Refused) as problem:
             self.break_off(problem)
             self._server.deliver()
+
+    def _heard(self) -> bool:
+        """Whether something came, and was done; else it has ended."""
+        data = self._link.recv(READ_BYTES)
+        if not data:
+            self.close()
+            return False
+        self._in += data
+        self._obey()
+        self._server.deliver()
+        return True
 
     def send(self) -> None:
         """Send what can be sent. While an answer waits, nothing more is read from this client."""
@@ -188,6 +200,8 @@ class _Client:
         except BlockingIOError:
             pass
         self._server.loop.watch(self._link.fileno(), WRITE if self._out else READ, self._ready)
+        if not self._out and not isinstance(self._link, socket.socket) and self._link.pending:
+            self._server.loop.after(0, self._ready)  # of what TLS holds no event tells
 
     def _obey(self) -> None:
         while len(self._in) >= self._needed:
@@ -335,6 +349,7 @@ class Rendezvous:
         self._guests: set[_Client] = set()  # of other nodes
         self._on_last_guest = on_last_guest
         self._door: Door | None = None
+        self.encrypted: Callable[[socket.socket], TlsLink] | None = None  # what guests must be
 
     def listen(self) -> None:
         """Let processes of this machine connect by themselves."""
@@ -363,7 +378,8 @@ class Rendezvous:
             return False
         sockets.tune(link, far=guest)
         machine = str(link.getpeername()[0]) if guest else ""  # now: one that broke has none
-        client = self._clients[inode] = _Client(self, link, inode, machine)
+        veiled = self.encrypted(link) if guest and self.encrypted is not None else link
+        client = self._clients[inode] = _Client(self, veiled, inode, machine)
         if guest:
             self._guests.add(client)
         return True

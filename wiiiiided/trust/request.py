@@ -1,10 +1,13 @@
-"""A new private key, and the request that travels instead of it.
+"""A new private key, and the request that travels instead of it; or a certificate of its own.
 
 key ── stays on this machine's disk, 0600
- └──► request: public key, CN = the node's name, signed with the key ──► whoever signs
+ ├──► request: public key, CN = the node's name, signed with the key ──► whoever signs
+ └──► self-signed, where something else says whose it is: the Store of one attempt
 """
 
 from __future__ import annotations
+
+import datetime
 
 
 def new_request(node: str) -> tuple[str, str]:
@@ -20,3 +23,25 @@ def new_request(node: str) -> tuple[str, str]:
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, node)])
     request = x509.CertificateSigningRequestBuilder(name).sign(key, hashes.SHA256())
     return private_pem(key), request.public_bytes(Encoding.PEM).decode()
+
+
+def self_signed() -> str:
+    """A private key and a certificate for it, PEM. Its dates and its name mean nothing."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.serialization import Encoding
+
+    from wiiiiided.trust.authority import private_pem
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "wiiiiide")])
+    certificate = (
+        x509.CertificateBuilder(subject_name=name, issuer_name=name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(datetime.datetime(2000, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC))
+        .sign(key, hashes.SHA256())
+    )
+    return private_pem(key) + certificate.public_bytes(Encoding.PEM).decode()

@@ -104,6 +104,7 @@ def order_for(
         interface=interface(job.spec.network.interface, here.door, table()) if several else "",
         alone_s=policy.stop_alone_s or 0.0 if here.door else 0.0,
         format=WITH_DOOR if here.door else FORMAT,
+        encrypt=job.spec.network.encrypt and several,
     )
 
 
