@@ -166,7 +166,7 @@ def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
     assert set(job) == {
         *("id", "name", "state", "owner", "priority", "submitted_at", "started_at", "ended_at"),
         *("attempt", "attempts", "nodes", "workers", "code", "why", "error", "sweep", "setting"),
-        *("cpu", "memory", "starts_at", "starts"),
+        *("cpu", "memory", "starts_at", "starts", "apart"),
     }
 
 

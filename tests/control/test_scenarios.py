@@ -279,6 +279,26 @@ def test_two_different_early_ends_are_not_the_same_end() -> None:
         world.pass_time(0.0)
 
 
+def test_ranks_that_train_apart_are_in_story_and_sentence_until_they_do_not() -> None:
+    world = World()
+    job = world.submit()
+    world.feed(e.StepsCompared(world.now, job, 1, "too early"))
+    world.started_on(job)
+    apart = "rank 1 on a is 1,450 steps behind"
+    for _ in range(2):
+        world.feed(e.StepsCompared(world.now, job, 1, apart))
+    assert world.why(job) == f"runs on a; {apart}"
+    world.feed(e.StepsCompared(world.now, job, 1, ""))
+    assert world.why(job) == "runs on a"
+    told = [text for text in world.told(job) if "step" in text]
+    assert told == [apart, "all ranks are at the same step again"]
+    world.feed(e.StepsCompared(world.now, job, 1, apart))
+    world.ended_on(job)
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.apart == apart  # for the report
+
+
 def test_backoff_has_a_ceiling() -> None:
     world = World()
     job = world.submit(spec(policy={"restart": Restart(max=20, backoff_s=60.0)}))

@@ -466,3 +466,24 @@ def test_a_job_that_cannot_be_looked_at_hides_no_other(
     assert {event.id for event in watched.hung} == {watched.job}
     said = [record.getMessage() for record in caplog.records]
     assert said == [f"a defect while looking at job {key[0]}; it goes on"]
+
+
+def test_ranks_of_another_machine_that_train_at_other_steps_are_named_once(
+    site: TwoNodes,
+) -> None:
+    """They count 1,450 steps more, from the beginning on, and are in step with the others."""
+    told: list[Any] = []
+
+    def report(event: Any) -> None:
+        told.append(event)
+        site.world.feed(event)
+        site.courses.update(site.world.state)
+
+    site.courses.report = report
+    site.begin()
+    for rank in (2, 3):
+        site.pages[rank].words[stats.OPERATIONS] += 14500
+    site.work(60)
+    (event,) = told
+    assert "rank 2 on b is 1,450 steps ahead, rank 3 on b is 1,450 steps ahead" in event.apart
+    assert event.apart in site.world.why(site.job)

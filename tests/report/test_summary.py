@@ -235,3 +235,9 @@ def test_all_attempts_are_listed_with_their_ends_and_reasons() -> None:
     assert second[5:] == ("done", "–")
     failed = records(run(state="failed", code=1), state="failed", why="rank 1: ValueError: x")
     assert attempt_rows(failed)[0][6] == "rank 1: ValueError: x"  # an older daemon kept none
+
+
+def test_ranks_that_trained_apart_are_named_after_the_end_too() -> None:
+    apart = "rank 1 on b is 1,450 steps behind"
+    assert dict(facts(records(state="done", why="done", apart=apart)))["steps"] == apart
+    assert "steps" not in dict(facts(records(state="running", why=f"runs on a; {apart}")))

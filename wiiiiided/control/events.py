@@ -108,6 +108,14 @@ class ProgressSampled(Event, frozen=True):
     silent_s: float
 
 
+class StepsCompared(Event, frozen=True):
+    """Which ranks train at other steps than the first, a sentence; empty: none do any more."""
+
+    id: int
+    attempt: int
+    apart: str
+
+
 class StacksDumped(Event, frozen=True):
     id: int
     attempt: int
@@ -176,6 +184,7 @@ AnyEvent = (
     | WorkersStarted
     | WorkersEnded
     | ProgressSampled
+    | StepsCompared
     | StacksDumped
     | NodeSeen
     | NodeLeft

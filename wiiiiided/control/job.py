@@ -66,6 +66,7 @@ class Attempt(msgspec.Struct, frozen=True):
     # Nodes of the last attempt that began, in the order of ranks: the checkpoints of one of them
     # are given to all nodes before this one is ordered. Empty: there is nothing to give.
     checkpoints_from: tuple[str, ...] = ()
+    apart: str = ""  # which ranks train at other steps than the first, a sentence
 
     @property
     def nodes(self) -> tuple[str, ...]:

@@ -119,6 +119,8 @@ class _Step(Machine):
                 self.workers_ended(job, job.attempt, event)
             case e.ProgressSampled(rank=rank, silent_s=silent_s):
                 self.progress_sampled(job, rank, silent_s)
+            case e.StepsCompared(apart=apart):
+                self.steps_compared(job, job.attempt, apart)
             case e.StacksDumped(node=node):
                 self.stacks_dumped(job, job.attempt, node)
             case _:
@@ -192,6 +194,11 @@ class _Step(Machine):
         self.move(spend(job, self.at), Hung(self.at, reason), f"hangs: {reason}")
         for node in job.attempt.live:
             self.actions.append(DumpStacks(job.id, job.attempt.number, node))
+
+    def steps_compared(self, job: Job, attempt: Attempt, apart: str) -> None:
+        text = apart or "all ranks are at the same step again"
+        if attempt.apart != apart:
+            self.move(replace(job, attempt=replace(attempt, apart=apart)), job.phase, text)
 
     def stacks_dumped(self, job: Job, attempt: Attempt, node: str) -> None:
         assert isinstance(job.phase, Hung)

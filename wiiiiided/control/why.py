@@ -35,7 +35,8 @@ def why(state: State, job: Job, now: float) -> str:
         case Starting():
             return _with(missing(state, job, now), f"{_starts(job)}{_try(job)}")
         case Running():
-            return _with(missing(state, job, now), f"runs on {_places(job)}{_try(job)}")
+            said = _with(missing(state, job, now), f"runs on {_places(job)}{_try(job)}")
+            return _with(job.attempt.apart if job.attempt is not None else "", said)
         case Hung(reason=reason):
             said = f"hangs: {reason}; the stacks of its ranks are being written"
             return _with(missing(state, job, now), said)

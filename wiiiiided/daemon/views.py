@@ -42,6 +42,7 @@ def view(state: State, job: Job, now: float) -> JobView:
         error=_error(job),
         sweep=sweep_id(job.sweep),
         setting=job.setting,
+        apart=attempt.apart if attempt is not None else "",
     )
 
 

@@ -68,6 +68,7 @@ MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
     "running": {
         "WorkersEnded": ("running", "stopping", *_OVER),
         "ProgressSampled": ("hung",),
+        "StepsCompared": ("running",),
         "Ticked": ("running", "stopping"),
         "CancelRequested": ("stopping",),
         "RequeueRequested": ("stopping",),

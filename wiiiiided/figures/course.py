@@ -20,6 +20,7 @@ from wiiiiided.domain.figures import JobNow, RankNow, RankSample, Rates, RunReco
 from wiiiiided.figures.eta import Pace
 from wiiiiided.figures.rates import Meter, metrics_of, together, total_of
 from wiiiiided.figures.record import Recorder
+from wiiiiided.figures.steps import StepsFinder
 from wiiiiided.figures.straggler import Finder, Verdict
 
 STALE_S: Final = 5.0  # a node with ranks says how they are once a second
@@ -47,6 +48,7 @@ class Course:
         self._came: dict[int, float] = {}  # rank → when its latest sample did
         self._meters: dict[int, Meter] = {}
         self._finder = Finder()
+        self._steps = StepsFinder()
         self._pace = Pace()
         self._recorder = Recorder(record, at - began)
 
@@ -66,6 +68,7 @@ class Course:
         self.at, self.ranks = at, ranks
         self.fresh = {r: found for r, found in ranks.items() if at - self._came[r] <= STALE_S}
         late = self._finder.take(at, measured(self.fresh)).straggler
+        self._steps.take(at, self.fresh)
         self._pace.take(at, self.step)
         self._recorder.take(at - self.began, self.fresh, late.rank if late is not None else None)
 
@@ -73,6 +76,12 @@ class Course:
     def verdict(self) -> Verdict:
         """Who is the straggler, or why nobody is."""
         return self._finder.verdict
+
+    @property
+    def apart(self) -> str | None:
+        """Which ranks train at other steps than the first, a sentence; empty: none do; None: that
+        cannot be told yet."""
+        return self._steps.why
 
     @property
     def step(self) -> int | None:

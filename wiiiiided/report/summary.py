@@ -44,6 +44,8 @@ def facts(records: JobRecords) -> Iterator[Pair]:
     yield "workers", words.number(run.workers if run is not None else job.workers)
     if job.attempt:
         yield "attempts", _attempts(records)
+    if job.apart and job.apart not in job.why:
+        yield "steps", job.apart
     if run is not None:
         yield from figures(run)
 

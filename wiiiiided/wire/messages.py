@@ -359,6 +359,7 @@ class JobView(Message, frozen=True):
     memory: int | None = None  # resident bytes of its ranks together
     starts_at: float | None = None  # of a queued job, as far as that can be said; not in a Snapshot
     starts: str = ""  # the same in a sentence, or why it cannot be said
+    apart: str = ""  # which ranks of the latest attempt trained at other steps, a sentence
 
 
 class Jobs(Message, frozen=True):

@@ -22,6 +22,7 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
+from wiiiiided.control.events import StepsCompared
 from wiiiiided.control.job import Backoff, Ended, Job, Stopping
 from wiiiiided.control.machine import with_error, worst
 from wiiiiided.control.state import State
@@ -94,6 +95,7 @@ class Courses:
         self.node = node
         self.live: dict[Key, Followed] = {}
         self.reader = Reader(node, pages, self._here, shims, monotonic)
+        self.report: Callable[[StepsCompared], None] = lambda event: None
         self._records = records
         self._find = find
         self._monotonic = monotonic
@@ -183,6 +185,8 @@ class Courses:
                     self._came(followed, self.node, looks[key].observed)
                 found |= self._take(followed, now)
                 self._tell(followed)
+        for followed in list(self.live.values()):  # what is reported may change which there are
+            self._compare(followed)
         self._save_due()
         return found
 
@@ -244,6 +248,14 @@ class Courses:
             return
         lived_s = min(lived_s, came.at - course.began)
         course.begin(came.at - lived_s, blank(sample, sample.at - lived_s))
+
+    def _compare(self, followed: Followed) -> None:
+        """Ranks that train apart become a part of the job: of its story, and of its sentence."""
+        attempt, apart = followed.job.attempt, followed.course.apart
+        if attempt is None or apart is None or attempt.number != followed.course.attempt:
+            return
+        if attempt.apart != apart:
+            self.report(StepsCompared(self._clock(), *followed.key, apart))
 
     def _tell(self, followed: Followed) -> None:
         """The straggler's appearance and change: one line, at most one a minute."""

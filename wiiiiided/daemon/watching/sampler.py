@@ -61,6 +61,7 @@ class Sampler:
         self.trends: dict[str, Trend] = {}  # by node
         self.heard: dict[str, Heard] = {}  # of other nodes
         courses.reader.report, courses.reader.clock = keeper.report, keeper.clock
+        courses.report = keeper.report
         self.sampled_at = float("-inf")
         self.changes = 0  # of the state, that were seen
         self._loop = loop
