@@ -56,7 +56,7 @@ def test_a_work_that_only_cpp_has_can_be_waited_for_and_goes_with_it() -> None:
     run_ranks(_left_to_cpp, 2)
 
 
-def _join(me: Rank) -> float:
+def _join(me: Rank) -> None:
     model = DistributedDataParallel(nn.Linear(4, 1, bias=False))
     with model.join(divide_by_initial_world_size=False):
         for step in range(2 + 3 * me.rank):
@@ -68,7 +68,6 @@ def _join(me: Rank) -> float:
     want = random_of(1 + 3 * (me.size - 1), (2, 4)).sum(0)
     if me.rank == me.size - 1:
         torch.testing.assert_close(grad[0], want)
-    return time.process_time()
 
 
 def test_ddp_join_divides_by_the_ranks_that_are_left() -> None:
