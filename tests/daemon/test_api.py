@@ -208,6 +208,7 @@ def as_stranger(action: Callable[[], str]) -> str:
     return said
 
 
+@pytest.mark.needs("root")  # to see the descriptors of a process that nobody may trace
 def test_the_daemon_listens_on_no_network(daemon: PrivateDaemon) -> None:
     job = daemon.submit(FOREVER, workers=2)
     daemon.wait_for(job, "running")

@@ -42,6 +42,35 @@ def test_the_datagrams_of_a_service(tmp_path: Path) -> None:
     ]
 
 
+def test_a_long_start_asks_for_more_time_until_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "EXTEND_EVERY_S", 0.01)
+    path = str(tmp_path / "notify")
+    with listener(path) as systemd:
+        notifier = Notifier(Notification(path))
+        notifier.starting()
+        for _ in range(3):
+            assert systemd.recv(4096) == b"EXTEND_TIMEOUT_USEC=60000000\nSTATUS=reading the state"
+        drains = threading.Thread(target=hear, args=(systemd, b"READY=1"))
+        drains.start()
+        notifier.ready("idle")
+        drains.join()
+        notifier.status("2 running")
+        assert systemd.recv(4096) == b"STATUS=2 running"  # and nothing in between
+        notifier.close()
+
+
+def test_one_that_never_is_ready_asks_no_more_when_it_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(notify, "EXTEND_EVERY_S", 600.0)
+    with listener(str(tmp_path / "notify")):
+        notifier = Notifier(Notification(str(tmp_path / "notify")))
+        notifier.starting()
+        notifier.close()  # at once
+
+
 def test_an_abstract_address(tmp_path: Path) -> None:
     name = f"wiiiiide-test-{os.getpid()}"
     with listener("\0" + name) as systemd:

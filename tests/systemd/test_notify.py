@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -19,6 +20,7 @@ from tests.kit.machines import BIN
 from wiiiiided.client import Client
 from wiiiiided.config import Paths
 
+UNITS = Path(__file__).parents[2] / "systemd"
 WATCHDOG_S = 0.2
 DEADLINE_S = 30.0
 
@@ -102,6 +104,28 @@ def test_the_watchdog_is_fed_for_as_long_as_it_runs(manager: Manager) -> None:
     manager.heard("READY=1")
     for _ in range(5):
         manager.heard("WATCHDOG=1")
+
+
+PRIVATE = """
+import asyncio, ctypes
+from wiiiiided.daemon import main
+
+def instead(work):
+    work.close()
+    print(ctypes.CDLL(None).prctl(3, 0, 0, 0, 0))  # PR_GET_DUMPABLE
+
+asyncio.run = instead
+raise SystemExit(main.main([]))
+"""
+
+
+def test_no_core_file_is_made_of_a_process_with_keys(home: Path) -> None:
+    environment = {"PATH": os.defpath, "WIIIIIDE_HOME": str(home)}
+    command = [sys.executable, "-c", PRIVATE]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout == "0\n"
+    for unit in (UNITS / "wiiiiided.service", UNITS / "user" / "wiiiiided.service"):
+        assert "\nLimitCORE=0:infinity\n" in unit.read_text()
 
 
 def test_a_stopped_daemon_says_so_and_ends_well(manager: Manager) -> None:

@@ -8,6 +8,7 @@ systemd hears READY once a process; a change of role is a line of STATUS.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import gc
 import logging
 import signal
@@ -23,8 +24,15 @@ from wiiiiided.log import logger
 
 DAEMON_TIERS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logging.DEBUG}
 STATUS_EVERY_S = 1.0
+PR_SET_DUMPABLE = 4  # prctl(2)
 
 Outcome = Literal["stopped", "again"]
+
+
+def keep_memory_private() -> None:
+    """No core file of this process, no other of the same user that traces it or reads its memory:
+    keys and secrets are in there. A child that it starts is not concerned, from its exec on."""
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)
 
 
 class Host:
@@ -90,7 +98,7 @@ class Host:
     def _feed_watchdog(self) -> None:
         if self.notifier.watchdog_s:
             self.notifier.watchdog()
-            wait_s = self.notifier.watchdog_s / 2
+            wait_s = self.notifier.watchdog_s / 3  # a datagram may be dropped, and the next
             self._watchdog = self.loop.call_later(wait_s, self._feed_watchdog)
 
     # ---- what a role has to say and to do

@@ -45,7 +45,7 @@ from wiiiiided.daemon.answers.status import DaemonFacts
 from wiiiiided.daemon.cluster.perform import Assigner, Performer
 from wiiiiided.daemon.cluster.roles import Roles
 from wiiiiided.daemon.conversation.api import Api
-from wiiiiided.daemon.host import DAEMON_TIERS, STATUS_EVERY_S, Host
+from wiiiiided.daemon.host import DAEMON_TIERS, STATUS_EVERY_S, Host, keep_memory_private
 from wiiiiided.daemon.journal import JournalHandler, say_node
 from wiiiiided.daemon.keeper import JUMP_S, Keeper
 from wiiiiided.daemon.notify import Notifier
@@ -358,6 +358,8 @@ def main(argv: list[str] | None = None) -> int:
         set_up_log(options.log or settings.log)
         if options.system and os.getuid() == 0:
             raise UsageError("the service runs as user wiiiiide: systemctl start wiiiiided")
+        keep_memory_private()
+        notifier.starting()
         asyncio.run(_run(paths, settings, notifier, options.log))
     except (BadSettings, StoreUnusable) as problem:
         return _refuse(notifier, problem, EX_CONFIG)
