@@ -12,7 +12,7 @@ import pytest
 from tests.kit.conditions import wait_until
 from tests.kit.disks import fill, small_disk
 from tests.kit.shims import PATIENCE_S, Attempt
-from wiiiiided.shim import lines
+from wiiiiided.shim import files, lines
 from wiiiiided.shim.logs import Log
 
 
@@ -178,6 +178,7 @@ def test_a_rank_goes_on_while_the_disk_is_full(disk: Path, tmp_path: Path) -> No
         wait_until(written.exists, PATIENCE_S, "two megabytes written to a disk of a quarter")
         # It is the shim's turn to be full: nothing of it may have ended.
         assert attempt.shims[0].poll() is None
+        (attempt.path / files.ROOM).unlink()  # as a job may
         filler = fill(disk)
         go_on.touch()
         listener = attempt.listen()

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.table import Column, render
+from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import span
 from wiiiiided.domain.states import ENDED
 from wiiiiided.domain.sweep import label
@@ -63,7 +64,9 @@ def with_start(why: str, starts: str) -> str:
 
 
 def ending(job: JobView) -> str:
-    """How it ended, in one line."""
+    """How it ended, in one line. One whose end is not recorded yet says so itself."""
+    if not is_over(job):
+        return f"job {job.id} ({job.name}) {job.why}"
     ran = "" if job.started_at is None else span(lasted(job))
     if job.why == job.state:
         return f"job {job.id} ({job.name}) {job.state}" + (f" after {ran}" if ran else "")
@@ -74,6 +77,12 @@ def ending(job: JobView) -> str:
 def reason(job: JobView) -> str:
     """The sentence, where it says more than the state."""
     return "" if job.why == job.state else job.why
+
+
+def say_problem(problem: str) -> None:
+    """What is wrong with the daemon that has the queue, below what it answered."""
+    if problem:
+        screen.say(f"the daemon says: {clean(problem)}")
 
 
 def put_table(columns: Sequence[Column], states: Sequence[str], rows: list[list[str]]) -> None:

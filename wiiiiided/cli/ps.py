@@ -11,7 +11,15 @@ import typer
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
-from wiiiiided.cli.jobs import attempts, base_name, is_over, put_table, reason, took
+from wiiiiided.cli.jobs import (
+    attempts,
+    base_name,
+    is_over,
+    put_table,
+    reason,
+    say_problem,
+    took,
+)
 from wiiiiided.cli.options import Json
 from wiiiiided.cli.table import Column
 from wiiiiided.domain.states import ENDED as OVER
@@ -71,6 +79,7 @@ def command(
     else:
         told = client.jobs(ended=ENDED + 1 if everything else 0)  # one more says that there are
         jobs, partial = told.jobs, told.partial
+        say_problem(told.problem)
     if not numbers and sum(map(is_over, jobs)) > ENDED:
         jobs = jobs[1:]  # the oldest comes first
         said = f"the latest {ENDED:,} that are over are listed"

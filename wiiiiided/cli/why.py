@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from wiiiiided.cli import screen
 from wiiiiided.cli.daemon import connect, fields
-from wiiiiided.cli.jobs import with_start
+from wiiiiided.cli.jobs import say_problem, with_start
 from wiiiiided.cli.options import Id, Json
 from wiiiiided.cli.text import clean
 from wiiiiided.cli.words import job_id
@@ -17,3 +17,4 @@ def command(job: Id, as_json: Json = False) -> None:
         screen.put_json(fields(reason))
     else:
         screen.put(clean(with_start(reason.why, reason.starts)))
+    say_problem(reason.problem)

@@ -60,7 +60,7 @@ class Client(Machines):
         return self.jobs(ended).jobs
 
     def jobs(self, ended: int = 0) -> m.Jobs:
-        """The same, and whether these are all."""
+        """The same, whether these are all, and what is wrong with the daemon that has the queue."""
         return self._ask(m.List(ended), m.Jobs)
 
     def sweep(self, number: int) -> tuple[m.JobView, ...]:

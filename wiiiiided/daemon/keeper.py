@@ -4,7 +4,10 @@
                        └─ cannot write: the step is undone, nothing happened
 
 What a person asked for is refused with the reason when it cannot be stored. What a shim reported
-has happened all the same: it waits in order and is tried again every second.
+has happened all the same: it waits in order and is tried again every second; `unrecorded` is what
+the jobs will be then. The exception is a cancel: it must work on a full disk above all, with the
+room that is kept for it (daemon/reserve); and where that is not enough the workers are ended first,
+and it waits like a report.
 """
 
 from __future__ import annotations
@@ -13,21 +16,35 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from msgspec.structs import replace
 
 from wiiiiided.control import events as e
 from wiiiiided.control import nodes
-from wiiiiided.control.actions import AnyAction, PrepareWorkers, StartWorkers, Tell
-from wiiiiided.control.job import Job
+from wiiiiided.control.actions import (
+    AnyAction,
+    PrepareWorkers,
+    StartWorkers,
+    StopWorkers,
+    Tell,
+)
+from wiiiiided.control.job import Job, Stopping
 from wiiiiided.control.state import State
 from wiiiiided.control.step import IllegalMove, step
+from wiiiiided.daemon import views
 from wiiiiided.daemon.store import Store, StoreError
 from wiiiiided.domain.node import Node
+from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.log import about, logger
+from wiiiiided.wire.messages import JobView
 
 RETRY_S = 1.0
 JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not yet a jump
+RESERVE_S = 60.0  # between two looks whether there is room again for the reserve
 PUT_OFF_S = 60.0  # a deadline that could not be taken
 Perform = Callable[[AnyAction, Job], None]
+Cancel = e.CancelRequested | e.SweepCancelRequested
 
 
 class Keeper:
@@ -37,6 +54,7 @@ class Keeper:
         self.store = store
         self.perform = perform
         self.problem = ""  # a sentence while the state cannot be written
+        self.unrecorded: dict[int, Job] = {}  # jobs as they are, though the disk does not say so
         self.clock: Callable[[], float] = time.time
         jobs = store.live()
         # Of the other members nothing was heard yet, whatever they were before. A clock that went
@@ -65,6 +83,46 @@ class Keeper:
         if self._reports:
             raise StoreError(self.problem)
 
+    def end(self, event: Cancel) -> None:
+        """What a person wants ended, always: recorded when this returns, or waiting for room with
+        the workers being ended all the same (`unrecorded`)."""
+        try:
+            self.ask(event)
+            return
+        except StoreError:
+            if self.store.reserve.release():
+                with suppress(StoreError):
+                    self.ask(event)
+                    return
+        wanted = event.jobs if isinstance(event, e.SweepCancelRequested) else (event.id,)
+        if not any(_same(event, other) for other in self._reports):
+            jobs = [self.state.jobs[number] for number in wanted if number in self.state.jobs]
+            if all(job.state in ON_NODES for job in jobs):
+                self._reports.append(event)
+            else:  # before an end that waits as well would let it start
+                self._reports.appendleft(event)
+        changed, actions = self._foreseen()
+        for action in actions:
+            if isinstance(action, StopWorkers) and action.id in wanted:
+                self._perform(action, changed[action.id])
+        self._drain()
+
+    def _foreseen(self) -> tuple[dict[int, Job], list[AnyAction]]:
+        """What all that is reported will make of the state, and what is to be done then."""
+        actions: list[AnyAction] = []
+        try:
+            for event in self._reports:
+                with suppress(Exception):  # `_drain` drops it, and says so
+                    actions += step(self.state, event)
+            return dict(self.state.touched), actions
+        finally:
+            self.state.rollback()
+
+    @property
+    def trouble(self) -> str:
+        """A sentence while the state cannot be written, or the disk leaves no room for it."""
+        return self.problem or self.store.reserve.trouble
+
     def report(self, event: e.AnyEvent) -> None:
         """What has happened already: it is kept until it can be stored."""
         self._reports.append(event)
@@ -73,6 +131,7 @@ class Keeper:
     def tick(self) -> None:
         """Time has come for something, or a write is to be tried again."""
         self._alarm = None
+        self.store.reserve.keep()
         if not self._reports:
             self._reports.append(e.Ticked(self.clock()))
         self._drain()
@@ -85,6 +144,8 @@ class Keeper:
             try:
                 self._apply(event)
             except StoreError as problem:
+                if self._ends_what_was_cancelled(event) and self.store.reserve.release():
+                    continue
                 if str(problem) != self.problem:
                     logger.error("%s; trying again every second", problem)
                 self.problem = str(problem)
@@ -96,7 +157,21 @@ class Keeper:
             self._reports.popleft()
             if isinstance(event, e.Ticked):
                 self._still_due(event, before)
+        self._tell_unrecorded()
         self._set_alarm()
+
+    def _ends_what_was_cancelled(self, event: e.AnyEvent) -> bool:
+        job = self.state.jobs.get(getattr(event, "id", None) or 0)
+        cancelled = job is not None and isinstance(job.phase, Stopping)
+        return cancelled and job.phase.cause == "cancel"  # type: ignore[union-attr]
+
+    def _tell_unrecorded(self) -> None:
+        before, self.unrecorded = self.unrecorded, self._foreseen()[0] if self._reports else {}
+        for number in self.unrecorded:
+            for watcher in self._watchers.get(number, ()):
+                watcher.set()
+        if before != self.unrecorded:
+            self.on_change()
 
     def _still_due(self, tick: e.Ticked, before: Job | None) -> None:
         """Jobs that are due after a tick all the same: each by itself, since one that raises undoes
@@ -192,19 +267,31 @@ class Keeper:
             self._alarm.cancel()
             self._alarm = None
         due = self.state.next_deadline()
+        wait_s = 3600.0 if self.store.reserve.is_kept else RESERVE_S
         if self._reports:
             wait_s = RETRY_S
         elif due is not None:
-            wait_s = max(0.0, due - self.clock()) + 0.001
-        else:
+            wait_s = min(wait_s, max(0.0, due - self.clock()) + 0.001)
+        elif self.store.reserve.is_kept:
             return
-        self._alarm = asyncio.get_running_loop().call_later(min(wait_s, 3600.0), self.tick)
+        self._alarm = asyncio.get_running_loop().call_later(wait_s, self.tick)
 
     def close(self) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
 
     # ---- looking
+
+    def view(self, job: Job) -> JobView:
+        """As ps, wait and top show it, with what happened to it and is not recorded yet."""
+        seen = views.view(self.state, job, self.clock())
+        ahead = self.unrecorded.get(job.id)
+        return seen if ahead is None else views.unrecorded(seen, job, ahead, self.problem)
+
+    def is_over(self, job: Job) -> bool:
+        """Nothing of it runs any more, nor will by itself, whether that is recorded or not."""
+        ahead = self.unrecorded.get(job.id, job)
+        return ahead.state in ENDED
 
     def job(self, number: int) -> Job | None:
         """A job, over or not."""
@@ -236,6 +323,11 @@ def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str
             }
         case _:
             return {}
+
+
+def _same(one: Cancel, other: e.AnyEvent) -> bool:
+    """Said once more, at another time."""
+    return type(one) is type(other) and one == replace(other, at=one.at)
 
 
 def _since_boot() -> float:

@@ -292,7 +292,7 @@ class Daemon(Host):
 
     def _after_changes(self) -> None:
         self._status = None
-        problem = self.keeper.problem or self.standing.trouble
+        problem = self.keeper.trouble or self.standing.trouble
         self.notifier.status(problem or self.summary())
         if self._pruning is None or self._pruning.done():
             self._pruning = self.loop.create_task(self._prune())

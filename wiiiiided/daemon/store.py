@@ -35,6 +35,7 @@ from wiiiiided.control.events import AnyEvent, JobSubmitted, SweepSubmitted
 from wiiiiided.control.job import Ended, Job
 from wiiiiided.control.roster import NodeRow
 from wiiiiided.daemon.records import Records
+from wiiiiided.daemon.reserve import Reserve
 from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
@@ -115,11 +116,13 @@ class Store:
         self.path = directory / "state.sqlite"
         _make_private(directory)
         self._lock = _lock(directory)
+        self.reserve = Reserve(directory)
         try:
-            self._db = self._open(migrations)
+            self._db = self._open_at_last(migrations)
         except BaseException:
             os.close(self._lock)
             raise
+        self.reserve.keep()
         self.records = Records(self._db)
 
     def close(self) -> None:
@@ -156,7 +159,7 @@ class Store:
                 for name, node in (nodes or {}).items():
                     self._put_node(name, node)
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     def tell(self, line: Tell) -> None:
         """A line of a job's story that no event caused; none of a job that was forgotten."""
@@ -165,7 +168,7 @@ class Store:
                 sql = "INSERT INTO story (job, at, text) SELECT id, ?, ? FROM jobs WHERE id = ?"
                 self._db.execute(sql, (line.at, line.text, line.id))
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     def _put_nonce(self, event: AnyEvent) -> None:
         match event:
@@ -212,7 +215,7 @@ class Store:
             with self._db:
                 self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, first))
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(row[0])
 
@@ -229,7 +232,7 @@ class Store:
                 self._db.execute(sql, (self.next_id() - NONCES,))
                 self.records.forget(numbers)
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     def strangers(self, numbers: Sequence[int], skip: bool = True) -> set[int]:
         """Of these jobs the ones that this queue never gave out: there was a later state of it, and
@@ -267,7 +270,7 @@ class Store:
                 sql = "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'"
                 self._db.execute(sql, (last + 1,))
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     def _skipped(self) -> list[tuple[int, int]]:
         """Ranges of numbers, the first and the last; older versions wrote each by itself."""
@@ -282,7 +285,7 @@ class Store:
             with self._db:
                 self._db.execute("DELETE FROM nodes")
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot write {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     # ---- reading
 
@@ -381,14 +384,34 @@ class Store:
         """Archives that some job still names."""
         return {row[0] for row in self._db.execute("SELECT DISTINCT archive FROM jobs")}
 
+    def _reason(self, problem: sqlite3.Error) -> str:
+        text = str(problem)
+        # A file that cannot be made longer is an I/O error to SQLite.
+        if "disk is full" in text or ("I/O" in text and self.reserve.trouble):
+            return "the disk is full"
+        if "readonly" in text or "read-only" in text:
+            return "it is read-only for this user"
+        return text
+
     # ---- opening
+
+    def _open_at_last(self, migrations: Sequence[str]) -> sqlite3.Connection:
+        """On a full disk with what was kept for that: a daemon that cannot start ends no job."""
+        try:
+            return self._open(migrations)
+        except StoreUnusable:
+            raise
+        except StoreError:
+            if not self.reserve.release():
+                raise
+            return self._open(migrations)
 
     def _open(self, migrations: Sequence[str]) -> sqlite3.Connection:
         old_umask = os.umask(0o077)  # the file and its log are made with their final mode
         try:
             db = sqlite3.connect(self.path, timeout=5.0, isolation_level=None)
         except sqlite3.Error as problem:
-            raise StoreError(f"cannot open {self.path}: {_reason(problem)}") from problem
+            raise StoreError(f"cannot open {self.path}: {self._reason(problem)}") from problem
         finally:
             os.umask(old_umask)
         try:
@@ -396,8 +419,8 @@ class Store:
         except sqlite3.Error as problem:
             db.close()
             raise (StoreUnusable if _is_broken(problem) else StoreError)(
-                f"cannot use {self.path}: {_reason(problem)}. It was left as it is; mend it, or "
-                "move it away to begin with an empty queue"
+                f"cannot use {self.path}: {self._reason(problem)}. It was left as it is; mend it, "
+                "or move it away to begin with an empty queue"
             ) from problem
         except StoreError:
             db.close()
@@ -423,7 +446,8 @@ class Store:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = FULL")
         db.execute("PRAGMA secure_delete = ON")  # secrets of forgotten jobs are overwritten
-        db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        if owner != APPLICATION_ID:  # a write, which a full disk does not take
+            db.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         for number in range(version, len(migrations)):
             script = f"BEGIN;{migrations[number]};PRAGMA user_version = {number + 1};COMMIT;"
             try:
@@ -482,12 +506,3 @@ def _is_broken(problem: sqlite3.Error) -> bool:
     """Trying again will not help; a full, busy or read-only disk may be mended meanwhile."""
     waits = ("full", "locked", "busy", "readonly", "read-only", "I/O", "unable to open")
     return not any(word in str(problem) for word in waits)
-
-
-def _reason(problem: sqlite3.Error) -> str:
-    text = str(problem)
-    if "disk is full" in text:
-        return "the disk is full"
-    if "readonly" in text or "read-only" in text:
-        return "it is read-only for this user"
-    return text

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec.structs import replace
 
 from wiiiiided.control.job import Attempt, Ended, Hung, Job, Running, Stopping
 from wiiiiided.control.machine import error_of
@@ -13,6 +14,7 @@ from wiiiiided.control.nodes import node_why
 from wiiiiided.control.place import NeverRuns, plan
 from wiiiiided.control.state import State
 from wiiiiided.control.why import why
+from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.domain.sweep import sweep_id
 from wiiiiided.peering.messages import ShareView
 from wiiiiided.wire.messages import JobView, NodeView, RankView
@@ -75,6 +77,18 @@ def on_one_node(job: Job, state: str, why: str) -> JobView:
         sweep=sweep_id(job.sweep),
         setting=job.setting,
     )
+
+
+def unrecorded(seen: JobView, job: Job, ahead: Job, problem: str) -> JobView:
+    """What has happened to a job is not on the disk yet: it is not shown as what it was before, nor
+    as over while a restart of the daemon might not know that."""
+    if ahead.state in ENDED or (job.state in ON_NODES and ahead.state not in ON_NODES):
+        said = f"ended ({getattr(ahead.phase, 'reason', '') or ahead.state})"
+    elif isinstance(ahead.phase, Stopping):
+        said = f"is being stopped: {ahead.phase.reason}"
+    else:
+        return seen
+    return replace(seen, state="stopping", why=f"{said}, not yet recorded: {problem}")
 
 
 def _owner(state: State, job: Job) -> str:

@@ -30,9 +30,10 @@ package is replaced under a running daemon, those it starts itself. So:
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 TYPE_CHECKING = False  # the typing module would be half a megabyte of every shim
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 FORMAT = 1
 WITH_DOOR = 2  # the format of an order that has a door
 ORDER, CLAIM, EXIT = "order.json", "shim.json", "exit.json"
+ROOM, ROOM_BYTES = ".exit.json.room", 32 << 10  # kept for the end, in case of a full disk
 DOOR, KEY = "door", "key"
 PEM = "store.pem"  # a certificate and its key, where the Store is reached in TLS
 KEY_BYTES = 32
@@ -219,3 +221,49 @@ def write_durably(directory: int, name: str, data: bytes, mode: int, group: int 
         os.close(fd)
     os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
     os.fsync(directory)
+
+
+def keep_room(directory: int, mode: int) -> None:
+    """Before anything runs: a file of the size of an end, which a full disk cannot take away. What
+    cannot be had is gone without."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    with contextlib.suppress(OSError):
+        fd = os.open(ROOM, flags, mode, dir_fd=directory)
+        try:
+            os.fchmod(fd, mode)
+            os.posix_fallocate(fd, 0, ROOM_BYTES)
+        finally:
+            os.close(fd)
+
+
+def write_end(directory: int, end: End, mode: int) -> None:
+    """exit.json, durably; on a full disk into the room that was kept for it, which needs no other.
+    OSError: not now."""
+    try:
+        write_durably(directory, EXIT, to_bytes(end), mode)
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        with contextlib.suppress(OSError):
+            os.unlink(f".{EXIT}.{os.getpid()}", dir_fd=directory)  # the part that could be written
+        _write_into_room(directory, end)
+    else:
+        with contextlib.suppress(OSError):
+            os.unlink(ROOM, dir_fd=directory)
+
+
+def _write_into_room(directory: int, end: End) -> None:
+    data = to_bytes(end)
+    if len(data) > ROOM_BYTES:
+        data = to_bytes(replace(end, error=""))
+    fd = os.open(ROOM, os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        size = os.fstat(fd).st_size
+        if len(data) > size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.pwrite(fd, data, 0)
+        os.ftruncate(fd, len(data))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.rename(ROOM, EXIT, src_dir_fd=directory, dst_dir_fd=directory)

@@ -193,7 +193,7 @@ def _write_at_last(directory: int, end: files.End, mode: int) -> None:
     """Write exit.json, however long the disk is full."""
     while True:
         try:
-            files.write_durably(directory, files.EXIT, files.to_bytes(end), mode)
+            files.write_end(directory, end, mode)
             return
         except OSError:
             if attempt.is_gone(directory):

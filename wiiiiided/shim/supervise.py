@@ -113,6 +113,7 @@ class Supervisor:
 
     def run(self) -> None:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGTERM,))
+        files.keep_room(self._given.directory, self._order.file_mode)
         try:
             if self._order.alone_s > 0:
                 self._solitude = Solitude(
@@ -372,9 +373,8 @@ class Supervisor:
 
     def _write(self, end: files.End) -> None:
         """Write exit.json, as long as it takes, and leave."""
-        data = files.to_bytes(end)
         try:
-            files.write_durably(self._given.directory, files.EXIT, data, self._order.file_mode)
+            files.write_end(self._given.directory, end, self._order.file_mode)
         except OSError as problem:
             if problem.errno == errno.EISDIR:  # the job's doing; nothing of it runs any more
                 with contextlib.suppress(trees.NotRemoved):

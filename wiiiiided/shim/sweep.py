@@ -49,7 +49,7 @@ def main(path: str) -> int:
     end = files.End(time.time(), {}, KILLED, reason=_reason(claim), lost=True)
     if not _has_end(directory):
         trees.remove(f"{path}/{files.EXIT}")  # what a job may have put there
-        files.write_durably(directory, files.EXIT, files.to_bytes(end), mode)
+        files.write_end(directory, end, mode)
     return 0
 
 

@@ -365,6 +365,7 @@ class JobView(Message, frozen=True):
 class Jobs(Message, frozen=True):
     jobs: tuple[JobView, ...]
     partial: str = ""  # a sentence when these are not all: one machine's view, and why
+    problem: str = ""  # as in DaemonStatus, of the daemon that has the queue
 
 
 class StoryLine(msgspec.Struct, frozen=True):
@@ -392,6 +393,7 @@ class Reason(Message, frozen=True):
     why: str
     error: str = ""  # as in JobView
     starts: str = ""  # as in JobView
+    problem: str = ""  # as in Jobs
 
 
 class LogLine(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ class Jobs:
     # ---- looking
 
     def view(self, job: Job) -> m.JobView:
-        return views.view(self.keeper.state, job, self.keeper.clock())
+        return self.keeper.view(job)
 
     def views(self, jobs: Iterable[Job], looks: int = LOOKS) -> tuple[m.JobView, ...]:
         """Of each, with when it starts: estimated once for all of them, where any waits."""
@@ -68,7 +68,7 @@ class Jobs:
     def list(self, ended: int) -> m.Jobs:
         over = reversed(self.keeper.store.ended(min(ended, MOST_LISTED)))
         live = sorted(self.keeper.state.jobs.values(), key=views.list_order)
-        return m.Jobs(self.views((*over, *live)))
+        return m.Jobs(self.views((*over, *live)), problem=self.keeper.trouble)
 
     def history(self, limit: int) -> m.Jobs:
         over = self.keeper.store.ended(min(limit, MOST_LISTED))
@@ -77,7 +77,8 @@ class Jobs:
     def why(self, number: int) -> m.Reason:
         job = self.find(number)
         (view,) = self.views([job])
-        return m.Reason(job.id, job.state, view.why, view.error, view.starts)
+        trouble = self.keeper.trouble
+        return m.Reason(job.id, view.state, view.why, view.error, view.starts, trouble)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
         lines = self.keeper.store.story(job.id)[-STORY_LINES:]
@@ -138,15 +139,16 @@ class Jobs:
         return tuple(waits_for)
 
     async def cancel(self, talk: Talk, request: m.Cancel) -> None:
-        """Answered when the job is really over."""
+        """Answered when the job is really over; on a disk so full that not even that can be stored,
+        with the view of a job that has ended and is not yet recorded."""
         job = self.owned(talk.caller, request.id)
         if job.state in ENDED:
             raise Refuse(FAILED, f"job {job.id} is over already: {self.view(job).why}")
         now = self.keeper.clock()
         watcher = self.keeper.watch(job.id)
         try:
-            self.ask(e.CancelRequested(now, job.id, talk.caller.user, request.now))
-            while (job := self.find(request.id)).state not in ENDED:
+            self.keeper.end(e.CancelRequested(now, job.id, talk.caller.user, request.now))
+            while not self.keeper.is_over(job := self.find(request.id)):
                 await watcher.wait()
                 watcher.clear()
         finally:
@@ -161,9 +163,9 @@ class Jobs:
         watchers = {number: self.keeper.watch(number) for number in live}
         try:
             now, by = self.keeper.clock(), talk.caller.user
-            self.ask(e.SweepCancelRequested(now, tuple(live), by, request.now))
+            self.keeper.end(e.SweepCancelRequested(now, tuple(live), by, request.now))
             for number, watcher in watchers.items():
-                while (job := self.find(number)).state not in ENDED:
+                while not self.keeper.is_over(job := self.find(number)):
                     await watcher.wait()
                     watcher.clear()
                 await talk.say(self.view(job))

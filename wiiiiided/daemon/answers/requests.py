@@ -130,4 +130,4 @@ class Requests:
 
     def status(self) -> m.DaemonStatus:
         counts = views.count_states(self.keeper.state)
-        return status_of(self.facts, self.runs, self.standing, counts, self.keeper.problem)
+        return status_of(self.facts, self.runs, self.standing, counts, self.keeper.trouble)
