@@ -63,7 +63,7 @@ ALLOWED = {
 # The daemon's own order, lowest first: its folders, and the modules beside them. Each may import
 # what stands before it, and of its own.
 DAEMON = (
-    {"settings", "notify", "journal", "probe", "records"},
+    {"settings", "notify", "journal", "probe", "records", "reserve"},
     {"store"},
     {"keeper", "views"},
     {"conversation"},

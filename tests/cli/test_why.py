@@ -19,7 +19,16 @@ def test_the_sentence_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon) ->
 def test_json_has_the_state_too(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Why, m.Reason(17, "queued", SENTENCE))
     expected = {"id": 17, "state": "queued", "why": SENTENCE, "error": "", "starts": ""}
+    expected["problem"] = ""
     assert cli("why", "17", "--json").json == expected
+
+
+def test_a_daemon_that_has_no_room_on_its_disk_says_so(cli: Cli, daemon: FakeDaemon) -> None:
+    daemon.answers(m.Why, m.Reason(17, "queued", SENTENCE, problem="the disk is full"))
+    daemon.answers(m.List, m.Jobs((), problem="the disk is full"))
+    result = cli("why", "17")
+    assert (result.out, result.err) == (SENTENCE + "\n", "the daemon says: the disk is full\n")
+    assert "the daemon says: the disk is full\n" in cli("ps").err
 
 
 def test_a_sentence_with_escape_codes_is_harmless(cli: Cli, daemon: FakeDaemon) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -102,20 +103,28 @@ def said() -> Iterator[list[str]]:
     logger.setLevel(level)
 
 
-def test_it_is_written_down_soon_and_then_once_a_minute(site: Site) -> None:
+def counted(record: RunRecord) -> float:
+    """Operations, as the points have them."""
+    return sum(point.span * point.rates.operations for point in record.points)
+
+
+def test_it_is_written_down_soon_and_then_more_and_more_seldom(site: Site) -> None:
     site.begin()
     writes = []
-    for _ in range(200):
+    for _ in range(800):
         before = site.stored()
         site.work(1)
         if site.stored() != before:
             writes.append(site.now - 1000.0)
-    assert writes == [5.0, 65.0, 125.0, 185.0]
+    gaps = [later - earlier for earlier, later in pairwise(writes)]
+    assert writes[:3] == [2.0, 7.0, 12.0]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] == 60.0
 
 
 def test_the_end_is_known_at_once_and_written_when_flushed(site: Site) -> None:
     site.begin()
-    site.work(3)
+    site.work(1)
     record = site.end()
     assert (record.state, record.code, record.ended_at) == ("done", 0, site.now + DAY)
     assert site.courses.waiting
@@ -171,7 +180,9 @@ def test_an_attempt_that_ended_unseen_is_ended_by_the_next_daemon(site: Site) ->
     assert stored is not None
     assert (stored.state, stored.code, stored.ended_at) == ("done", 0, site.world.now)
     assert stored.ranks[1].totals.operations == 69
-    assert stored.observed_s == 5.0  # as it was written; nobody has looked since
+    assert stored.observed_s == 2.0  # as it was written; nobody has looked since
+    assert stored.points[-1].at == pytest.approx(36.0)  # when it ended, not when that was found
+    assert counted(stored) == pytest.approx(60 + 69)
     assert site.store.records.unfinished() == []
 
 
@@ -225,8 +236,28 @@ def test_a_daemon_that_comes_back_soon_after_the_birth_counts_nothing_twice(site
     site.courses.update(site.world.state)
     site.work(2)
     record = site.end()
-    assert [(point.at, point.span) for point in record.points] == [(1.0, 1.0), (3.5, 1.0)]
+    found = [(point.at, point.span) for point in record.points]
+    assert found == [(1.0, 1.0), (2.5, 1.5), (3.5, 1.0)]
+    assert counted(record) == pytest.approx(60)
     assert record.observed_s == 3.0
+
+
+@pytest.mark.parametrize("seconds", [1, 3, 11, 40, 200])
+def test_a_daemon_that_is_killed_leaves_no_hole_in_the_figures(site: Site, seconds: int) -> None:
+    """Whenever it was, and whatever was not written yet: the ranks have counted on."""
+    site.begin()
+    site.work(seconds)
+    site.courses = site.new_daemon()
+    site.courses.update(site.world.state)
+    site.now += 2.0
+    site.work(5)
+    record = site.end()
+    assert counted(record) == pytest.approx(2 * 10 * (seconds + 5))
+    assert [rank.totals.operations for rank in record.ranks] == [10 * (seconds + 5)] * 2
+    ends = [0.0, *(point.at for point in record.points)]
+    begins = [point.at - point.span for point in record.points]
+    assert begins == pytest.approx(ends[:-1])
+    assert ends[-1] == seconds + 7.0
 
 
 def test_a_clock_that_was_set_back_meanwhile_keeps_the_points_in_order(site: Site) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.requesting import ADA, Coordinator, coordinator
+from tests.daemon.talking import run
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import private_daemon
 from tests.kit.disks import fill, small_disk
@@ -70,7 +71,7 @@ def test_a_cancel_is_recorded_with_the_room_that_is_kept_for_it(tmp_path: Path, 
             assert (view.state, view.why) == ("cancelled", "cancelled by ada")
             assert site.store.reserve.is_kept  # again
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_where_not_even_that_helps_it_is_ended_and_not_yet_recorded(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_where_not_even_that_helps_it_is_ended_and_not_yet_recorded(tmp_path: Pa
             assert site.keeper.unrecorded == {}
             assert (await site.one(m.List())).problem == ""
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_an_end_that_is_not_stored_yet_is_not_shown_as_running(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_an_end_that_is_not_stored_yet_is_not_shown_as_running(tmp_path: Path) -
             assert site.job(job).state == "done"
             assert site.job(next_one).state == "starting"
 
-    asyncio.run(scene())
+    run(scene())
 
 
 def test_a_reserve_is_made_when_there_is_room_and_only_then(

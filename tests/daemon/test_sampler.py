@@ -326,6 +326,8 @@ def picture_of(world: World, sampler: Sampler, ended: list[Job], cluster: str = 
         state=world.state,
         clock=lambda: world.now,
         problem="the disk is full",
+        unrecorded={},
+        trouble="the disk is full",
         store=SimpleNamespace(ended=lambda limit: ended[:limit]),
     )
     return Picture(keeper, sampler, Node("a", 4, 8 << 30), cluster)

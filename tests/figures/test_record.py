@@ -90,17 +90,49 @@ def test_a_run_nobody_saw_begin_has_totals_and_no_points() -> None:
     assert record.observed_s == 0.0
 
 
-def test_after_a_restart_the_record_goes_on_with_a_gap() -> None:
+def test_after_a_restart_what_was_counted_meanwhile_is_one_stretch() -> None:
+    """Also what was seen and not written: the record is of a while before the end."""
     course = new()
     run(course, range(31))
     again = new(began=0.0, at=60.0, record=course.record())
     run(again, range(60, 71))
     record = again.record()
     starts = [point.at - point.span for point in record.points]
-    assert starts[:30] == [float(n) for n in range(30)]
-    assert starts[30] == 60.0
+    assert starts == [*(float(n) for n in range(31)), *(float(n) for n in range(60, 70))]
+    assert record.points[30].rates.operations == pytest.approx(20.0)
+    assert record.points[30].rates.waiting == pytest.approx(0.25)
+    assert counted(record) == pytest.approx(2 * 700)
     assert record.observed_s == 40.0
     assert record.ranks[1].straggled_s >= course.record().ranks[1].straggled_s > 0
+
+
+def counted(record: RunRecord) -> float:
+    """Operations, as the points have them."""
+    return sum(point.span * point.rates.operations for point in record.points)
+
+
+def test_ranks_that_are_heard_of_later_are_in_the_same_stretch() -> None:
+    """Those of other machines: their links are dialled again first."""
+    course = new()
+    run(course, range(31))
+    again = new(began=0.0, at=60.0, record=course.record())
+    for second in range(60, 63):
+        again.take(float(second), {"a": [steady(0, float(second), 0.5, step=second)]})
+    run(again, range(63, 71))
+    record = again.record()
+    assert [point.span for point in record.points[30:32]] == [33.0, 1.0]
+    assert counted(record) == pytest.approx(2 * 700)
+
+
+def test_after_a_restart_another_process_does_not_go_on_where_the_last_was() -> None:
+    course = new()
+    run(course, range(31))
+    again = new(began=0.0, at=60.0, record=course.record())
+    for second in range(60, 72):
+        found = replace(steady(0, float(second), 0.5, step=second), pid=9)
+        again.take(float(second), {"a": [found]})
+    starts = [point.at - point.span for point in again.record().points]
+    assert starts[30] >= 60.0
 
 
 def test_a_stretch_without_an_end_is_closed_after_a_minute() -> None:

@@ -32,12 +32,10 @@ from wiiiiided.control.actions import (
 from wiiiiided.control.job import Job, Stopping
 from wiiiiided.control.state import State
 from wiiiiided.control.step import IllegalMove, step
-from wiiiiided.daemon import views
 from wiiiiided.daemon.store import Store, StoreError
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.log import about, logger
-from wiiiiided.wire.messages import JobView
 
 RETRY_S = 1.0
 JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not yet a jump
@@ -281,12 +279,6 @@ class Keeper:
             self._alarm.cancel()
 
     # ---- looking
-
-    def view(self, job: Job) -> JobView:
-        """As ps, wait and top show it, with what happened to it and is not recorded yet."""
-        seen = views.view(self.state, job, self.clock())
-        ahead = self.unrecorded.get(job.id)
-        return seen if ahead is None else views.unrecorded(seen, job, ahead, self.problem)
 
     def is_over(self, job: Job) -> bool:
         """Nothing of it runs any more, nor will by itself, whether that is recorded or not."""

@@ -1,6 +1,6 @@
 """What stays of runs: a row an attempt, in the same file as the state but never in its way.
 
-    while it runs      written at most once a minute
+    while it runs      written every 5 s at first, every minute later
     at its end         written once more, with how it ended
     job forgotten      the latest done runs of each name stay, without their points: prediction
                        needs them

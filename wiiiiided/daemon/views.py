@@ -79,9 +79,11 @@ def on_one_node(job: Job, state: str, why: str) -> JobView:
     )
 
 
-def unrecorded(seen: JobView, job: Job, ahead: Job, problem: str) -> JobView:
+def unrecorded(seen: JobView, job: Job, ahead: Job | None, problem: str) -> JobView:
     """What has happened to a job is not on the disk yet: it is not shown as what it was before, nor
     as over while a restart of the daemon might not know that."""
+    if ahead is None:
+        return seen
     if ahead.state in ENDED or (job.state in ON_NODES and ahead.state not in ON_NODES):
         said = f"ended ({getattr(ahead.phase, 'reason', '') or ahead.state})"
     elif isinstance(ahead.phase, Stopping):

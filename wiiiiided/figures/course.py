@@ -42,6 +42,7 @@ class Course:
         self.id, self.attempt, self.name = record.job, record.attempt, record.name
         self.workers = record.workers
         self.began = began
+        self.written_until = began + max((point.at for point in record.points), default=0.0)
         self.ranks: Ranks = {}
         self.fresh: Ranks = {}  # those of which something has come lately
         self.at = at
@@ -52,9 +53,11 @@ class Course:
         self._pace = Pace()
         self._recorder = Recorder(record, at - began)
 
-    def begin(self, at: float, sample: RankSample) -> None:
-        """A rank that has counted nothing yet: what it counts from here on has been seen."""
-        self._meter(sample.rank).take(sample)
+    def begin(self, at: float, sample: RankSample, seen: bool = True) -> None:
+        """A rank that had counted nothing yet. If that was `seen`, and not found out later, its
+        rates now are counted from there as well."""
+        if seen:
+            self._meter(sample.rank).take(sample)
         self._recorder.begin(at - self.began, sample)
 
     def take(self, at: float, samples: Samples) -> None:

@@ -7,8 +7,9 @@
 Of the stretch that is open when a record is made, what did not happen in it is not known: the last
 moments of a run, after its last step, are no rate of 0.
 
-A record goes on from what an earlier daemon wrote; the time in between is a gap, and `observed_s`
-says for how long somebody looked.
+A record goes on from what an earlier daemon wrote. The ranks have counted on meanwhile, so what was
+lost, or never looked at, is one stretch with the mean of it: it reaches back to the last point that
+was written. `observed_s` says for how long somebody looked.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from msgspec.structs import replace
 
 from wiiiiided.domain.figures import Point, RankRecord, RankSample, Rates, RunRecord
 from wiiiiided.figures.history import History
-from wiiiiided.figures.rates import between, metrics_of, moved, together, total_of
+from wiiiiided.figures.rates import between, fell, metrics_of, moved, together, total_of
 
 IDLE_S: Final = 60.0  # a stretch in which nothing ends is closed after this long
 SILENT_S: Final = 5.0  # the same of ranks that count and say nothing: what they use is looked at
+TOGETHER_S: Final = 10.0  # for ranks that an earlier daemon knew to be heard of again, all in one
 
 Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
@@ -35,6 +37,8 @@ class Recorder:
         self._record = record  # without points and ranks, which are below
         self._history = History(record.points)
         self._ranks = {rank.rank: rank for rank in record.ranks}
+        self._earlier = {rank.rank: rank.totals for rank in record.ranks}
+        self._together_by = at + TOGETHER_S
         self._looked_at = at
         self._since = at  # where the open stretch begins
         self._base: dict[int, RankSample] = {}  # each rank at that moment
@@ -42,9 +46,11 @@ class Recorder:
         self._stragglers: dict[int | None, float] = {}  # seconds of the stretch
 
     def begin(self, at: float, sample: RankSample) -> None:
-        """A rank whose beginning was seen: it had counted nothing at `at`."""
+        """A rank whose beginning is known: it had counted nothing at `at`."""
+        if (old := self._earlier.get(sample.rank)) is not None and old.pid == sample.pid:
+            return  # it is known from later on
         if not self._base:
-            self._since = at
+            self._since = self._written or at
         self._base.setdefault(sample.rank, sample)
 
     def take(self, at: float, ranks: Ranks, straggler: int | None) -> None:
@@ -56,10 +62,11 @@ class Recorder:
         for rank, (node, sample) in ranks.items():
             self._ranks[rank] = self._rank(node, sample, passed if rank == straggler else 0.0)
         self._last = ranks
+        went_on = {rank: self._went_on(sample) for rank, (_, sample) in ranks.items()}
         if not self._base:
-            self._since = at
-        for rank, (_, sample) in ranks.items():
-            self._base.setdefault(rank, sample)
+            passed_s = max(sample.at - went_on[rank].at for rank, (_, sample) in ranks.items())
+            self._since = (self._written or at - passed_s) if passed_s else at
+        self._base = went_on | self._base
         self._stragglers[straggler] = self._stragglers.get(straggler, 0.0) + passed
         if self._is_whole(at):
             self._close(at)
@@ -95,9 +102,24 @@ class Recorder:
             straggled_s=late_s + (old.straggled_s if old is not None else 0.0),
         )
 
+    @property
+    def _written(self) -> float:
+        """Until when an earlier daemon wrote points; 0: there is none."""
+        points = self._history.points if self._earlier else []
+        return points[-1].at if points else 0.0
+
+    def _went_on(self, sample: RankSample) -> RankSample:
+        """The rank as an earlier daemon saw it last; itself where nobody did."""
+        old = self._earlier.get(sample.rank)
+        if old is None or old.pid != sample.pid or old.at >= sample.at or fell(old, sample):
+            return sample
+        return old
+
     def _is_whole(self, at: float) -> bool:
         span = at - self._since
         if span < self._history.grain_s:
+            return False
+        if at < self._together_by and not self._earlier.keys() <= self._last.keys():
             return False
         samples = [sample for _, sample in self._last.values()]
         silent = not any(sample.measured or sample.step is not None for sample in samples)
@@ -118,6 +140,7 @@ class Recorder:
         self._since = at
         self._base = {rank: sample for rank, (_, sample) in self._last.items()}
         self._stragglers = {}
+        self._earlier = {}
 
     def _open_point(self) -> Point | None:
         """The stretch that is not whole; less than half a grain says nothing of its rates."""

@@ -42,7 +42,9 @@ class Jobs:
     # ---- looking
 
     def view(self, job: Job) -> m.JobView:
-        return self.keeper.view(job)
+        keeper = self.keeper
+        seen = views.view(keeper.state, job, keeper.clock())
+        return views.unrecorded(seen, job, keeper.unrecorded.get(job.id), keeper.problem)
 
     def views(self, jobs: Iterable[Job], looks: int = LOOKS) -> tuple[m.JobView, ...]:
         """Of each, with when it starts: estimated once for all of them, where any waits."""

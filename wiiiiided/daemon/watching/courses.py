@@ -2,7 +2,8 @@
 
     placed ──► begun: a new course, or the one an earlier daemon wrote down
     take   ──► what a node has sent waits for the next tick
-    tick   ──► pages of this node read, course takes all samples; written down at most once a minute
+    tick   ──► pages of this node read, course takes all samples; written down now and then, every
+               5 s at first, every minute later
     over   ──► pages read once more, the end written down
 
 Other nodes' figures are checked before they count: an attempt that is followed, ranks that sit on
@@ -39,8 +40,10 @@ from wiiiiided.peering.figures import AttemptFigures, NodeFigures, Observed, unp
 from wiiiiided.shm.stats import METRIC_NAME, METRICS
 from wiiiiided.text import plain
 
-FIRST_SAVED_S: Final = 5.0  # a daemon that is killed soon after leaves at least a trace
-SAVED_EVERY_S: Final = 60.0
+FIRST_SAVED_S: Final = 2.0  # a daemon that is killed soon after leaves at least a trace
+SAVED_EVERY_S: Final = 60.0  # an old run; a young one oftener
+LEAST_EVERY_S: Final = 5.0
+SAVED_SHARE: Final = 0.1  # of a run so far: what a killed daemon lost is a flat part of its charts
 WAITING: Final = 1000  # records that could not be written and wait
 SAID_EVERY_S: Final = 60.0  # about the straggler of one job
 BORN_S: Final = 0.05  # before it was followed: two clocks differ by as much, a restart takes longer
@@ -153,12 +156,18 @@ class Courses:
         return Followed(job, Course(record, now - age, now), now, now + FIRST_SAVED_S)
 
     def _end(self, followed: Followed, seen: bool = True) -> None:
-        self._came(followed, self.node, self._last(followed))
-        self._take(followed, self._monotonic())
         now = self._clock() if seen else None
         job = self._find(followed.job.id)
         state, code, ended_at = how_it_ended(followed, job, now)
         reason = why_it_ended(followed, job)
+        at, last = self._monotonic(), self._last(followed)
+        if ended_at is not None and not followed.course.ranks:
+            # It ended while no daemon looked: what it counted, it had counted by then.
+            ago_s = max(0.0, self._clock() - ended_at)
+            at = max(followed.course.written_until, at - ago_s)
+            last = [_seen_at(one, min(one.sample.at, at)) for one in last]
+        self._came(followed, self.node, last)
+        self._take(followed, at)
         record = followed.course.record(
             ended_at=ended_at, state=state, code=code, reason=plain(reason, REASON_CHARS)
         )
@@ -241,13 +250,14 @@ class Courses:
         return set(samples)
 
     def _first(self, followed: Followed, came: Came) -> None:
-        """A rank's first counts are known from its birth on, if that was seen here."""
+        """A rank's first counts are known from its birth on, whoever looked then."""
         sample, lived_s = came.observed
         course = followed.course
-        if lived_s is None or came.at - lived_s < followed.since - BORN_S:
+        if lived_s is None:
             return
+        seen = came.at - lived_s >= followed.since - BORN_S
         lived_s = min(lived_s, came.at - course.began)
-        course.begin(came.at - lived_s, blank(sample, sample.at - lived_s))
+        course.begin(came.at - lived_s, blank(sample, sample.at - lived_s), seen)
 
     def _compare(self, followed: Followed) -> None:
         """Ranks that train apart become a part of the job: of its story, and of its sentence."""
@@ -276,7 +286,8 @@ class Courses:
         now = self._monotonic()
         due = [followed for followed in self.live.values() if now >= followed.due]
         for followed in due:
-            followed.due = now + SAVED_EVERY_S
+            age_s = now - followed.course.began
+            followed.due = now + min(SAVED_EVERY_S, max(LEAST_EVERY_S, SAVED_SHARE * age_s))
         self._records.write(followed.course.record() for followed in due)
 
     @property
@@ -355,6 +366,12 @@ def _believed(said: Metrics) -> Metrics:
         name: value if value is not None and math.isfinite(value) else None
         for name, value in known.items()
     }
+
+
+def _seen_at(one: Observed, at: float) -> Observed:
+    """The same, seen at another moment."""
+    lived_s = None if one.lived_s is None else max(0.0, one.lived_s - (one.sample.at - at))
+    return one._replace(sample=replace(one.sample, at=at), lived_s=lived_s)
 
 
 def how_it_ended(

@@ -65,13 +65,16 @@ class Picture:
             every_s=EVERY_S,
             cluster=self.cluster,
             nodes=self._nodes(now),
-            jobs=tuple(self._row(job, doing.get(job.id)) for job in (*live, *ended)),
+            jobs=tuple(self._row(job, now, doing.get(job.id)) for job in (*live, *ended)),
             more=len(jobs) - len(live),
             problem=self.keeper.trouble,
         )
 
-    def _row(self, job: Job, doing: JobNow | None) -> JobRow:
-        return JobRow(self.keeper.view(job), doing)
+    def _row(self, job: Job, now: float, doing: JobNow | None) -> JobRow:
+        keeper = self.keeper
+        seen = views.view(keeper.state, job, now)
+        ahead = keeper.unrecorded.get(job.id)
+        return JobRow(views.unrecorded(seen, job, ahead, keeper.problem), doing)
 
     def _doing(self) -> dict[int, JobNow]:
         """Of each job that runs and of which anything is known."""
