@@ -38,7 +38,8 @@ ALLOWED = {
         *("config", "errors", "log", "text"),
     },
     "cli": {
-        *("client", "control", "daemon", "domain", "figures", "jobfile", "report", "ship", "top"),
+        *("client", "control", "daemon", "domain", "figures", "jobfile", "report", "shim", "ship"),
+        "top",
         *("wire", "config", "errors", "text"),
     },
     "shm": {"errors"},

@@ -324,9 +324,9 @@ def test_a_closed_directory_is_found_through_links(tmp_path: Path) -> None:
     (tmp_path / "open").mkdir()
     (tmp_path / "open").chmod(0o755)
     (tmp_path / "open/python").symlink_to("../closed/lib/python")
-    assert tmp_path / "closed" in access.closed(tmp_path / "open/python")
+    assert str(tmp_path / "closed") in access.closed(str(tmp_path / "open/python"))
     (tmp_path / "closed").chmod(0o755)
-    assert tmp_path / "closed" not in access.closed(tmp_path / "open/python")
+    assert str(tmp_path / "closed") not in access.closed(str(tmp_path / "open/python"))
 
 
 def test_the_refusal_names_user_directory_mode_and_a_way_out(tmp_path: Path) -> None:

@@ -8,13 +8,13 @@ the explanation is worked out from the mode bits.
 
 from __future__ import annotations
 
-import os
 import pwd
-import stat
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from wiiiiided.shim.access import closed, modes
 
 TRY_S = 60.0  # a first import from a slow disk, without any compiled files
 NOBODY = 65534
@@ -72,41 +72,9 @@ def can_run(account: Account, interpreter: str, daemon: Path) -> str:
     return "" if done.returncode == 0 else (words[-1] if words else "a file is not readable")
 
 
-def closed(path: Path) -> list[Path]:
-    """The directories on the way to a file, links included, that others may not enter."""
-    found: dict[Path, None] = {}
-    for directory in _way(path):
-        try:
-            mode = directory.stat().st_mode
-        except OSError:
-            continue
-        if not mode & stat.S_IXOTH:
-            found[directory] = None
-    return list(found)
-
-
-def _way(path: Path, depth: int = 0) -> Iterator[Path]:
-    """Every directory that is entered when this path is opened, in order."""
-    here = Path("/")
-    parts = path.absolute().parts[1:]
-    for number, part in enumerate(parts):
-        yield here
-        step = here / part
-        if step.is_symlink() and depth < 40:  # as many links as the kernel follows
-            target = here / os.readlink(step)
-            rest = Path(*parts[number + 1 :]) if parts[number + 1 :] else Path()
-            yield from _way(Path(os.path.normpath(target)) / rest, depth + 1)
-            return
-        here = step
-
-
 def refusal(account: Account, words: str, needed: Sequence[Path]) -> tuple[str, str]:
     """A sentence saying what is in the way, and one saying what to do."""
-    walls = list(dict.fromkeys(wall for path in needed for wall in closed(path)))
-    if walls:
-        modes = [f"{wall} is {stat.S_IMODE(wall.stat().st_mode):04o}" for wall in walls]
-        why = "; ".join(modes)
-    else:
-        why = words
+    walls = list(dict.fromkeys(wall for path in needed for wall in closed(str(path))))
+    why = modes(walls) if walls else words
     problem = f"the user {account.name} cannot run the wiiiiided installed here: {why}"
     return f"{problem}. Nothing was installed", ELSEWHERE

@@ -18,7 +18,7 @@ import resource
 import signal
 from dataclasses import dataclass
 
-from wiiiiided.shim import files, kernel
+from wiiiiided.shim import access, files, kernel
 from wiiiiided.shim.ending import Exit
 from wiiiiided.shim.logs import Log, Pipe
 from wiiiiided.shim.loop import READ, Loop
@@ -170,6 +170,8 @@ def _excuse(problem: BaseException, program: Program) -> tuple[int, str]:
     if problem.errno == errno.ENOEXEC:
         return NOT_EXECUTABLE, f"{name!r} is no program: its first line must name an interpreter"
     if problem.errno == errno.EACCES:
+        if "/" in name and (why := access.closed_here(os.path.join(work, name))):
+            return NOT_EXECUTABLE, f"the command {name!r} cannot be reached: {why}"
         return NOT_EXECUTABLE, f"{name!r} is not executable: chmod +x, or name its interpreter"
     return NOT_EXECUTABLE, f"the command {name!r} cannot be started: {problem.strerror}"
 

@@ -22,6 +22,7 @@ import time
 from dataclasses import asdict, dataclass, field, replace
 
 from wiiiiided.shim import (
+    access,
     attempt,
     ending,
     environment,
@@ -369,7 +370,10 @@ class Supervisor:
             return files.End(now, {}, failure.code, number, failure.reason)
         last = list(rank.log.last_errors)
         error = ending.error(self._given.directory, rank.number, last)
-        return files.End(now, self._codes, failure.code, number, failure.reason, error=error)
+        reason = failure.reason
+        if why := access.denied(ending.exception(error)):
+            reason = f"{reason}; {why}"
+        return files.End(now, self._codes, failure.code, number, reason, error=error)
 
     def _write(self, end: files.End) -> None:
         """Write exit.json, as long as it takes, and leave."""

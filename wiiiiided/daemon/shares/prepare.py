@@ -23,6 +23,7 @@ from wiiiiided.daemon.shares.order import Surroundings, interpreter
 from wiiiiided.daemon.shares.spawn import HELPER_ENV, end_process, ended, may_pass, spawn
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
 from wiiiiided.log import about, logger
+from wiiiiided.shim.access import closed_to
 
 LOOK_WITHIN_S: Final = 20.0
 TRIES: Final = 3
@@ -152,6 +153,7 @@ class Preparer:
             if may_pass(problem):
                 raise self._hindered(f"its interpreter {python} cannot be run", problem) from None
             why = getattr(problem, "strerror", None) or problem
+            why = self._closed(python) or why
             raise Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN) from None
         try:
             async with asyncio.timeout(LOOK_WITHIN_S):
@@ -167,8 +169,13 @@ class Preparer:
         try:
             return msgspec.json.decode(said, type=Versions)
         except msgspec.DecodeError:
-            text = f"its interpreter {python} does not work (code {code}): is it a Python?"
+            why = self._closed(python) or "is it a Python?"
+            text = f"its interpreter {python} does not work (code {code}): {why}"
             raise Unprepared(text, CANNOT_RUN) from None
+
+    def _closed(self, python: str) -> str:
+        """Which directory keeps the jobs' user from the interpreter, if one does."""
+        return closed_to(self._here.user.name, python) if self._here.user.other else ""
 
 
 def passes(problem: Exception) -> bool:
