@@ -279,7 +279,7 @@ def test_what_the_shim_writes_has_the_mode_that_was_ordered(tmp_path: Path) -> N
         assert modes.pop("order.json")
         assert modes.pop(f"ctl.{shim.pid}") == 0o660
         assert modes.pop("pipes") == 0o600
-        assert set(modes) == {"shim.json", "rank-0.log", "stats-0", "stacks-0"}
+        assert set(modes) == {"shim.json", "rank-0.log", "stats-0", "stacks-0", files.ROOM}
         assert set(modes.values()) == {0o640}
         assert (attempt.path / "stats-0").stat().st_size == 4096
         shim.terminate()
