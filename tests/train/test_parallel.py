@@ -582,6 +582,8 @@ def _refused(me: Rank) -> None:
     )
     parallel(model, sgd)
     _raises(UsageError, "once is enough", lambda: parallel(model, sgd))
+    sgd.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+    _raises(UsageError, "add_param_group", sgd.step)
     sparse = nn.Embedding(10, 3, sparse=True)
     optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
     parallel(sparse, optimizer)

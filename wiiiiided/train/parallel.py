@@ -393,6 +393,7 @@ class Parallel:
             *(self._group, self._face, self._optimizer),
             *(self._parameters, self._pieces, elementwise),
         )
+        self._group_sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         numbers = {id(p): i for i, p in enumerate(self._parameters)}
         self._by_group = [
             [
@@ -451,6 +452,11 @@ class Parallel:
 
     def _check_writes(self) -> None:
         """Raise if a weight was changed outside the optimizer since the last step."""
+        if [len(group["params"]) for group in self._optimizer.param_groups] != self._group_sizes:
+            raise UsageError(
+                "the optimizer's parameters are not those it had when parallel() was called "
+                "(add_param_group?): give it all of them before, frozen ones too"
+            )
         self._check_storage()
         versions = zip(self._names, self._parameters, self._versions, strict=True)
         changed = next((name for name, p, version in versions if p._version != version), None)
