@@ -45,8 +45,9 @@ bench: install $(VENV)/.bench
 	run() { $(BIN)/python bench/"$$@" $(BENCH) || \
 	  { test $$? = 130 && exit 130; without="$$without $$1"; }; }; \
 	run one_host.py; \
-	run ddp_step.py; \
-	run ddp_step.py --bucket-views; \
+	run train_step.py; \
+	run train_step.py --optimizer sgd; \
+	run train_step.py --ranks 4; \
 	run idle.py; \
 	run daemon.py; \
 	run metrics_cost.py; \

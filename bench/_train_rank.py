@@ -1,11 +1,12 @@
-"""A rank that trains one small network three ways: alone, and under DDP over each backend.
+"""A rank that trains one network several ways: alone, under DDP over each backend, in parallel.
 
-Started by _fleet.py; waits for messages from ddp_step.py.
+Started by _fleet.py; waits for messages from train_step.py.
 """
 
 import hashlib
 import itertools
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import _groups
@@ -15,9 +16,15 @@ from _link import Message
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+import wiiiiided.torch as wide
+
 _WIDTHS = (1024, 2048, 2048, 2048, 1024)
 _BATCH = 16
 _PROOF_STEPS = 3
+_OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+}
 
 
 def _network() -> nn.Sequential:
@@ -51,8 +58,8 @@ class Trainer:
         return whole.hexdigest()
 
 
-class DdpRank:
-    """This rank's trainers, by contender; `alone` exchanges nothing."""
+class TrainingRank:
+    """This rank's trainers, by contender; without a backend nothing is exchanged."""
 
     def __init__(self) -> None:
         self.rank = _groups.join()
@@ -62,22 +69,26 @@ class DdpRank:
         """Makes a trainer and returns what its parameters are after a few steps."""
         model: nn.Module = _network()
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        if message["backend"] is not None:
-            group = _groups.open_group(message["backend"])
+        group = None if message["backend"] is None else _groups.open_group(message["backend"])
+        if message["ddp"]:
             model = DistributedDataParallel(
                 model, process_group=group, gradient_as_bucket_view=message["views"]
             )
+        optimizer = _OPTIMIZERS[message["optimizer"]](model.parameters())
+        if group is not None and not message["ddp"]:
+            wide.parallel(model, optimizer, group=group)
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
             model,
             torch.randn(_BATCH, _WIDTHS[0], generator=source),
             torch.randn(_BATCH, _WIDTHS[-1], generator=source),
-            torch.optim.SGD(model.parameters(), lr=0.05),
+            optimizer,
         )
         for _ in range(_PROOF_STEPS):
             trainer.step()
         self._trainers[message["contender"]] = trainer
-        return {"digest": trainer.digest(), "parameters": parameters}
+        total = sum(p.detach().double().abs().sum().item() for p in model.parameters())
+        return {"digest": trainer.digest(), "sum": total, "parameters": parameters}
 
     def measure(self, message: Message) -> Message:
         trainer = self._trainers[message["contender"]]
@@ -98,7 +109,7 @@ class DdpRank:
 
 def main() -> None:
     _link.die_with_parent()
-    rank = DdpRank()
+    rank = TrainingRank()
     _link.serve(rank.rank, {"open": rank.open, "measure": rank.measure, "stop": rank.stop})
 
 

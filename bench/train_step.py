@@ -1,0 +1,169 @@
+"""What does the exchange of gradients add to a training step, under DDP and wide.parallel?
+
+The exchange overlaps with the backward pass, so it cannot be timed by itself: it is what a step
+takes beyond the same step without any exchange, all contenders taking turns within one run.
+"""
+
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import _machine
+import _plot
+import _program
+import _report
+from _cells import Value
+from _fleet import Fleet, FleetError
+from _report import Result, Sheet, console, ratio_text, value_text
+
+ALONE, GLOO, DDP, PARALLEL = "without any exchange", "gloo, DDP", "wiiiiide, DDP", "wide.parallel"
+CONTENDERS = (ALONE, GLOO, DDP, PARALLEL)
+
+
+class Target(NamedTuple):
+    """What wide.parallel's step is to take: to the step without exchange, and gloo's to it."""
+
+    most_of_alone: float
+    least_of_gloo: float
+
+
+TARGETS = {2: Target(1.05, 1.8), 4: Target(1.15, 2.0)}
+METHOD = (
+    "A step (forward, backward, {optimizer}) of a multilayer perceptron with {parameters:.1f}"
+    " million parameters, batch 16, on {ranks} ranks of one thread each, DDP with {ddp}. Contenders"
+    " take turns in {rounds} rounds of {steps} steps; a step's time is that of the slowest rank;"
+    " shown is the median over rounds of each round's median, in brackets the least and the most of"
+    " them. Ratios are medians of the rounds' own ratios. After three steps the parameters of all"
+    " ranks must be the same to the bit, and equal gloo's up to rounding."
+)
+Rounds = dict[str, list[float]]
+
+
+def _open_all(fleet: Fleet, given: Any) -> int:
+    """Makes the trainers and checks that they train alike; raises if not."""
+    backends = {ALONE: None, GLOO: "gloo", DDP: given.backend, PARALLEL: "wiiiiide"}
+    sums: dict[str, list[float]] = {}
+    parameters = 0
+    for contender in CONTENDERS:
+        message = {
+            "do": "open",
+            "contender": contender,
+            "backend": backends[contender],
+            "ddp": contender in (GLOO, DDP),
+            "views": given.bucket_views,
+            "optimizer": given.optimizer,
+        }
+        try:
+            answers = fleet.ask(message)
+        except FleetError as problem:
+            raise FleetError(f"training with {contender} failed: {problem}") from None
+        same = len({answer["digest"] for answer in answers}) == 1
+        if same != (contender != ALONE):
+            raise FleetError(f"{contender}: the ranks' parameters are {'the same' * same or 'not'}")
+        sums[contender] = [answer["sum"] for answer in answers]
+        parameters = answers[0]["parameters"]
+    for contender in (DDP, PARALLEL):
+        if abs(sums[contender][0] - sums[GLOO][0]) > 1e-4 * abs(sums[GLOO][0]):
+            raise FleetError(f"{contender} trained other parameters than gloo")
+    return parameters
+
+
+def _measure(fleet: Fleet, rounds: int, steps: int, say: Callable[[str], None]) -> Rounds:
+    taken: Rounds = {contender: [] for contender in CONTENDERS}
+    for number in range(rounds):
+        turn = number % len(CONTENDERS)
+        for contender in CONTENDERS[turn:] + CONTENDERS[:turn]:
+            say(f"round {number + 1} of {rounds}: {contender}")
+            message = {"do": "measure", "contender": contender, "iterations": steps, "warmup": 3}
+            answers = fleet.ask(message)
+            slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
+            taken[contender].append(statistics.median(slowest) / 1e9)
+    return taken
+
+
+def _summary(rounds: list[float]) -> Value:
+    return Value(statistics.median(rounds), min(rounds), max(rounds))
+
+
+def _ratio(above: list[float], below: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def _exchange(taken: Rounds, contender: str) -> float:
+    pairs = zip(taken[contender], taken[ALONE], strict=True)
+    return statistics.median(step - alone for step, alone in pairs)
+
+
+def _sheet(taken: Rounds, ranks: int, optimizer: str) -> tuple[Sheet, dict[str, Any]]:
+    heads = ["", "step", "to no exchange", "gloo's step to it", "exchange to gloo's", "target"]
+    sheet = Sheet(f"A step of {optimizer}, {ranks} ranks", heads)
+    gloo = _exchange(taken, GLOO)
+    figures: dict[str, Any] = {}
+    for contender in CONTENDERS:
+        alone, faster = (
+            _ratio(taken[contender], taken[ALONE]),
+            _ratio(taken[GLOO], taken[contender]),
+        )
+        part = max(_exchange(taken, contender), 0.0) / gloo if gloo > 0 else None
+        figures[contender] = {"to_alone": alone, "gloo_to_it": faster, "exchange_to_gloo": part}
+        verdict = ""
+        if contender == PARALLEL and ranks in TARGETS:
+            target = TARGETS[ranks]
+            met = alone <= target.most_of_alone and faster >= target.least_of_gloo
+            verdict = f"≤ {target.most_of_alone} and ≥ {target.least_of_gloo}: "
+            verdict += "met" if met else "missed"
+        cells = [ratio_text(alone), ratio_text(faster), ratio_text(part)]
+        sheet.rows.append([contender, value_text(_summary(taken[contender])), *cells, verdict])
+    return sheet, figures
+
+
+def main() -> int:
+    parser = _program.parser(__doc__ or "", rounds=9)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
+    parser.add_argument(
+        "--bucket-views",
+        action="store_true",
+        help="DDP with gradient_as_bucket_view: without its own copies of the gradients, which"
+        " its defaults add to every backend's exchange",
+    )
+    given = _program.arguments(parser)
+    _program.name_stand_in(given.backend)
+    rounds = given.rounds or (3 if given.quick else 9)
+    steps = 6 if given.quick else 15
+    about = _machine.about()
+    screen = console()
+    starting = f"starting {given.ranks} ranks"
+    with screen.status(starting) as status, Fleet("_train_rank.py", given.ranks) as fleet:
+        parameters = _open_all(fleet, given)
+        taken = _measure(fleet, rounds, steps, status.update)
+    sheet, figures = _sheet(taken, given.ranks, given.optimizer)
+    method = METHOD.format(
+        optimizer="AdamW, fused" if given.optimizer == "adamw" else "SGD",
+        parameters=parameters / 1e6,
+        ranks=given.ranks,
+        ddp="gradient_as_bucket_view=True" if given.bucket_views else "its defaults",
+        rounds=rounds,
+        steps=steps,
+    )
+    views = "_views" if given.bucket_views else ""
+    name = f"train_step_{given.optimizer}_{given.ranks}{views}"
+    data = {"step_seconds_by_round": taken, **figures}
+    result = Result(
+        *(_program.file_name(name, given.quick), about, method, [sheet]),
+        *(_machine.busy_notes(about), data),
+    )
+    _report.show(result, screen)
+    if given.save:
+        written = _report.write(result, given.out)
+        bars = _plot.Bars("step", {who: _summary(times) for who, times in taken.items()})
+        picture = given.out / f"{result.name}.png"
+        if _plot.draw_bars([bars], result.about, picture):
+            written.append(picture)
+        screen.print("written: " + ", ".join(path.name for path in written), style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_program.guarded(main))
