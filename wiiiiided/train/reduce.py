@@ -30,6 +30,8 @@ from wiiiiided.train.memory import HostMemory
 # Sum and division of a block are done while it is in the L2 cache.
 BLOCK_BYTES: Final = 256 * 1024
 
+_MOST_KEPT: Final = 16  # sets of parameters with gradients; a program has one or two
+
 Weights = list[float] | None  # of each rank of the group; None: all count alike
 
 
@@ -58,7 +60,9 @@ class Gradients:
         self._combine: dict[torch.dtype, Combine] = {
             p.dtype: combiner("AVG", p.dtype, group.size()) for p in parameters
         }
-        self._whole_runs = self._runs(self._parts)
+        # By which parameters have gradients: training repeats itself, and a step of a small
+        # network has no time to make views anew.
+        self._kept: dict[bytes, list[tuple[torch.dtype, list[Array]]]] = {}
 
     def reduce(
         self, present: Sequence[np.ndarray[Any, np.dtype[np.uint8]]], weights: Weights
@@ -70,12 +74,27 @@ class Gradients:
         """
         if not self._alone:
             self._reduce_between_hosts(present[0], weights)
-        elif weights is None and all(bool(row.all()) for row in present):
-            for dtype, begin, end in self._whole_runs:
-                rows = [self._memory.gradients(r, begin, end) for r in range(self._memory.places)]
+        elif weights is None and all(np.array_equal(row, present[0]) for row in present[1:]):
+            for dtype, rows in self._views_of(present[0]):
                 self._average(dtype, rows, rows[0], None)
         else:
             self._reduce_by_parts(present, weights)
+
+    def _views_of(
+        self, present: np.ndarray[Any, np.dtype[np.uint8]]
+    ) -> list[tuple[torch.dtype, list[Array]]]:
+        """All ranks' gradients of this rank's parts, where all ranks have the same ones."""
+        key = present.tobytes()
+        if key not in self._kept:
+            if len(self._kept) >= _MOST_KEPT:
+                self._kept.clear()
+            runs = self._runs([part for part in self._parts if present[part.parameter]])
+            places = range(self._memory.places)
+            self._kept[key] = [
+                (dtype, [self._typed(dtype, place, begin, end) for place in places])
+                for dtype, begin, end in runs
+            ]
+        return self._kept[key]
 
     def _reduce_by_parts(
         self, present: Sequence[np.ndarray[Any, np.dtype[np.uint8]]], weights: Weights
@@ -85,24 +104,25 @@ class Gradients:
             if have:
                 dtype = self._parameters[part.parameter].dtype
                 begin, end = self._bounds(part)
-                rows = [self._memory.gradients(r, begin, end) for r in have]
+                rows = [self._typed(dtype, place, begin, end) for place in have]
                 chosen = None if weights is None else [weights[self._ranks[r]] for r in have]
-                self._average(dtype, rows, self._memory.gradients(0, begin, end), chosen)
+                self._average(dtype, rows, self._typed(dtype, 0, begin, end), chosen)
+
+    def _typed(self, dtype: torch.dtype, place: int, begin: int, end: int) -> Array:
+        """Bytes of a rank's gradients as numbers."""
+        return carrier(torch.from_numpy(self._memory.gradients(place, begin, end)).view(dtype))
 
     def _average(
         self, dtype: torch.dtype, rows: list[Array], out: Array, weights: list[float] | None
     ) -> None:
-        """Bytes of each rank's gradients → the average, block by block."""
-        combine = self._combine[dtype]
-        typed = [carrier(torch.from_numpy(row).view(dtype)) for row in rows]
-        result = carrier(torch.from_numpy(out).view(dtype))
-        step = BLOCK_BYTES // dtype.itemsize
-        for at in range(0, result.size, step):
-            blocks = [row[at : at + step] for row in typed]
+        """Each rank's gradients → the average, block by block."""
+        combine, step = self._combine[dtype], BLOCK_BYTES // dtype.itemsize
+        for at in range(0, out.size, step):
+            blocks = [row[at : at + step] for row in rows]
             if weights is None:
-                combine(blocks, result[at : at + step])
+                combine(blocks, out[at : at + step])
             else:
-                _weighted(dtype, blocks, weights, result[at : at + step])
+                _weighted(dtype, blocks, weights, out[at : at + step])
 
     def _reduce_between_hosts(
         self, present: np.ndarray[Any, np.dtype[np.uint8]], weights: Weights
