@@ -178,8 +178,11 @@ def test_without_the_coordinator_a_member_says_so(cluster: Cluster) -> None:
     a.stop()
     try:
         with pytest.raises(DaemonRefused, match=f"the coordinator {name} .* jobs go on") as no:
-            b.client.list()
+            b.client.history()
         assert no.value.code == 4
+        told = b.client.jobs()
+        assert told.partial.startswith(f"the coordinator {name} ")
+        assert told.partial.endswith("; this is what b knows of its own")
         assert b.client.status().role == "member"
     finally:
         a.start()
