@@ -63,6 +63,43 @@ def test_half_a_step_is_never_given_out(fault: str) -> None:
         assert outcomes[1].value == "KeyboardInterrupt", outcomes[1].trace
 
 
+def _dies_before(me: Rank, where: str) -> str:
+    """Rank 1 goes before the step, in its meeting, or when the others begin to write."""
+    model = nn.Sequential(nn.Linear(40, 40), nn.Linear(40, 40))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer)
+    model(torch.ones(2, 40)).sum().backward()
+    if me.rank == 1:
+        if where == "before":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def fail(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        run._gradients.reduce = fail  # type: ignore[method-assign]
+    before = [p.detach().clone() for p in model.parameters()]
+    try:
+        optimizer.step()
+    except (GroupFailed, KeyboardInterrupt):
+        try:
+            saved = model.state_dict().values()
+        except UsageError as error:
+            return str(error)
+        return "whole" if all(map(torch.equal, saved, before)) else "torn"
+    return "stepped"
+
+
+def test_weights_are_given_out_when_no_rank_can_have_written() -> None:
+    outcomes = watch_ranks(_dies_before, 3, "before")
+    assert [o.value for o in outcomes if o.rank != 1] == ["whole", "whole"], outcomes
+
+
+def test_weights_are_refused_when_others_may_be_writing() -> None:
+    outcomes = watch_ranks(_dies_before, 3, "reduce")
+    assert "step 1 was interrupted" in outcomes[1].value, outcomes
+    assert all("step 1 was interrupted" in o.value for o in outcomes), outcomes
+
+
 def _skips(me: Rank) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -91,14 +128,17 @@ def _children(me: Rank) -> None:
             model(x).sum().backward()
             optimizer.step()
             optimizer.zero_grad()
+    dist.barrier()
     before = model.weight.detach().clone()
     child = os.fork()
     if not child:
         with torch.no_grad():
             model.weight.zero_()
+            optimizer.state[model.weight]["exp_avg"].fill_(777)
             os._exit(0 if not model.weight.any() and model.bias.any() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert torch.equal(model.weight, before)
+    assert float(optimizer.state[model.weight]["exp_avg"].max()) < 700
     dist.barrier()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -107,6 +108,18 @@ class Counting(torch.optim.Optimizer):
                 p.sub_(state["mean"], alpha=group["lr"] / (1 + state["norm"]) / state["count"])
 
 
+class Keeping(torch.optim.Optimizer):
+    """Keeps what cannot be shared; its step takes no closure."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+
+    def step(self) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is not None:
+                self.state[p]["seen"] = [1]
+
+
 def _as_one_process(me: Rank) -> None:
     for name, make in OPTIMIZERS.items():
         model, plain = _seeded(Net), _seeded(Net)
@@ -182,7 +195,10 @@ def _weighted(me: Rank) -> None:
     run = parallel(model, optimizer)
     counts = [BATCH - 2 * (rank % 2) for rank in range(me.size)]
     if me.size > 2:
-        counts[2] = 0
+        counts[0] = 0
+        weigh = run._weighting
+        if me.rank == 0:  # it comes late to the averaging: nothing of it may be lost
+            run._weighting = lambda records: (time.sleep(0.2), weigh(records))[1]  # type: ignore[method-assign]
     ends = [sum(counts[: rank + 1]) for rank in range(me.size)]
     for step in range(3):
         x, y = _data(step, me.size)
@@ -400,9 +416,30 @@ def _every_way(me: Rank) -> None:
 # -- state ----
 
 
+class Scaled(Net):
+    """With a parameter that is one number, as a temperature is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * self.scale
+
+
 def _saved_and_loaded(me: Rank) -> None:
-    model = _seeded(Net)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for make in (
+        lambda p: torch.optim.AdamW(p, lr=1e-2),
+        lambda p: torch.optim.AdamW(p, lr=torch.tensor(1e-2), foreach=False),
+        OPTIMIZERS["adafactor"],
+        OPTIMIZERS["counting"],
+    ):
+        _saved_and_loaded_by(me, make)
+
+
+def _saved_and_loaded_by(me: Rank, make: Callable[[Any], torch.optim.Optimizer]) -> None:
+    model = _seeded(Scaled)
+    optimizer = make(model.parameters())
     parallel(model, optimizer)
     _train(me, model, optimizer, range(3))
     # On one rank alone, while the others wait for it in their next step.
@@ -412,9 +449,9 @@ def _saved_and_loaded(me: Rank) -> None:
         torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, kept)
         kept.seek(0)
         saved = torch.load(kept)
-        assert kept.getbuffer().nbytes < 4 * 3 * sum(p.numel() for p in model.parameters()) + 20000
-        alone = _seeded(Net)
-        single = torch.optim.AdamW(alone.parameters(), lr=1e-2)
+        assert kept.getbuffer().nbytes < 4 * 3 * sum(p.numel() for p in model.parameters()) + 30000
+        alone = _seeded(Scaled)
+        single = make(alone.parameters())
         alone.load_state_dict(saved["model"])
         single.load_state_dict(saved["optimizer"])
     _train(me, model, optimizer, range(3, 6))
@@ -423,9 +460,10 @@ def _saved_and_loaded(me: Rank) -> None:
     # Back to step 3, loaded by rank 0 alone; then the same steps give the same weights.
     if me.rank == 0:
         assert saved is not None
-        saved["optimizer"]["param_groups"][0]["lr"] = 1e-2
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+        model.state_dict()  # a look at them changes nothing
+        _same_state(optimizer.state_dict(), saved["optimizer"])
     dist.barrier()
     if len(set(_hosts(me))) > 1:
         return  # the other hosts take the weights over at the next step: their forward is older
@@ -433,8 +471,8 @@ def _saved_and_loaded(me: Rank) -> None:
     for key, value in model.state_dict().items():
         assert torch.equal(value, later[key]), key
     # And by all ranks, into a new model at once.
-    again = _seeded(Net)
-    other = torch.optim.AdamW(again.parameters(), lr=5.0)
+    again = _seeded(Scaled)
+    other = make(again.parameters())
     box = [saved]
     dist.broadcast_object_list(box)
     again.load_state_dict(box[0]["model"])  # type: ignore[index]
@@ -443,6 +481,38 @@ def _saved_and_loaded(me: Rank) -> None:
     _train(me, again, other, range(3, 6))
     for key, value in again.state_dict().items():
         assert torch.equal(value, later[key]), key
+    _same_state(other.state_dict(), optimizer.state_dict())
+    _same_state(copy.deepcopy(other).state_dict(), optimizer.state_dict())
+    everywhere = [None] * me.size
+    dist.all_gather_object(everywhere, optimizer.state_dict())
+    for theirs in everywhere:
+        _same_state(theirs, optimizer.state_dict())  # type: ignore[arg-type]
+
+
+def _same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
+    def shown(saved: dict[str, Any]) -> dict[int, dict[str, str]]:
+        states = saved["state"].items()
+        return {i: {key: str(value) for key, value in state.items()} for i, state in states}
+
+    assert shown(a) == shown(b)
+
+
+def _loaded_on_another_host(me: Rank) -> None:
+    """A load, then a clip: the other host's weights come with the first meeting."""
+    model = _seeded(Net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer)
+    if me.rank == 0:
+        model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+    x, y = _data(0, me.size)
+    _loss(model, _mine(me, x), _mine(me, y)).backward()
+    run.clip_grad_norm_(1.0)
+    optimizer.step()
+    _same_weights(me, model)
+
+
+def test_a_load_on_one_host_reaches_the_others_at_the_next_meeting() -> None:
+    run_ranks(_loaded_on_another_host, "aab")
 
 
 def _hosts(me: Rank) -> list[str]:
@@ -501,6 +571,21 @@ def _gradients_between(me: Rank) -> None:
     optimizer.zero_grad(set_to_none=True)
     _loss(model, _mine(me, x), _mine(me, y)).backward()
     optimizer.step()
+    for _ in range(2):  # the other way to zero, after a step and in the middle
+        optimizer.zero_grad(set_to_none=False)
+        _loss(model, _mine(me, x), _mine(me, y)).backward()
+        run.clip_grad_norm_(1e9)
+        optimizer.zero_grad(set_to_none=False)
+        _loss(model, _mine(me, x), _mine(me, y)).backward()
+        optimizer.step()
+    optimizer.zero_grad()
+    _loss(model, _mine(me, x), _mine(me, y)).backward()
+    weight.grad = torch.full_like(weight, 2.0)  # type: ignore[arg-type,assignment]
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(()))
+    scaler.unscale_(optimizer)
+    _close(weight.grad, torch.full_like(weight, 2.0 / scaler.get_scale()), "unscaled")  # type: ignore[arg-type]
+    optimizer.zero_grad()
     _same_weights(me, model)
 
 
@@ -543,10 +628,25 @@ def _disagreements(me: Rank) -> None:
     optimizer.param_groups[0]["lr"] = 0.1 + me.rank
     _raises(Mismatch, r"lr=0.1 on rank 0 and lr=1.1 on rank 1", optimizer.step)
     other = nn.Linear(3, 4 + me.rank)
+    image = nn.Conv2d(3, 4, 2)
+    if me.rank:
+        image = image.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    for different, words in (
+        (other, r"weight float32\[4, 3\] in group 0; rank 1 weight float32\[5, 3\] in group 0"),
+        (image, r"weight float32\[4, 3, 2, 2\] in group 0; rank 1 .* with strides"),
+    ):
+        _raises(
+            Mismatch,
+            words,
+            lambda net=different: parallel(net, torch.optim.SGD(net.parameters(), lr=0.1)),  # type: ignore[misc]
+        )
+    groups = [{"params": [p]} for p in nn.Linear(3, 3).parameters()]
+    held = nn.ParameterList([group["params"][0] for group in groups])
+    turned = groups[::-1] if me.rank else groups
     _raises(
         Mismatch,
-        r"rank 0 gave parallel\(\) weight float32\[4, 3\]; rank 1 weight float32\[5, 3\]",
-        lambda: parallel(other, torch.optim.SGD(other.parameters(), lr=0.1)),
+        "in group 0; rank 1 .* in group 1",
+        lambda: parallel(held, torch.optim.SGD(turned, lr=0.1)),
     )
 
 
@@ -580,8 +680,20 @@ def _refused(me: Rank) -> None:
         'needs a group of the backend "wiiiiide"',
         lambda: parallel(model, sgd, group=gloo),
     )
+    norm = nn.Embedding(4, 3, max_norm=1.0)
+    _raises(
+        UsageError, "max_norm", lambda: parallel(norm, torch.optim.SGD(norm.parameters(), lr=0.1))
+    )
     parallel(model, sgd)
     _raises(UsageError, "once is enough", lambda: parallel(model, sgd))
+    twin = copy.deepcopy(model)
+    parallel(twin, torch.optim.SGD(twin.parameters(), lr=0.1))
+    lists = Keeping(twin.parameters())
+    twin = nn.Linear(2, 2, bias=False)
+    lists = Keeping(twin.parameters())
+    parallel(twin, lists)
+    twin(torch.ones(1, 2)).sum().backward()
+    _raises(UsageError, "Keeping keeps 'seen' as a list", lists.step)
     sgd.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     _raises(UsageError, "add_param_group", sgd.step)
     sparse = nn.Embedding(10, 3, sparse=True)

@@ -39,6 +39,12 @@ def refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: st
         )
     for name, parameter in model.named_parameters():
         _refuse_parameter(name, parameter)
+    for name, module in model.named_modules():
+        if getattr(module, "max_norm", None) is not None:
+            raise UsageError(
+                f"{name or 'the model'} has max_norm={module.max_norm}: it changes its weight in "
+                "every forward, on every rank. Leave max_norm out, or use DistributedDataParallel"
+            )
 
 
 def _refuse_types(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -50,7 +56,8 @@ def _refuse_types(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> N
     wrapper = type(model).__name__
     if wrapper in ("DistributedDataParallel", "FullyShardedDataParallel"):
         raise UsageError(f"the model is wrapped in {wrapper}: give parallel() the model inside it")
-    if MARK in model.__dict__ or MARK in optimizer.__dict__:
+    mark = model.__dict__.get(MARK)
+    if (mark is not None and mark.in_use) or MARK in optimizer.__dict__:
         raise UsageError(
             "parallel() was called with this model or optimizer before: once is enough"
         )
@@ -80,9 +87,16 @@ def _refuse_parameter(name: str, parameter: torch.Tensor) -> None:
         raise UsageError(f"the parameter {name} {what}")
 
 
-def agree(group: dist.ProcessGroup, parameters: Mapping[str, torch.Tensor], rest: str) -> None:
+def agree(
+    group: dist.ProcessGroup,
+    parameters: Mapping[str, torch.Tensor],
+    optimizer: torch.optim.Optimizer,
+) -> None:
     """All ranks must have the same model and optimizer. A collective call."""
-    mine = [f"{name} {_kind(parameter)}" for name, parameter in parameters.items()]
+    found = optimizer.param_groups
+    rest = f"{type(optimizer).__name__} of {len(found)} groups"
+    groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
+    mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]
     texts = tell_all(group, "\n".join([rest, *mine]))
     first = texts[0].split("\n")
     for rank, text in enumerate(texts):
@@ -97,4 +111,6 @@ def agree(group: dist.ProcessGroup, parameters: Mapping[str, torch.Tensor], rest
 
 
 def _kind(parameter: torch.Tensor) -> str:
-    return f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
+    kind = f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
+    order = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
+    return f"{kind}{order}{'' if parameter.requires_grad else ', frozen'}"

@@ -31,12 +31,13 @@ _LINEAR = {
     _aten.div_.Tensor,
     _aten.div_.Scalar,
     _aten.neg_.default,
-    _aten.zero_.default,
-    _aten._foreach_zero_.default,
     _aten._foreach_mul_.Scalar,
     _aten._foreach_div_.Scalar,
     _aten._foreach_neg_.default,
 }
+
+
+_ZERO = {_aten.zero_.default, _aten._foreach_zero_.default}
 
 
 class PendingGradient(torch.Tensor):
@@ -65,18 +66,24 @@ class PendingGradient(torch.Tensor):
         first = args[0][0] if isinstance(args[0], list | tuple) and args[0] else args[0]
         if func is _aten.detach.default:
             return first
+        if func is _UNSCALE:
+            func([getattr(g, "slot", g) for g in args[0]], *args[1:])
+            # A step is left out where a gradient is not finite: by all ranks, or by none.
+            group = next(g for g in args[0] if isinstance(g, PendingGradient)).group
+            dist.all_reduce(args[1], dist.ReduceOp.MAX, group)
+            return None
         if not isinstance(first, PendingGradient):
-            pending = next(a for a in _flat(args) if isinstance(a, PendingGradient))
-            raise _unreadable(pending)
+            found = _flat([*args, *(kwargs or {}).values()])
+            raise _unreadable(next(g for g in found if isinstance(g, PendingGradient)))
         if func is _aten.add_.Tensor and not isinstance(args[1], PendingGradient):
             first._may_change()
             first.slot.add_(args[1], **(kwargs or {}))
             return first
-        if func is _UNSCALE:
-            func([g.slot for g in args[0]], *args[1:])
-            # A step is left out where a gradient is not finite: by all ranks, or by none.
-            dist.all_reduce(args[1], dist.ReduceOp.MAX, first.group)
-            return None
+        if func in _ZERO:  # whatever it was: a gradient of zeros, and a new one
+            for pending in _flat((args[0],)):
+                pending.slot.zero_()
+                pending.reduced = False
+            return args[0]
         if func in _LINEAR and all(_is_number(arg) for arg in args[1:]):
             for pending in _flat((args[0],)):
                 pending._may_change()

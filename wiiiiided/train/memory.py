@@ -1,17 +1,20 @@
 """A host's shared memory for training: control words, weights, and each rank's gradients.
 
     │ control                                     │ weights │ gradients of place 0 │ of place 1 │ …
-      place r: began, completed, loads   (64 bytes each)
+      place r: began, completed, loads, left   (64 bytes each)
       records, even and odd: of each place the words and presence bytes that `publish` exchanges
 
 A *place* is a rank's number among those of its host. Every word has one writer. Records come in
 two copies because a rank may publish its next one while a slower rank still reads this one; it
 cannot be two ahead, since each publishing begins with a wait for all.
 
-Torn steps. A rank writes `began = n` before it changes the first weight in step n and
-`completed = n` after the last. As long as a place's `completed` is behind any place's `began`, the
-weights are neither those of step n-1 nor those of step n, whatever ended the step: an exception, a
-Ctrl-C, a SIGKILL.
+Torn steps. A rank writes `began = n` before it meets the others for step n, and `completed = n`
+after its last weight. A weight is written only after all have met: so if all have begun step n and
+not all have completed it, the weights may be neither those of step n-1 nor those of step n,
+whatever ended the step: an exception, a Ctrl-C, a SIGKILL. If one has not begun, they are whole.
+It may still begin, and find all others in the meeting, after one of them has left it with an error
+and looks at the weights: that one has written `left = n` first, and a rank that has met the others
+writes no weight of a step that one has left. Each writes its word before it reads the other's.
 
 Forked children (a DataLoader's workers) map the same memory; in them it is mapped anew as private
 memory that is copied page by page when it is written. So a child's writes stay its own, and a
@@ -24,6 +27,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
+import threading
 import weakref
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple
@@ -34,7 +39,7 @@ import torch
 from wiiiiided.collectives.local.barrier import barrier as host_barrier
 from wiiiiided.engine.group import Group
 from wiiiiided.engine.operation import Operation, Plan
-from wiiiiided.errors import HostError, UsageError
+from wiiiiided.errors import HostError, PeerLost, UsageError
 from wiiiiided.shm.board import Call
 from wiiiiided.shm.segment import Segment
 from wiiiiided.train.layout import ALIGN, offsets
@@ -119,8 +124,12 @@ def _private_after_fork(memory: Common) -> None:
 
 
 def _make_all_private() -> None:
-    for memory in list(_in_children):
-        memory.make_private()
+    try:
+        for memory in list(_in_children):
+            memory.make_private()
+    except HostError as problem:  # what a hook raises is only printed: the child would go on
+        print(f"wiiiiide: {problem}", file=sys.stderr, flush=True)
+        os._exit(1)
 
 
 class HostMemory:
@@ -138,7 +147,10 @@ class HostMemory:
         self.common = Common(group, "memory of wide.parallel", total)
         words = self.common.bytes[: ALIGN * self.places].view(np.int64)
         stride = ALIGN // 8
-        self._began, self._completed, self._loaded = (words[i::stride] for i in range(3))
+        self._began, self._completed, self._loaded, self._left = (
+            words[i::stride] for i in range(4)
+        )
+        self._fence = threading.Lock()
         self._records = [
             [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
         ]
@@ -186,8 +198,22 @@ class HostMemory:
     # -- torn steps ----
 
     def begin(self, step: int) -> None:
-        """From here on this rank changes weights."""
+        """This rank goes to meet the others; with the last step's number: it does not."""
         self._began[self.place] = step
+
+    def leave(self, step: int) -> None:
+        """An error ended this rank's meeting for a step: no rank that begins now may write."""
+        self._left[self.place] = step
+        with self._fence:  # a lock orders memory: written before `whole` reads what has begun
+            pass
+
+    def check_left(self, step: int) -> None:
+        """All have met for a step: raise if one has left since. Else this rank may write."""
+        with self._fence:
+            pass
+        if int(self._left.max()) == step:
+            rank = self._group.team.ranks[int(self._left.argmax())]
+            raise PeerLost(f"rank {rank} left optimizer.step() number {step} with an error")
 
     def complete(self, step: int) -> None:
         """This rank's weights of that step are written."""
@@ -195,7 +221,7 @@ class HostMemory:
 
     def whole(self) -> None:
         """Raise if a step was interrupted here."""
-        step = int(self._began.max())
+        step = int(self._began.min())
         if step > int(self._completed.min()):
             place = int(self._completed.argmin())
             rank = self._group.team.ranks[place]

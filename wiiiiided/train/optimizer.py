@@ -11,6 +11,7 @@ and hooks go on as before. `step` runs the closure, then `Parallel.step` round t
 
 from __future__ import annotations
 
+import copyreg
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,7 +34,7 @@ class Stepper(Protocol):
     """What a divided optimizer asks of its `Parallel`."""
 
     def step(self, inner: Callable[[], Any]) -> None: ...
-    def check_whole(self) -> None: ...
+    def check_optimizer(self) -> None: ...
     def loaded_optimizer(self) -> None: ...
 
 
@@ -50,15 +51,22 @@ class DividedOptimizer(torch.optim.Optimizer):
         own: Any = type(self).__mro__[2].step  # type: ignore[attr-defined]  # of its own class
         # Hooks run round the whole step, not inside it.
         raw = own.__wrapped__ if getattr(own, "hooked", False) else own
-        self.__dict__[MARK].step(functools.partial(raw, self, None, *args, **kwargs))
+        self.__dict__[MARK].step(
+            functools.partial(raw, self, *((None, *args) if args else ()), **kwargs)
+        )
         return loss
 
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # nothing to wrap: it says so itself
 
     def state_dict(self) -> dict[str, Any]:
         """Whole, and on one rank alone; raises after an interrupted step."""
-        self.__dict__[MARK].check_whole()
+        self.__dict__[MARK].check_optimizer()
         return super().state_dict()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """A copy (deepcopy, pickle) is an ordinary optimizer of the class it was."""
+        own = type(self).__mro__[2]
+        return copyreg.__newobj__, (own,), self.__getstate__()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """On all ranks, or on one: the others take it over at the next step."""

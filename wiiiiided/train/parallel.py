@@ -46,6 +46,7 @@ _WRITTEN: Final = Call.of("the end of optimizer.step() of wide.parallel")
 _MODIFY: Final = Call.of("run.modify() of wide.parallel")
 _MODIFIED: Final = Call.of("the end of run.modify() of wide.parallel")
 _START: Final = Call.of("wide.parallel()")
+_LOADED: Final = Call.of("weights that another host has loaded")
 
 # Words of a record: what ranks tell each other at a meeting.
 _SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
@@ -78,7 +79,7 @@ class Parallel:
         named = _in_order(model, optimizer)
         self._names, self._parameters = list(named), list(named.values())
         elementwise = type(optimizer) in ELEMENTWISE
-        agree(face, named, f"{type(optimizer).__name__} of {len(optimizer.param_groups)} groups")
+        agree(face, named, optimizer)
         self._memory = HostMemory(group, [p.numel() * p.element_size() for p in self._parameters])
         self._weights = self._move_weights()
         self._divide(elementwise)
@@ -86,8 +87,6 @@ class Parallel:
         self._samples: float | None = None
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
-        self._settings: tuple[Any, ...] = ()
-        self._settings_digest = 0
         self._probe_at = self._choose_probes()
         self._hook(model)
         divide(optimizer, self)
@@ -139,8 +138,8 @@ class Parallel:
         with torch.no_grad():
             for parameter in self._parameters if not writer else []:
                 parameter.data = parameter.data.clone()
-        if writer:
-            self._memory.begin(self._step + 1)
+        self._memory.begin(self._step + 1)
+        meet(self._group, _MODIFY)  # all copies are made before the first write
         try:
             yield
         finally:
@@ -148,8 +147,8 @@ class Parallel:
                 self._point_at_shared()
         if writer:
             self._check_storage()
-            self._memory.begin(self._step)
         meet(self._group, _MODIFIED)
+        self._memory.begin(self._step)
         self._spread_weights(0)
         self._remember()
 
@@ -157,10 +156,18 @@ class Parallel:
 
     def step(self, inner: Callable[[], Any]) -> None:
         """What the divided optimizer calls in place of its own step."""
-        present = self._exchange(_STEP)
-        self._clip(present)
         step = self._step + 1
         self._memory.begin(step)
+        try:
+            present = self._exchange(_STEP)
+            self._memory.check_left(step)
+        except UsageError:  # before the meeting, or of all ranks alike: no rank goes on to write
+            self._memory.begin(self._step)
+            raise
+        except BaseException:
+            self._memory.leave(step)
+            raise
+        self._clip(present)
         self._update(inner, present)
         fresh = self._state.look()
         self._memory.complete(step)
@@ -199,8 +206,9 @@ class Parallel:
                 "clip_grad_norm_ and step there can be no other backward, unless all are zeroed"
             )
         if ages == {_NEW}:
-            for i in np.flatnonzero(anywhere > self._present):
-                self._gradients.zero(i)
+            if not self._alone:  # on one host no rank reads what is not there
+                for i in np.flatnonzero(anywhere > self._present):
+                    self._gradients.zero(i)
             rows = [record.present for record in records] if self._alone else [anywhere]
             self._gradients.reduce(rows, weights)
             for pending in self._pending:
@@ -249,13 +257,23 @@ class Parallel:
         flags = [int(record.words[_FLAGS]) for record in records]
         self._flags = 0
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_MODEL]
-        if loaders:
+        if loaders and self._has_buffers and 0 not in loaders:
+            raise UsageError(
+                f"rank {loaders[0]} has loaded a model with buffers, and rank 0, whose buffers "
+                "count, has not: load it on rank 0, or on all ranks"
+            )
+        if loaders and not self._alone:
             self._spread_weights(loaders[0])
+            meet(self._group, _LOADED)
+            self._remember()
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_OPTIMIZER]
         if loaders:
             self._state.take(loaders[0])
             self._take_settings(loaders[0])
-        elif len({int(record.words[_SETTINGS]) for record in records}) > 1:
+            digests = gather(self._face, torch.tensor([self._digest()])).flatten().tolist()
+        else:
+            digests = [int(record.words[_SETTINGS]) for record in records]
+        if len(set(digests)) > 1:
             raise self._different_settings()
 
     def _weighting(self, records: Sequence[Record]) -> Weights:
@@ -296,17 +314,17 @@ class Parallel:
     def _norm(self, present: Bytes, kind: float) -> torch.Tensor:
         """The norm of the averaged gradient: every rank measures its part."""
         parts = [
-            torch.linalg.vector_norm(self._part_of_average(piece), kind, dtype=torch.float32)
+            torch.linalg.vector_norm(self._part_of_average(piece), kind, dtype=torch.float64)
             for piece in self._pieces
             if present[piece.part.parameter]
         ]
-        norms = torch.stack(parts).double() if parts else torch.zeros(1, dtype=torch.float64)
+        norms = torch.stack(parts) if parts else torch.zeros(1, dtype=torch.float64)
         most = math.isinf(kind)
         total = norms.max() if most else norms.pow(kind).sum()
         # Every host has the whole gradient: the ranks of rank 0's host make it up.
         chosen = gather(self._face, total.reshape(1)).flatten()[self._first_host]
         norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
-        return norm.float()
+        return norm if all(p.dtype is torch.float64 for p in self._parameters) else norm.float()
 
     def _part_of_average(self, piece: Piece) -> torch.Tensor:
         average: torch.Tensor = self._gradients.average[piece.part.parameter]
@@ -316,19 +334,22 @@ class Parallel:
 
     def _digest(self) -> int:
         """The groups' settings (learning rates and the like) as a number."""
-        settings = tuple(
-            (key, float(value) if isinstance(value, torch.Tensor) else value)
+        return zlib.crc32(repr(self._settings()).encode())
+
+    def _settings(self) -> list[dict[str, Any]]:
+        """Of each group what can be told in words; a learning rate may be a tensor."""
+        return [
+            {
+                key: float(value) if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if _is_setting(key, value)
+            }
             for group in self._optimizer.param_groups
-            for key, value in group.items()
-            if key != "params"
-        )
-        if settings != self._settings:
-            self._settings = settings
-            self._settings_digest = zlib.crc32(repr(settings).encode())
-        return self._settings_digest
+        ]
 
     def _different_settings(self) -> Mismatch:
-        texts = tell_all(self._face, "\n".join(f"{k}={v!r}" for k, v in self._settings))
+        mine = [f"{k}={v!r}" for settings in self._settings() for k, v in settings.items()]
+        texts = tell_all(self._face, "\n".join(mine))
         first = texts[0].split("\n")
         for rank, text in enumerate(texts):
             for line, other in zip(first, text.split("\n"), strict=False):
@@ -343,10 +364,13 @@ class Parallel:
     def _take_settings(self, source: int) -> None:
         """After one rank alone has loaded the optimizer: its settings for all."""
         groups = self._optimizer.param_groups
-        mine = [{k: v for k, v in group.items() if _is_setting(k, v)} for group in groups]
-        theirs = json.loads(tell_all(self._face, json.dumps(mine))[source])
+        theirs = json.loads(tell_all(self._face, json.dumps(self._settings()))[source])
         for group, settings in zip(groups, theirs, strict=True):
-            group.update({k: tuple(v) if isinstance(v, list) else v for k, v in settings.items()})
+            for key, value in settings.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(value, list) else value
 
     # -- weights ----
 
@@ -395,12 +419,9 @@ class Parallel:
         )
         self._group_sizes = [len(group["params"]) for group in self._optimizer.param_groups]
         numbers = {id(p): i for i, p in enumerate(self._parameters)}
+        by_number = {piece.part.parameter: piece for piece in self._pieces}
         self._by_group = [
-            [
-                x
-                for x in self._pieces
-                if x.part.parameter in {numbers[id(p)] for p in group["params"]}
-            ]
+            [by_number[n] for p in group["params"] if (n := numbers[id(p)]) in by_number]
             for group in self._optimizer.param_groups
         ]
         self._shaped_average = [
@@ -421,7 +442,10 @@ class Parallel:
         if not self._divided:
             return self._parameters[part.parameter]
         piece = self._weights[part.parameter][part.begin : part.end]
-        piece.grad = self._gradients.average[part.parameter][part.begin : part.end]
+        gradient = self._gradients.average[part.parameter][part.begin : part.end]
+        if not self._parameters[part.parameter].dim():  # its state must be what it is: one number
+            piece, gradient = piece.view(()), gradient.view(())
+        piece.grad = gradient
         return piece
 
     # -- writes from outside ----
@@ -507,9 +531,14 @@ class Parallel:
                 dist._broadcast_coalesced(self._face, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
 
     def check_whole(self) -> None:
-        """Raise if a step was interrupted; bring what is looked at up to date."""
+        """Raise if a step was interrupted."""
         self._memory.whole()
-        self._state.refresh()
+
+    def check_optimizer(self) -> None:
+        """The same, before the optimizer's state is looked at: it is brought up to date."""
+        self._memory.whole()
+        if not self._flags & _LOADED_OPTIMIZER:  # what this rank has loaded is newer
+            self._state.refresh()
 
     def loaded_optimizer(self) -> None:
         """This rank has loaded the optimizer: at the next meeting the others take it over."""
@@ -523,25 +552,30 @@ class Parallel:
 
 
 class _Handle:
-    """What hangs on the model. A copy of the model (deepcopy, pickle) is an ordinary model."""
+    """What hangs on the model. A copy of the model (deepcopy, pickle) is an ordinary model.
+
+    It keeps the run: as long as the weights are shared, they are looked after.
+    """
 
     def __init__(self, run: Parallel | None = None) -> None:
-        self._run = weakref.ref(run) if run is not None else lambda: None
+        self._run = run
+
+    @property
+    def in_use(self) -> bool:
+        """Whether this model's weights are shared."""
+        return self._run is not None
 
     def before_forward(self, module: torch.nn.Module, args: Any) -> None:
-        run = self._run()
-        if run is not None:
-            run.before_forward()
+        if self._run is not None:
+            self._run.before_forward()
 
     def before_state_dict(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
-        run = self._run()
-        if run is not None:
-            run.check_whole()
+        if self._run is not None:
+            self._run.check_whole()
 
     def after_load(self, module: torch.nn.Module, incompatible: Any) -> None:
-        run = self._run()
-        if run is not None:
-            run.loaded_model()
+        if self._run is not None:
+            self._run.loaded_model()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Handle:
         return _Handle()
@@ -575,6 +609,8 @@ def _in_order(
 
 def _is_setting(key: str, value: Any) -> bool:
     """A group's value that can be told in words: a number, a flag, a pair of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0
     plain = value if isinstance(value, tuple) else (value,)
     return key != "params" and all(isinstance(v, int | float | str | None) for v in plain)
 

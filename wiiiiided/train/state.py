@@ -10,7 +10,7 @@ whole on one rank alone, without asking the others, and loads in a single proces
 
     kinds   like     a tensor of the parameter's shape: divided as the parameter is
             tensor   of another shape (a step count, a row of second moments): the first holder's
-            number   a Python number: written to the segment after each step by the first holder
+            number   a Python number, and its type: written after each step by the first holder
 
 Loading is the same the other way round: the rank that loaded tells what it has, all make the
 memory for it, and take their pieces from there.
@@ -36,11 +36,7 @@ from wiiiiided.train.memory import Common, meet
 from wiiiiided.train.texts import spread, tell_all
 
 _FILLED: Final = Call.of("optimizer state of wide.parallel")
-_NUMBERS: Final[dict[str, tuple[type, torch.dtype]]] = {
-    "bool": (bool, torch.int64),
-    "int": (int, torch.int64),
-    "float": (float, torch.float64),
-}
+_NUMBERS: Final[tuple[type, ...]] = (float, int, bool)  # whole up to 2**53
 
 State = MutableMapping[Any, dict[str, Any]]
 
@@ -60,7 +56,7 @@ class Kind:
 
     parameter: int
     key: str
-    kind: str  # like, tensor, or a number's type
+    kind: str  # like, tensor, number
     dtype: str
     shape: tuple[int, ...]
 
@@ -91,12 +87,18 @@ class SharedState:
         """`divided`: pieces are slices with a working state of their own; else parameters."""
         self._group, self._face, self._optimizer = group, face, optimizer
         self._parameters, self._pieces, self._divided = parameters, pieces, divided
-        self.working: State = defaultdict(dict) if divided else optimizer.state
+        self._pieces_state: State = defaultdict(dict)
+        self._commons: list[Common] = []  # kept: a forked child makes them its own
         self._kinds: dict[tuple[int, str], Kind] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # flat
         self._local: dict[
             tuple[int, str], Any
         ] = {}  # what the working state had after the last look
+
+    @property
+    def working(self) -> State:
+        """The state that the optimizer works with in a step."""
+        return self._pieces_state if self._divided else self._optimizer.state
 
     # -- after a step ----
 
@@ -118,9 +120,9 @@ class SharedState:
     def _keep(self, piece: Piece, at: tuple[int, str], state: dict[str, Any], value: Any) -> None:
         """The optimizer put a new value in place of the shared one."""
         kind, view = self._kinds[at], self._views[at]
-        if kind.kind in _NUMBERS:
+        if kind.kind == "number":
             if piece.first:
-                view.fill_(value)
+                _write_number(view, value)
             self._local[at] = value
         elif kind.kind == "like":
             mine = view[piece.part.begin : piece.part.end].view_as(value)
@@ -134,12 +136,12 @@ class SharedState:
 
     def share(self) -> None:
         """Put state that this rank's optimizer has made into shared memory. A collective call."""
-        fresh = [
-            self._describe(piece.part.parameter, key, value, piece.tensor)
+        fresh = {
+            (piece.part.parameter, key): (value, piece.tensor)
             for piece in self._pieces
             for key, value in self.working.get(piece.tensor, {}).items()
             if value is not None and (piece.part.parameter, key) not in self._views
-        ]
+        }
         self._make(self._union(fresh))
         for piece in self._pieces:
             state = self.working.get(piece.tensor, {})
@@ -153,40 +155,44 @@ class SharedState:
     def take(self, source: int) -> None:
         """All state anew, as rank `source` has it (it has loaded it). A collective call."""
         loaded = {
-            (i, key): value
+            (i, key): (value, parameter)
             for i, parameter in enumerate(self._parameters)
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if value is not None and self._face.rank() == source
         }
-        self._kinds.clear()
-        self._views.clear()
-        self._local.clear()
-        kinds = [
-            self._describe(i, key, value, self._parameters[i]) for (i, key), value in loaded.items()
-        ]
-        common = self._make(self._union(kinds))
-        for (i, key), value in loaded.items():
-            self._fill(self._kinds[i, key], self._views[i, key], value, self._parameters[i])
+        for kept in (self._kinds, self._views, self._local, self._commons):
+            kept.clear()
+        common = self._make(self._union(loaded))
+        for at, (value, parameter) in loaded.items():
+            self._fill(self._kinds[at], self._views[at], value, parameter)
         if common is not None and self._face.size() > self._group.team.size:
             spread(self._face, common.bytes, source)
         meet(self._group, _FILLED)
-        self.working.clear()
+        self._pieces_state.clear()
+        self._optimizer.state.clear()
         self._show()
-        for piece in self._pieces:
-            self._hand_out(piece)
+        self._hand_out()
 
-    def _union(self, mine: list[Kind]) -> list[Kind]:
-        rows = [[k.parameter, k.key, k.kind, k.dtype, k.shape] for k in mine]
+    def _union(self, mine: dict[tuple[int, str], tuple[Any, torch.Tensor]]) -> list[Kind]:
+        """What any rank has, in one order; raises on all ranks what one cannot share."""
+        problem, rows = "", []
+        try:
+            kinds = [self._describe(i, key, *found) for (i, key), found in mine.items()]
+            rows = [[k.parameter, k.key, k.kind, k.dtype, k.shape] for k in kinds]
+        except UsageError as error:
+            problem = str(error)
+        told = [json.loads(text) for text in tell_all(self._face, json.dumps([problem, rows]))]
+        if problem := next((theirs for theirs, _ in told if theirs), ""):
+            raise UsageError(problem)
         found: dict[tuple[int, str], Kind] = {}
-        for text in tell_all(self._face, json.dumps(rows)):
-            for parameter, key, kind, dtype, shape in json.loads(text):
+        for _, theirs in told:
+            for parameter, key, kind, dtype, shape in theirs:
                 found.setdefault((parameter, key), Kind(parameter, key, kind, dtype, tuple(shape)))
         return [found[at] for at in sorted(found)]
 
     def _describe(self, parameter: int, key: str, value: Any, holder: torch.Tensor) -> Kind:
-        for name, (python, dtype) in _NUMBERS.items():
-            if type(value) is python:
-                return Kind(parameter, key, name, str(dtype).removeprefix("torch."), (1,))
+        if type(value) in _NUMBERS:
+            return Kind(parameter, key, "number", "float64", (2,))
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise UsageError(
                 f"{type(self._optimizer).__name__} keeps {key!r} as a {type(value).__name__}: only "
@@ -204,6 +210,7 @@ class SharedState:
             return None
         at, total = offsets([kind.count * kind.torch_dtype.itemsize for kind in kinds])
         common = Common(self._group, "optimizer state of wide.parallel", max(total, 1))
+        self._commons.append(common)
         for kind, offset in zip(kinds, at, strict=True):
             where = (kind.parameter, kind.key)
             self._kinds[where] = kind
@@ -211,25 +218,26 @@ class SharedState:
         return common
 
     def _fill(self, kind: Kind, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
-        if kind.kind in _NUMBERS:
-            view.fill_(value)
+        if kind.kind == "number":
+            _write_number(view, value)
         elif kind.kind == "like":
             _shaped(view, holder).copy_(value)
         else:
             view.view(kind.shape).copy_(value)
 
-    def _hand_out(self, piece: Piece) -> None:
-        """The working state of a piece, from the shared one."""
+    def _hand_out(self) -> None:
+        """The working state of this rank's pieces, from the shared one."""
+        pieces = {piece.part.parameter: piece for piece in self._pieces}  # one of a parameter
         for at, kind in self._kinds.items():
-            if at[0] == piece.part.parameter:
-                self._local[at] = self.working[piece.tensor][at[1]] = self._working_value(
-                    piece, at, kind
-                )
+            piece = pieces.get(at[0])
+            if piece is not None:
+                value = self._working_value(piece, at, kind)
+                self._local[at] = self.working[piece.tensor][at[1]] = value
 
     def _working_value(self, piece: Piece, at: tuple[int, str], kind: Kind) -> Any:
         view = self._views[at]
-        if kind.kind in _NUMBERS:
-            return _NUMBERS[kind.kind][0](view.item())
+        if kind.kind == "number":
+            return _read_number(view)
         if kind.kind == "like":
             mine = view[piece.part.begin : piece.part.end]
             return mine if self._divided else _shaped(view, piece.tensor)
@@ -239,10 +247,10 @@ class SharedState:
 
     def _show(self) -> None:
         """Every parameter's whole state in optimizer.state, where programs expect it."""
+        worked_with = set() if self._divided else {piece.part.parameter for piece in self._pieces}
         for at, value in self._whole():
-            parameter = self._parameters[at[0]]
-            if self._divided or parameter not in {p.tensor for p in self._pieces}:
-                self._optimizer.state[parameter][at[1]] = value
+            if at[0] not in worked_with:
+                self._optimizer.state[self._parameters[at[0]]][at[1]] = value
 
     def refresh(self) -> None:
         """Numbers are no views: bring them up to date before a program reads them."""
@@ -252,12 +260,21 @@ class SharedState:
     def _whole(self, numbers_only: bool = False) -> Iterator[tuple[tuple[int, str], Any]]:
         for at, kind in self._kinds.items():
             view = self._views[at]
-            if kind.kind in _NUMBERS:
-                yield at, _NUMBERS[kind.kind][0](view.item())
+            if kind.kind == "number":
+                yield at, _read_number(view)
             elif not numbers_only and kind.kind == "like":
                 yield at, _shaped(view, self._parameters[at[0]])
             elif not numbers_only:
                 yield at, view.view(kind.shape)
+
+
+def _write_number(view: torch.Tensor, value: float) -> None:
+    view[0], view[1] = float(value), _NUMBERS.index(type(value))
+
+
+def _read_number(view: torch.Tensor) -> Any:
+    value, kind = view.tolist()
+    return _NUMBERS[int(kind)](value)
 
 
 def _shaped(flat: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
