@@ -497,6 +497,55 @@ def _same_state(a: dict[str, Any], b: dict[str, Any]) -> None:
     assert shown(a) == shown(b)
 
 
+def _loaded_on_one_rank(me: Rank) -> None:
+    """Settings go to all, a learning rate in a tensor too; numbers keep their type; buffers are
+    rank 0's, so another rank alone cannot load them."""
+    model = _seeded(Net)
+    optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1))
+    parallel(model, optimizer)
+    _train(me, model, optimizer, range(1))
+    if me.rank == 0:
+        state = optimizer.state_dict()
+        state["param_groups"][0]["lr"] = torch.tensor(0.5)
+        optimizer.load_state_dict(state)
+    _train(me, model, optimizer, range(1, 2))
+    assert float(optimizer.param_groups[0]["lr"]) == 0.5
+    _same_weights(me, model)
+
+    model = nn.Linear(13, 5)
+    turning = Turning(model.parameters())
+    parallel(model, turning)
+    for step in range(3):
+        _train(me, model, turning, range(step, step + 1))
+        values = {state["value"] for state in turning.state_dict()["state"].values()}
+        assert values == {step if step < 2 else 0.4}
+
+    model = nn.Sequential(nn.Linear(13, 5), nn.BatchNorm1d(5))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parallel(model, optimizer)
+    if me.rank == 1:
+        model.load_state_dict(model.state_dict())
+    _raises(UsageError, "rank 1 has loaded a model with buffers", optimizer.step)
+
+
+class Turning(torch.optim.Optimizer):
+    """Keeps a number that is whole first, and then is not."""
+
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, {})
+        self._steps = 0
+
+    def step(self) -> None:  # type: ignore[override]
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is not None:
+                self.state[p]["value"] = self._steps if self._steps < 2 else 0.4
+        self._steps += 1
+
+
+def test_what_one_rank_loads_is_taken_over_by_all_or_refused() -> None:
+    run_ranks(_loaded_on_one_rank, 2)
+
+
 def _loaded_on_another_host(me: Rank) -> None:
     """A load, then a clip: the other host's weights come with the first meeting."""
     model = _seeded(Net)
