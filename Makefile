@@ -9,7 +9,7 @@ ifeq ($(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),)
 TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 
-.PHONY: install demo test lint format bench soak clean
+.PHONY: install demo quick test lint format bench soak clean
 
 install: $(VENV)/.installed
 
@@ -25,8 +25,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	@$(BIN)/python examples/language-model/demo.py
 
+# What starts no process, in a minute; then everything, on all cores; `pytest tests/x` is one after the other.
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadgroup --no-loadscope-reorder
+
+quick: install
+	@$(PYTEST) -m quick
+
 test: install
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
 lint: install
 	@$(BIN)/ruff check .
@@ -64,9 +70,9 @@ $(VENV)/.bench: $(VENV)/.installed
 	  $(PIP) install --constraint constraints.txt 'matplotlib>=3.9,<4'; }
 	@touch $@
 
-# What takes minutes or gigabytes.
+# What takes minutes or gigabytes, and every property test with many more examples.
 soak: install
-	@$(BIN)/python -m pytest -m soak --timeout 1800
+	@$(BIN)/python -m pytest -m 'soak or property' --timeout 1800
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache

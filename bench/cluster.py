@@ -14,15 +14,11 @@ import threading
 import time
 from dataclasses import dataclass
 
-import _cluster_site as site
-import _machine
-import _net_hosts
-import _proc
-import _program
-import _report
-from _cluster_site import Cluster
-from _measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
-from _report import Result, console
+from lib import cluster_site as site
+from lib import machine, net_hosts, proc, program, report
+from lib.cluster_site import Cluster
+from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
+from lib.report import Result, console
 
 RATE = "1gbit"
 NEEDED = {"systemd-nspawn": "systemd-container", "dbus-daemon": "dbus", "iperf3": "iperf3"}
@@ -207,10 +203,10 @@ def _median(said: str) -> float:
 
 def _idle(cluster: Cluster, plan: Plan) -> Chapter:
     pids = {m.name: m.host_pid(int(m.show("MainPID"))) for m in cluster.fleet}
-    before = {name: _proc.cpu_seconds(pid) for name, pid in pids.items()}
+    before = {name: proc.cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(plan.idle_s)
     shares = {
-        name: (_proc.cpu_seconds(pid) - before[name]) / plan.idle_s for name, pid in pids.items()
+        name: (proc.cpu_seconds(pid) - before[name]) / plan.idle_s for name, pid in pids.items()
     }
     measures = [
         Measure(f"{'coordinator' if name == 'a' else 'member'} {name}", SHARE, [share], IDLE)
@@ -229,27 +225,27 @@ def _run(plan: Plan) -> list[Chapter]:
 
 
 def main() -> int:
-    given = _program.arguments(_program.parser(__doc__ or "", torch=False))
-    if reason := _net_hosts.forbidden(NEEDED):
+    given = program.arguments(program.parser(__doc__ or "", torch=False))
+    if reason := net_hosts.forbidden(NEEDED):
         raise site.FleetError(reason)
     plan = QUICK if given.quick else Plan()
-    about = _machine.about()
+    about = machine.about()
     begin = time.monotonic()
     chapters = _run(plan)
     judged = not given.quick
-    notes = [*_machine.busy_notes(about), f"load at the end: {os.getloadavg()[0]:.2f}"]
+    notes = [*machine.busy_notes(about), f"load at the end: {os.getloadavg()[0]:.2f}"]
     data = {c.title: [measure.data(judged) for measure in c.measures] for c in chapters}
-    name = _program.file_name("cluster", given.quick)
+    name = program.file_name("cluster", given.quick)
     sheets = [chapter.sheet(judged) for chapter in chapters]
     method = METHOD.format(idle=plan.idle_s)
     result = Result(name, about, method, sheets, notes, {"chapters": data})
     screen = console()
-    _report.show(result, screen)
-    written = _report.write(result, given.out) if given.save else []
+    report.show(result, screen)
+    written = report.write(result, given.out) if given.save else []
     names = ", ".join(path.name for path in written) or "nothing (--no-save)"
     screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

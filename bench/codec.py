@@ -14,23 +14,19 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import _codec_data
-import _codec_wire
-import _machine
-import _program
-import _report
-from _cells import KB, MB, size_text
-from _report import Result, Sheet, console
+from lib import codec_data, codec_wire, machine, program, report
+from lib.cells import KB, MB, size_text
+from lib.report import Result, Sheet, console
 
-from wiiiiided.codec import registry
-from wiiiiided.codec.base import About, Codec
+from wiiiiided.backend.codec import registry
+from wiiiiided.backend.codec.interface import Codec, PieceInfo
 
 SIZES = (64 * KB, 128 * KB, 256 * KB, 512 * KB, 1 * MB)
 QUICK_SIZES = (64 * KB, 256 * KB, 1 * MB)
 ROUNDS = 7
 CHECK_TARGET = 0.03  # of a piece's transfer time
-_ON_FROM = 0.10  # what `auto` wants to save before it encodes (wiiiiided/codec/choose.py)
-_ABOUT = About(dtype=0, itemsize=4)
+_ON_FROM = 0.10  # what `auto` wants to save before it encodes (wiiiiided/backend/codec/chooser.py)
+_ABOUT = PieceInfo(dtype=0, itemsize=4)
 METHOD = (
     "Pieces are cut from {mb} MB of each kind of data and encoded one after the other on one core."
     " Rates are in bytes of raw data, of the median of {rounds} rounds. A piece that lz4 gives back"
@@ -146,8 +142,8 @@ def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int
     return Row(data, codec.name, into.nbytes, raw / wire, encode_rate, decode_rate)
 
 
-def measure_checks(wire: _codec_wire.Wire, pieces: list[memoryview], rounds: int) -> list[Checked]:
-    times: dict[str, list[float]] = {name: [] for name in _codec_wire.CHECKS}
+def measure_checks(wire: codec_wire.Wire, pieces: list[memoryview], rounds: int) -> list[Checked]:
+    times: dict[str, list[float]] = {name: [] for name in codec_wire.CHECKS}
     for number in range(rounds + 1):
         for name in times:
             seconds = wire.transfer(name, pieces)
@@ -155,7 +151,7 @@ def measure_checks(wire: _codec_wire.Wire, pieces: list[memoryview], rounds: int
                 times[name].append(seconds)
     raw = sum(piece.nbytes for piece in pieces)
     found = []
-    for name, check in _codec_wire.CHECKS.items():
+    for name, check in codec_wire.CHECKS.items():
         if check is None:
             continue
         rate = raw / _median_seconds(functools.partial(_all, check, pieces), rounds)
@@ -166,7 +162,7 @@ def measure_checks(wire: _codec_wire.Wire, pieces: list[memoryview], rounds: int
     return found
 
 
-def _all(check: _codec_wire.Sum, pieces: list[memoryview]) -> None:
+def _all(check: codec_wire.Sum, pieces: list[memoryview]) -> None:
     for piece in pieces:
         check(piece)
 
@@ -175,7 +171,7 @@ def run(
     sizes: Sequence[int], rounds: int, say: Callable[[str], None]
 ) -> tuple[list[Row], list[Checked]]:
     rows: list[Row] = []
-    for data, make in _codec_data.KINDS.items():
+    for data, make in codec_data.KINDS.items():
         say(f"making {data}")
         buffer = make()
         for name in registry.NAMES:
@@ -185,8 +181,8 @@ def run(
                     say(f"{name} on {data}, {size_text(nbytes)}")
                     rows.append(measure_codec(data, codec, _pieces(buffer, nbytes), rounds))
     checked: list[Checked] = []
-    noise = _codec_data.noise()
-    with _codec_wire.opened() as wire:
+    noise = codec_data.noise()
+    with codec_wire.opened() as wire:
         for nbytes in sizes:
             say(f"checks on {size_text(nbytes)}")
             checked += measure_checks(wire, _pieces(noise, nbytes), 3 * rounds)
@@ -211,11 +207,11 @@ def sheets(rows: Sequence[Row], checked: Sequence[Checked]) -> list[Sheet]:
 
 
 def main() -> int:
-    parser = _program.parser(__doc__ or "", ROUNDS, torch=False, saves=False)
-    given = _program.arguments(parser)
+    parser = program.parser(__doc__ or "", ROUNDS, torch=False, saves=False)
+    given = program.arguments(parser)
     rounds = given.rounds or (3 if given.quick else ROUNDS)
-    about = _machine.about()
-    about.update({name: _machine.version_of(name) for name in ("lz4", "xxhash")})
+    about = machine.about()
+    about.update({name: machine.version_of(name) for name in ("lz4", "xxhash")})
     screen = console()
     with screen.status("") as status:
         rows, checked = run(QUICK_SIZES if given.quick else SIZES, rounds, status.update)
@@ -224,19 +220,19 @@ def main() -> int:
         "checks": [{**vars(one), "part": one.part, "met": one.met} for one in checked],
     }
     result = Result(
-        _program.file_name("codec", given.quick),
+        program.file_name("codec", given.quick),
         about,
-        METHOD.format(mb=_codec_data.NBYTES // MB, rounds=rounds),
+        METHOD.format(mb=codec_data.NBYTES // MB, rounds=rounds),
         sheets(rows, checked),
-        _machine.busy_notes(about),
+        machine.busy_notes(about),
         data,
     )
-    _report.show(result, screen)
+    report.show(result, screen)
     if given.save:
-        written = _report.write(result, given.out)
+        written = report.write(result, given.out)
         screen.print("written: " + ", ".join(path.name for path in written), style="dim")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

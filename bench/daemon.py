@@ -13,16 +13,12 @@ import tempfile
 import time
 from dataclasses import dataclass
 
-import _control
-import _daemon_size
-import _daemon_speed
-import _machine
-import _program
-import _report
-from _fleet import FleetError
-from _host import Host
-from _measure import RATE, RATIO, SECONDS, Chapter, Measure
-from _report import Result, console
+from lib import control, daemon_size, daemon_speed, program, report
+from lib import machine as _machine
+from lib.fleet import FleetError
+from lib.host import Host
+from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
+from lib.report import Result, console
 from rich.console import Console
 
 from wiiiiided.errors import WiiiiideError
@@ -61,9 +57,9 @@ QUICK = Plan(3, 1, 3.0, 1, 50, 2000, 200, (0, 1000, 5000))
 
 def _state_machine(plan: Plan) -> Chapter:
     """The control plane alone."""
-    rates = _control.rates(plan.jobs, plan.turns, plan.rounds)
-    filling = _control.filling_rates(plan.jobs, plan.memory_rounds)
-    times = _control.after_finished(list(plan.finished), 100, plan.turns, plan.rounds)
+    rates = control.rates(plan.jobs, plan.turns, plan.rounds)
+    filling = control.filling_rates(plan.jobs, plan.memory_rounds)
+    times = control.after_finished(list(plan.finished), 100, plan.turns, plan.rounds)
     base = times[plan.finished[0]]
     what = f"events with {plan.jobs:,} jobs that are not over"
     measures = [
@@ -91,22 +87,22 @@ def _run(plan: Plan, screen: Console) -> list[Chapter]:
         now("the state machine alone")
         machine = _state_machine(plan)
         now("memory")
-        memory = _daemon_size.small(plan.memory_rounds)
+        memory = daemon_size.small(plan.memory_rounds)
         now("from submit to the first line")
-        chapters.append(_daemon_speed.first_line(plan.rounds))
+        chapters.append(daemon_speed.first_line(plan.rounds))
         now("commands")
-        chapters.append(_daemon_speed.command_line(2 * plan.rounds))
+        chapters.append(daemon_speed.command_line(2 * plan.rounds))
         now("a killed rank")
-        chapters.append(_daemon_speed.killed_rank(plan.rounds))
+        chapters.append(daemon_speed.killed_rank(plan.rounds))
         with Host() as host:
             now(f"queueing {plan.queue:,} jobs")
-            chapters.append(_daemon_speed.fill(host, plan.queue))
-            after = _daemon_size.full(host, plan.queue)
+            chapters.append(daemon_speed.fill(host, plan.queue))
+            after = daemon_size.full(host, plan.queue)
             memory = Chapter(memory.title, [*memory.measures, *after])
             now(f"commands with {plan.queue:,} jobs queued")
-            chapters.append(_daemon_speed.long_queue(host, plan.queue, plan.rounds))
+            chapters.append(daemon_speed.long_queue(host, plan.queue, plan.rounds))
             now(f"{plan.idle_s:.0f} s of doing nothing")
-            idle = _daemon_size.idle(host, plan.queue, plan.idle_s, plan.idle_rounds)
+            idle = daemon_size.idle(host, plan.queue, plan.idle_s, plan.idle_rounds)
     return [idle, memory, *chapters, machine]
 
 
@@ -127,7 +123,7 @@ def _result(name: str, plan: Plan, chapters: list[Chapter], about: dict[str, str
 
 
 def _arguments() -> argparse.Namespace:
-    return _program.arguments(_program.parser(__doc__ or "", torch=False))
+    return program.arguments(program.parser(__doc__ or "", torch=False))
 
 
 def main() -> int:
@@ -140,14 +136,14 @@ def main() -> int:
         chapters = _run(plan, screen)
     except WiiiiideError as problem:
         raise FleetError(str(problem)) from problem
-    name = _program.file_name("daemon", given.quick)
+    name = program.file_name("daemon", given.quick)
     result = _result(name, plan, chapters, about)
-    _report.show(result, screen)
-    written = _report.write(result, given.out) if given.save else []
+    report.show(result, screen)
+    written = report.write(result, given.out) if given.save else []
     names = ", ".join(path.name for path in written) or "nothing (--no-save)"
     screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import _machine
-import _plot
-import _program
-import _report
-from _cells import GLOO, LABELS, MB, OURS, Value
-from _fleet import Fleet, FleetError
-from _report import Result, Sheet, console, seconds_text
+from lib import machine as _machine
+from lib import plot, program, report
+from lib.cells import GLOO, LABELS, MB, OURS, Value
+from lib.fleet import Fleet, FleetError
+from lib.report import Result, Sheet, console, seconds_text
 
 CPU_RANKS, CPU_GROUPS, CPU_SECONDS = 2, 10, 5.0
 MEMORY_RANKS, MEMORY_GROUPS = 8, 50
@@ -41,7 +39,7 @@ def _open(fleet: Fleet, backend: str, groups: int) -> None:
 
 
 def _processor_time(backend: str, groups: int, seconds: float) -> list[float]:
-    with Fleet("_idle_rank.py", CPU_RANKS) as fleet:
+    with Fleet("idle_rank", CPU_RANKS) as fleet:
         if groups:
             _open(fleet, backend, groups)
         answers = fleet.ask({"do": "rest", "seconds": seconds})
@@ -79,7 +77,7 @@ def _memory_now(fleet: Fleet) -> Memory:
 
 def _shared_memory(backend: str, ranks: int, groups: int) -> Memory:
     """What the groups hold: the difference that opening them makes."""
-    with Fleet("_idle_rank.py", ranks) as fleet:
+    with Fleet("idle_rank", ranks) as fleet:
         before = _memory_now(fleet)
         _open(fleet, backend, groups)
         after = _memory_now(fleet)
@@ -112,20 +110,20 @@ def _memory_sheet(ranks: int, groups: int, memory: Memory, full: bool) -> Sheet:
 
 
 def _publish(result: Result, used: dict[str, list[float]], given: Any, screen: Any) -> None:
-    _report.show(result, screen)
+    report.show(result, screen)
     if not given.save:
         return
-    written = _report.write(result, given.out)
+    written = report.write(result, given.out)
     totals = {label: Value(*[sum(ranks)] * 3) for label, ranks in used.items()}
     picture = given.out / f"{result.name}.png"
-    if _plot.draw_bars([_plot.Bars("processor time, idle", totals)], result.about, picture):
+    if plot.draw_bars([plot.Bars("processor time, idle", totals)], result.about, picture):
         written.append(picture)
     screen.print("written: " + ", ".join(path.name for path in written), style="dim")
 
 
 def main() -> int:
-    given = _program.arguments(_program.parser(__doc__ or ""))
-    _program.name_stand_in(given.backend)
+    given = program.arguments(program.parser(__doc__ or ""))
+    program.name_stand_in(given.backend)
     seconds = 1.0 if given.quick else CPU_SECONDS
     ranks, groups = (4, 8) if given.quick else (MEMORY_RANKS, MEMORY_GROUPS)
     about = _machine.about()
@@ -154,7 +152,7 @@ def main() -> int:
             "met": None if given.quick else memory.judged < MEMORY_TARGET,
         },
     }
-    name = _program.file_name("idle", given.quick)
+    name = program.file_name("idle", given.quick)
     method = METHOD.format(seconds=seconds)
     result = Result(name, about, method, sheets, _machine.busy_notes(about), data)
     _publish(result, used, given, screen)
@@ -162,4 +160,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

@@ -15,17 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import _machine
-import _program
-import _report
-import _watch_cost
-from _fleet import FleetError
-from _host import Host, console_script, until
-from _measure import Measure, Unit
-from _report import Result, Sheet, console, seconds_text
+from lib import machine, program, report, watch_cost
+from lib.fleet import FleetError
+from lib.host import Host, console_script, until
+from lib.measure import Measure, Unit
+from lib.report import Result, Sheet, console, seconds_text
 
+from wiiiiided.backend.shm import stats
 from wiiiiided.domain.states import ENDED
-from wiiiiided.shm import stats
 
 ON_COSTS, VERBOSE_COSTS = 0.005, 0.03
 RANKS = 2
@@ -63,7 +60,7 @@ COST = Unit("share of a step", cost_text)
 
 def measure(plan: Plan) -> Blocks:
     """The blocks' figures, by mode."""
-    script = str(Path(__file__).with_name("_metrics_rank.py"))
+    script = str(Path(__file__).with_name("lib") / "metrics_rank.py")
     with Host() as host:
         top = subprocess.Popen(
             [sys.executable, console_script("wiiiiide"), "top", "--json", "-i", "1"],
@@ -117,14 +114,14 @@ def _row(found: Measure, judged: bool) -> list[str]:
 
 
 def main() -> int:
-    given = _program.arguments(_program.parser(__doc__ or "", torch=False))
+    given = program.arguments(program.parser(__doc__ or "", torch=False))
     plan, judged = (QUICK, False) if given.quick else (Plan(), True)
-    about, screen = _machine.about(), console()
+    about, screen = machine.about(), console()
     with screen.status("training, in turns"):
         blocks = measure(plan)
     with screen.status("processor time of top and of the daemon"):
-        look = _watch_cost.QUICK if given.quick else _watch_cost.Plan()
-        watching = _watch_cost.chapter(look)
+        look = watch_cost.QUICK if given.quick else watch_cost.Plan()
+        watching = watch_cost.chapter(look)
     off = blocks["off"]
     rows: list[Sequence[str]] = []
     data = {}
@@ -135,25 +132,25 @@ def main() -> int:
         data[mode] = {**found.data(judged), "interval": found.interval}
     step, counting = statistics.median(off), counting_s()
     notes = [
-        *_machine.busy_notes(about),
+        *machine.busy_notes(about),
         f"a step with everything off takes {seconds_text(step)}",
         f"counting one operation takes {1e6 * counting:.2f} µs",
     ]
     sheet = Sheet("What it adds to a step", ("", "median", "95 % interval", "asked"), rows)
     method = METHOD.format(ranks=RANKS, seconds=plan.seconds, rounds=plan.rounds)
-    method += " " + _watch_cost.METHOD.format(seconds=look.seconds, parts=look.parts)
+    method += " " + watch_cost.METHOD.format(seconds=look.seconds, parts=look.parts)
     kept = {
         "blocks": blocks,
         "costs": data,
         "watching": [found.data(judged) for found in watching.measures],
     }
-    name = _program.file_name("metrics_cost", given.quick)
+    name = program.file_name("metrics_cost", given.quick)
     result = Result(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
-    _report.show(result, screen)
+    report.show(result, screen)
     if given.save:
-        _report.write(result, given.out)
+        report.write(result, given.out)
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

@@ -14,14 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-import _cells as cells
-import _machine
-import _one_host_report as report
-import _program
-from _cells import GLOO, MEMCPY, MPI, OURS, SHARED, Cell
-from _fleet import Fleet, FleetError, FleetLost
-from _one_host_report import Round
-from _report import console
+from lib import cells, machine, program
+from lib import one_host_report as report
+from lib.cells import GLOO, MEMCPY, MPI, OURS, SHARED, Cell
+from lib.fleet import Fleet, FleetError, FleetLost
+from lib.one_host_report import Round
+from lib.report import console
 
 _MPIRUN = (
     *("--oversubscribe", "--bind-to", "none"),  # placed by the kernel, as the torch ranks are
@@ -158,9 +156,9 @@ class Contest:
     def _start_ranks(self, side: Sequence[str]) -> Fleet | None:
         try:
             if side != (MPI,):
-                return self.stack.enter_context(Fleet("_torch_rank.py", self.ranks))
+                return self.stack.enter_context(Fleet("torch_rank", self.ranks))
             launcher = _mpirun(self.ranks)
-            return self.stack.enter_context(Fleet("_mpi_rank.py", self.ranks, launcher))
+            return self.stack.enter_context(Fleet("mpi_rank", self.ranks, launcher))
         except FleetLost as problem:
             if side != (MPI,):
                 raise FleetError(f"the torch ranks did not start: {problem}") from None
@@ -209,11 +207,11 @@ def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[str]
 
 
 def options() -> tuple[Plan, argparse.Namespace]:
-    parser = _program.parser(__doc__ or "", rounds=7)
-    parser.add_argument("--ranks", type=_program.several, default=[2, 4], help="such as 2,4")
+    parser = program.parser(__doc__ or "", rounds=7)
+    parser.add_argument("--ranks", type=program.several, default=[2, 4], help="such as 2,4")
     parser.add_argument("--sizes", default=None, help="such as 4,64KB,1MB (1 KB is 1024 bytes)")
     parser.add_argument("--no-mpi", action="store_true", help="leave Open MPI out")
-    given = _program.arguments(parser)
+    given = program.arguments(parser)
     sizes = list(cells.QUICK_SIZES if given.quick else cells.SIZES)
     scatter = list(cells.SCATTER_SIZES)
     if given.sizes is not None:
@@ -238,17 +236,17 @@ def options() -> tuple[Plan, argparse.Namespace]:
 
 def main() -> int:
     plan, given = options()
-    _program.name_stand_in(plan.backend)
-    about = _machine.about()
+    program.name_stand_in(plan.backend)
+    about = machine.about()
     screen = console()
     with screen.status("") as status:
         taken, notes, failed = run(plan, status.update)
-    name = _program.file_name("one_host", given.quick)
-    notes = _machine.busy_notes(about) + notes
+    name = program.file_name("one_host", given.quick)
+    notes = machine.busy_notes(about) + notes
     folder = given.out if given.save else None
     report.publish(name, about, plan.rounds, taken, notes, folder, screen)
     return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

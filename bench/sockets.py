@@ -15,18 +15,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import _machine
-import _namespaces
-import _program
-import _report
-import _socket_report as report
-import _socket_watch as watch
-from _fleet import FleetError
-from _namespaces import Program, Wire
-from _report import Result, console
-from _socket_cases import CHAPTERS, LINKS, Chapter, Link
-from _socket_report import Sample
-from _socket_way import Way
+from lib import machine, namespaces, program
+from lib import report as _report
+from lib import socket_report as report
+from lib import socket_watch as watch
+from lib.fleet import FleetError
+from lib.namespaces import Program, Wire
+from lib.report import Result, console
+from lib.socket_cases import CHAPTERS, LINKS, Chapter, Link
+from lib.socket_report import Sample
+from lib.socket_way import Way
 
 METHOD = (
     "Two network namespaces, a veth pair between them; a rate is tbf with burst 256kb and latency"
@@ -97,7 +95,7 @@ def _measure(
 def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[watch.Trial]]:
     taken: report.Taken = {}
     with Wire() as wire:
-        ends = [wire.start(end, "_socket_end.py") for end in range(2)]
+        ends = [wire.start(end, "socket_end") for end in range(2)]
         for link in plan.links:
             wire.shape(link.rate)
             for chapter in plan.chapters:
@@ -120,9 +118,9 @@ def _kernel_notes() -> list[str]:
 
 
 def _options() -> tuple[Plan, argparse.Namespace]:
-    parser = _program.parser(__doc__ or "", rounds=7, torch=False, saves=False)
+    parser = program.parser(__doc__ or "", rounds=7, torch=False, saves=False)
     parser.add_argument("--only", default="", help="chapters with this in their title")
-    given = _program.arguments(parser)
+    given = program.arguments(parser)
     wanted = [one for one in CHAPTERS if given.only.lower() in one.title.lower()]
     rounds = given.rounds or (3 if given.quick else 7)
     phases = 12 if given.quick else 24
@@ -142,7 +140,7 @@ def _result(
     if trials:
         sheets.append(watch.sheet(trials))
     sheets.append(report.verdict_sheet(plan.links, found))
-    notes = [*_machine.busy_notes(about), *_kernel_notes(), *report.granted_notes(taken)]
+    notes = [*machine.busy_notes(about), *_kernel_notes(), *report.granted_notes(taken)]
     if plan.share < 1:
         notes.append("a quick look: few bytes and rounds, its verdicts mean little")
     data = {**report.data(taken, found), "watch": watch.data(trials)}
@@ -151,9 +149,9 @@ def _result(
 
 def main() -> int:
     plan, given = _options()
-    if lacking := _namespaces.lacking():
+    if lacking := namespaces.lacking():
         raise FleetError(lacking)
-    about = _machine.about()
+    about = machine.about()
     screen = console()
     begin = time.monotonic()
     with screen.status("") as status:
@@ -164,7 +162,7 @@ def main() -> int:
                 print(f"… {what}", file=sys.stderr)
 
         taken, trials = run(plan, now)
-    result = _result(_program.file_name("sockets", given.quick), plan, about, taken, trials)
+    result = _result(program.file_name("sockets", given.quick), plan, about, taken, trials)
     _report.show(result, screen)
     written = _report.write(result, given.out) if given.save else []
     names = ", ".join(path.name for path in written) or "nothing (--save does)"
@@ -173,4 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

@@ -9,13 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import _machine
-import _plot
-import _program
-import _report
-from _cells import Value
-from _fleet import Fleet, FleetError
-from _report import Result, Sheet, console, ratio_text, value_text
+from lib import machine, plot, program, report
+from lib.cells import Value
+from lib.fleet import Fleet, FleetError
+from lib.report import Result, Sheet, console, ratio_text, value_text
 
 ALONE, GLOO, DDP, PARALLEL = "without any exchange", "gloo, DDP", "wiiiiide, DDP", "wide.parallel"
 CONTENDERS = (ALONE, GLOO, DDP, PARALLEL)
@@ -119,7 +116,7 @@ def _sheet(taken: Rounds, ranks: int, optimizer: str) -> tuple[Sheet, dict[str, 
 
 
 def main() -> int:
-    parser = _program.parser(__doc__ or "", rounds=9)
+    parser = program.parser(__doc__ or "", rounds=9)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--optimizer", choices=("sgd", "adamw"), default="adamw")
     parser.add_argument(
@@ -128,14 +125,14 @@ def main() -> int:
         help="DDP with gradient_as_bucket_view: without its own copies of the gradients, which"
         " its defaults add to every backend's exchange",
     )
-    given = _program.arguments(parser)
-    _program.name_stand_in(given.backend)
+    given = program.arguments(parser)
+    program.name_stand_in(given.backend)
     rounds = given.rounds or (3 if given.quick else 9)
     steps = 6 if given.quick else 15
-    about = _machine.about()
+    about = machine.about()
     screen = console()
     starting = f"starting {given.ranks} ranks"
-    with screen.status(starting) as status, Fleet("_train_rank.py", given.ranks) as fleet:
+    with screen.status(starting) as status, Fleet("train_rank", given.ranks) as fleet:
         parameters = _open_all(fleet, given)
         taken = _measure(fleet, rounds, steps, status.update)
     sheet, figures = _sheet(taken, given.ranks, given.optimizer)
@@ -151,19 +148,19 @@ def main() -> int:
     name = f"train_step_{given.optimizer}_{given.ranks}{views}"
     data = {"step_seconds_by_round": taken, **figures}
     result = Result(
-        *(_program.file_name(name, given.quick), about, method, [sheet]),
-        *(_machine.busy_notes(about), data),
+        *(program.file_name(name, given.quick), about, method, [sheet]),
+        *(machine.busy_notes(about), data),
     )
-    _report.show(result, screen)
+    report.show(result, screen)
     if given.save:
-        written = _report.write(result, given.out)
-        bars = _plot.Bars("step", {who: _summary(times) for who, times in taken.items()})
+        written = report.write(result, given.out)
+        bars = plot.Bars("step", {who: _summary(times) for who, times in taken.items()})
         picture = given.out / f"{result.name}.png"
-        if _plot.draw_bars([bars], result.about, picture):
+        if plot.draw_bars([bars], result.about, picture):
             written.append(picture)
         screen.print("written: " + ", ".join(path.name for path in written), style="dim")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

@@ -14,20 +14,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import _machine
-import _net_hosts
-import _net_iperf
-import _program
-import _report
-import _two_hosts_table as table
-from _cells import MB
-from _fleet import FleetError
-from _net_hosts import Hosts
-from _report import Result, console
-from _two_hosts_parts import PARTS, by_hosts
-from _two_hosts_rig import Plan, Rig
-from _two_hosts_sides import Sides
-from _two_hosts_table import Grid
+from lib import machine, net_hosts, net_iperf, program, report
+from lib import two_hosts_table as table
+from lib.cells import MB
+from lib.fleet import FleetError
+from lib.net_hosts import Hosts
+from lib.report import Result, console
+from lib.two_hosts_parts import PARTS, by_hosts
+from lib.two_hosts_rig import Plan, Rig
+from lib.two_hosts_sides import Sides
+from lib.two_hosts_table import Grid
 from rich.console import Console
 from rich.status import Status
 
@@ -81,7 +77,7 @@ class Screen:
             print(f"… {what}", file=sys.stderr)
 
     def show(self, grid: Grid) -> None:
-        _report.show_sheet(grid.sheet(self.judged), self.console)
+        report.show_sheet(grid.sheet(self.judged), self.console)
 
 
 def run(plan: Plan, sides: Sides, names: Sequence[str], screen: Screen) -> Found:
@@ -101,7 +97,7 @@ def run(plan: Plan, sides: Sides, names: Sequence[str], screen: Screen) -> Found
 
 
 def options() -> argparse.Namespace:
-    parser = _program.parser(__doc__ or "", rounds=FULL.rounds, torch=False, saves=False)
+    parser = program.parser(__doc__ or "", rounds=FULL.rounds, torch=False, saves=False)
     listed = "; ".join(f"{name}: {part.title}" for name, part in PARTS.items())
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of: {listed}")
     parser.add_argument(
@@ -109,7 +105,7 @@ def options() -> argparse.Namespace:
         default="gloo,wiiiiide",
         help="two backends: the one compared with, and the one measured (gloo,wiiiiide)",
     )
-    given = _program.arguments(parser)
+    given = program.arguments(parser)
     given.parts = given.parts.split(",")
     given.contenders = given.contenders.split(",")
     unknown = [name for name in given.parts if name not in PARTS]
@@ -126,16 +122,16 @@ def _plan(given: argparse.Namespace) -> Plan:
 
 
 def _about() -> dict[str, str]:
-    facts = _machine.about()
-    facts["iperf3"] = _net_iperf.version()
+    facts = machine.about()
+    facts["iperf3"] = net_iperf.version()
     del facts["open_mpi"]  # takes no part here
     return facts
 
 
 def _notes(given: argparse.Namespace, about: dict[str, str], judged: bool) -> list[str]:
-    notes = _machine.busy_notes(about)
+    notes = machine.busy_notes(about)
     notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
-    notes += filter(None, [_net_iperf.absent()])
+    notes += filter(None, [net_iperf.absent()])
     if given.quick:
         notes.append("a quick look: only a full run is held against what is asked")
     elif not judged:
@@ -146,30 +142,30 @@ def _notes(given: argparse.Namespace, about: dict[str, str], judged: bool) -> li
 
 def main() -> int:
     given = options()
-    if reason := _net_hosts.forbidden():
+    if reason := net_hosts.forbidden():
         raise FleetError(reason)
     theirs, ours = given.contenders
-    _program.name_stand_in(ours)
+    program.name_stand_in(ours)
     judged = not given.quick and given.contenders == ["gloo", "wiiiiide"]
     plan, about, shown = _plan(given), _about(), console()
     begin = time.monotonic()
     with shown.status("") as status:
         screen = Screen(shown, status, judged)
         found = run(plan, Sides.of(theirs, ours), given.parts, screen)
-    name = _program.file_name("two_hosts", given.quick)
+    name = program.file_name("two_hosts", given.quick)
     notes = _notes(given, about, judged) + found.notes
     targets = table.targets(found.grids, judged)
     sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
     method = METHOD.format(rounds=plan.rounds)
-    _report.show(Result(name, about, method, [targets], notes, data), shown)
+    report.show(Result(name, about, method, [targets], notes, data), shown)
     ended = f"after {time.monotonic() - begin:.0f} s"
     if given.save:
-        written = _report.write(Result(name, about, method, sheets, notes, data), given.out)
+        written = report.write(Result(name, about, method, sheets, notes, data), given.out)
         ended = f"written: {', '.join(path.name for path in written)}, {ended}"
     shown.print(ended, style="dim")
     return 1 if found.failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(_program.guarded(main))
+    sys.exit(program.guarded(main))

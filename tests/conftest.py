@@ -1,4 +1,5 @@
-"""What every test gets, and the list at the end of what could not run.
+"""What every test gets, which tests are quick, how they are spread over workers, and the list at
+the end of what could not run.
 
 A test that needs something of the machine says so: `@pytest.mark.needs("root", "unshare")`. Where
 it is missing the test does not run, and the end of the run says which test, what it lacks and how
@@ -13,14 +14,12 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
-import hypothesis
 import pytest
 
+from tests.kit.examples import load_profile
 from tests.kit.machines import has_debians_python
-
-# How long an example takes says nothing on a machine that does something else meanwhile.
-hypothesis.settings.register_profile("patient", deadline=None)
-hypothesis.settings.load_profile("patient")
+from tests.kit.quick import forbid_processes, is_quick
+from tests.kit.workers import WORKERS, spread
 
 
 @functools.cache
@@ -58,28 +57,47 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     ),
 }
 
-_holes: list[str] = []
+
+def pytest_configure(config: pytest.Config) -> None:
+    load_profile(config.option.markexpr)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         for mark in item.iter_markers("needs"):
             lacking = [need for need in mark.args if not NEEDS[need][0]()]
             if lacking:
                 hints = "; ".join(f"{need} ({NEEDS[need][1]})" for need in lacking)
-                _holes.append(f"{item.nodeid}: lacks {hints}")
                 item.add_marker(pytest.mark.skip(reason=f"lacks {hints}"))
+        if item.get_closest_marker("soak") is None and is_quick(item):
+            item.add_marker("quick")
+        if getattr(item.obj, "is_hypothesis_test", False):
+            item.add_marker("property")
+    if hasattr(config, "workerinput"):
+        spread(items)
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.config.option.markexpr == "quick":
+        forbid_processes()
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest runs without xdist
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    cores = len(os.sched_getaffinity(0))
+    return cores if config.option.markexpr == "quick" else cores * WORKERS // 2
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _holes:
+    if skipped := terminalreporter.stats.get("skipped"):
         terminalreporter.section("could not run here")
-        for hole in _holes:
-            terminalreporter.line(hole)
+        for report in skipped:
+            terminalreporter.line(f"{report.nodeid}: {report.longrepr[2]}")
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    skipped = session.config.pluginmanager.get_plugin("terminalreporter")
-    holes = len(_holes) or (skipped is not None and len(skipped.stats.get("skipped", [])))
+    reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+    holes = reporter is not None and reporter.stats.get("skipped")
     if os.environ.get("CI") and holes and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

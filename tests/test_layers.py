@@ -9,12 +9,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.kit.source import parse
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "wiiiiided"
 
+ROOFS = {"backend", "cluster", "ui"}  # a folder below one of them is a layer of its own
 BOTTOM = {"errors", "config", "log", "text", "autoload"}
 
-# What a layer may import of the package, besides itself.
+# The folders that a folder may import, besides itself. Nothing imports upwards: there is no circle.
 ALLOWED = {
     "errors": set(),
     "log": set(),
@@ -22,83 +25,100 @@ ALLOWED = {
     "config": {"errors"},
     "autoload": set(),
     "domain": {"errors"},
-    "jobfile": {"domain", "errors"},
-    "wire": {"domain", "errors"},
-    "control": {"domain", "errors"},
-    "figures": {"domain", "wire"},
-    "report": {"figures", "domain", "wire", "text"},
-    "top": {"client", "domain", "wire", "text", "config", "errors"},
-    "trust": {"errors"},
-    "peering": {"control", "domain", "wire", "errors"},
-    "ship": {"errors"},
-    "shim": {"ship"},
-    "client": {"domain", "ship", "wire", "config", "errors"},
-    "daemon": {
-        *("control", "figures", "domain", "jobfile", "shim", "wire", "shm", "trust", "peering"),
-        *("config", "errors", "log", "text"),
+    "metrics": {"domain"},
+    # how tensors move
+    "backend/codec": {"errors"},
+    "backend/shm": {"errors"},
+    "backend/wire": {"errors"},
+    "backend/net": {"backend/codec", "backend/wire", "errors", "log"},
+    "backend/engine": {
+        *("backend/net", "backend/codec", "backend/shm", "backend/wire"),
+        *("errors", "config", "log"),
     },
-    "cli": {
-        *("client", "control", "daemon", "domain", "figures", "jobfile", "report", "shim", "ship"),
-        "top",
-        *("wire", "config", "errors", "text"),
-    },
-    "shm": {"errors"},
-    "codec": {"errors"},
-    "net": {"codec", "wire", "errors", "log"},
-    "engine": {"net", "codec", "shm", "wire", "errors", "config", "log"},
-    "collectives": {"engine", "shm", "errors"},
-    "train": {"collectives", "engine", "shm", "errors"},
+    "backend/collectives": {"backend/engine", "backend/shm", "errors"},
+    "train": {"backend/collectives", "backend/engine", "backend/shm", "errors"},
     "torch": {
-        "train",
-        "collectives",
-        "engine",
-        "shm",
-        "wire",
-        "errors",
-        "config",
-        "log",
-        "autoload",
+        *("train", "backend/collectives", "backend/engine", "backend/shm", "backend/wire"),
+        *("errors", "config", "log", "autoload"),
+    },
+    # which job runs where
+    "cluster/archive": {"errors"},
+    "cluster/trust": {"errors"},
+    "cluster/control": {"domain", "errors"},
+    "cluster/shim": {"backend/wire", "cluster/archive", "errors"},
+    "cluster/system": {"config", "domain", "errors", "log"},
+    "cluster/rpc": {"cluster/trust", "domain", "errors", "log"},
+    "cluster/client": {"cluster/archive", "cluster/rpc", "config", "domain", "errors"},
+    "cluster/peering": {"cluster/control", "cluster/rpc", "domain", "errors"},
+    "cluster/state": {
+        *("cluster/control", "cluster/peering", "cluster/rpc", "cluster/system"),
+        *("domain", "errors", "log"),
+    },
+    "cluster/allocation": {
+        *("cluster/control", "cluster/peering", "cluster/rpc", "cluster/shim", "cluster/state"),
+        *("cluster/system", "cluster/trust", "backend/shm"),
+        *("config", "domain", "errors", "log", "metrics", "text"),
+    },
+    "cluster/port": {
+        *("cluster/allocation", "cluster/rpc", "cluster/shim", "backend/wire", "errors", "log"),
+    },
+    "cluster/monitoring": {
+        *("cluster/allocation", "cluster/control", "cluster/peering", "cluster/rpc"),
+        *("cluster/state", "cluster/system", "backend/shm"),
+        *("domain", "errors", "log", "metrics", "text"),
+    },
+    "cluster/membership": {
+        *("cluster/allocation", "cluster/control", "cluster/peering", "cluster/port"),
+        *("cluster/rpc", "cluster/state", "cluster/system", "cluster/trust"),
+        *("domain", "errors", "log", "text"),
+    },
+    "cluster/handlers": {
+        *("cluster/allocation", "cluster/control", "cluster/membership", "cluster/monitoring"),
+        *("cluster/peering", "cluster/rpc", "cluster/shim", "cluster/state", "cluster/system"),
+        *("cluster/trust", "domain", "errors", "log", "metrics", "text"),
+    },
+    "cluster/daemon": {
+        *("cluster/allocation", "cluster/control", "cluster/handlers", "cluster/membership"),
+        *("cluster/monitoring", "cluster/peering", "cluster/port", "cluster/rpc", "cluster/state"),
+        *("cluster/system", "cluster/trust", "config", "domain", "errors", "log"),
+    },
+    # what people see and write
+    "ui/jobfile": {"domain", "errors"},
+    "ui/report": {"cluster/rpc", "metrics", "domain", "text"},
+    "ui/top": {"cluster/client", "cluster/rpc", "domain", "text", "config", "errors"},
+    "ui/cli": {
+        *("cluster/archive", "cluster/client", "cluster/control", "cluster/monitoring"),
+        *("cluster/rpc", "cluster/shim", "cluster/system", "ui/jobfile", "ui/report", "ui/top"),
+        *("config", "domain", "errors", "metrics", "text"),
     },
 }
-
-# The daemon's own order, lowest first: its folders, and the modules beside them. Each may import
-# what stands before it, and of its own.
-DAEMON = (
-    {"settings", "notify", "journal", "probe", "records", "reserve"},
-    {"store"},
-    {"keeper", "views"},
-    {"conversation"},
-    {"shares"},
-    {"port", "watching"},
-    {"cluster"},
-    {"answers"},
-    {"host"},
-    {"member"},
-    {"main"},
-)
 
 # Imports inside a function, of what would be upwards: the entry point makes the first group.
 LATE = {("autoload", "torch")}
 
 # What never loads torch or numpy: the daemon is small, a command is instant.
-LIGHT = {
-    *("domain", "jobfile", "control", "figures", "ship", "shim", "client", "daemon"),
-    *("top", "report", "cli", "trust", "peering"),
-}
+LIGHT = ("cluster/", "ui/", "domain", "metrics")
 # What an attempt's supervisor loads: a job must not break when a package is replaced under it.
-SHIM_USES = {"shim", "ship/unpack.py", "ship/entries.py", "ship/inside.py"}
+SHIM_USES = {
+    "cluster/shim",
+    *(f"cluster/archive/{name}.py" for name in ("unpack", "tar_entries", "safe_paths")),
+    *(f"backend/wire/{name}.py" for name in ("challenge", "port_auth")),
+    "errors.py",
+}
 # It runs inside the job's own interpreter, of any version, before anything else does.
-BOOTSTRAP = "shim/bootstrap/sitecustomize.py"
+BOOTSTRAP = "cluster/shim/bootstrap/sitecustomize.py"
 
-SERIALIZED = {"wire/tensors_build.py", "wire/tensors_memory.py", "wire/tensors_write.py"}
-MAY_IMPORT_TORCH = {"shm/kernels.py", "engine/loop.py", *SERIALIZED}
-MAY_IMPORT_NUMPY = {"shm/kernels.py", "shm/slots.py", *SERIALIZED}
+SERIALIZED = {f"backend/wire/tensors_{part}.py" for part in ("build", "memory", "write")}
+TORCH_LAYERS = {"torch", "train", "backend/collectives"}
+PLAIN_LAYERS = {*BOTTOM, *(f"backend/{part}" for part in ("wire", "codec", "net", "shm"))}
+MAY_IMPORT_TORCH = {"backend/shm/kernels.py", "backend/engine/loop.py", *SERIALIZED}
+MAY_IMPORT_NUMPY = {"backend/shm/kernels.py", "backend/shm/slots.py", *SERIALIZED}
 
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
 def _parse(module: str) -> ast.Module:
-    return ast.parse((PACKAGE / module).read_text())
+    return parse((PACKAGE / module).read_text())
 
 
 _tree = functools.cache(_parse)
@@ -126,17 +146,23 @@ def _at_import(module: str) -> set[str]:
 
 
 def _layer(module: str) -> str:
-    return module.split("/")[0].removesuffix(".py")
+    """`cluster/rpc` of cluster/rpc/server.py, `domain` of domain/spec.py."""
+    first, _, rest = module.removesuffix(".py").partition("/")
+    return f"{first}/{rest.partition('/')[0]}" if first in ROOFS else first
 
 
 def _layers_of(imports: set[str]) -> set[str]:
-    found = {name.split(".")[1] for name in imports if name.startswith("wiiiiided.")}
-    return found - {"__version__"}
+    paths = (name.replace(".", "/").partition("/")[2] for name in imports if _is_ours(name))
+    return {_layer(path) for path in paths} - {"__version__"}
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("wiiiiided.")
 
 
 def test_a_module_imports_only_from_below() -> None:
     for module in MODULES:
-        if module == "__init__.py":
+        if module in {"__init__.py", *(f"{roof}/__init__.py" for roof in ROOFS)}:
             continue
         layer = _layer(module)
         assert layer in ALLOWED, f"{module} belongs to no layer"
@@ -146,34 +172,11 @@ def test_a_module_imports_only_from_below() -> None:
         assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
 
 
-def test_the_architecture_names_every_module_of_the_daemon_and_no_other() -> None:
-    _, _, rest = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("### Inside the daemon")
-    rows = [line.split("|") for line in rest.partition("## ")[0].splitlines() if "/` |" in line]
-    named = {row[1].strip(" `/"): set(re.findall(r"`(\w+)`", row[3])) for row in rows}
-    for folder in (PACKAGE / "daemon", *(PACKAGE / "daemon").glob("*/")):
-        there = {path.stem for path in folder.glob("*.py")} - {"__init__"}
-        if there:
-            assert named.pop(folder.name) == there, folder.name
-    assert not named
-
-
-def _below_in_the_daemon(part: str) -> set[str]:
-    """What that folder or module of the daemon may import of the daemon, itself included."""
-    below: set[str] = {part}
-    for step in DAEMON:
-        if part in step:
-            return below
-        below |= step
-    raise AssertionError(f"{part} has no place in the daemon's order")
-
-
-def test_a_module_of_the_daemon_imports_only_from_below() -> None:
-    for module in MODULES:
-        mine = module.removeprefix("daemon/").removesuffix(".py").split("/")[0]
-        if module.startswith("daemon/") and mine != "__init__":
-            names = (name.split(".") for name in _imports(_tree(module)))
-            parts = {name[2] for name in names if name[:2] == ["wiiiiided", "daemon"]}
-            assert parts <= _below_in_the_daemon(mine), module
+def test_the_architecture_names_every_folder_and_no_other() -> None:
+    _, _, rest = (ROOT / "docs" / "ARCHITECTURE.md").read_text().partition("## The tree")
+    named = re.findall(r"^\| `([\w/]+)/` \|", rest.partition("\n## ")[0], re.M)
+    folders = {layer for layer in ALLOWED if (PACKAGE / layer).is_dir()}
+    assert sorted(named) == sorted(folders)
 
 
 def test_the_layers_have_no_circle() -> None:
@@ -196,36 +199,38 @@ def test_torch_and_numpy_are_imported_where_they_are_needed_only() -> None:
         roots = {name.split(".")[0] for name in _at_import(module)}
         layer = _layer(module)
         if "torch" in roots:
-            assert layer in ("torch", "collectives", "train") or module in MAY_IMPORT_TORCH, module
-        if "numpy" in roots and layer in ("wire", "codec", "net", "shm", *BOTTOM):
+            assert layer in TORCH_LAYERS or module in MAY_IMPORT_TORCH, module
+        if "numpy" in roots and layer in PLAIN_LAYERS:
             assert module in MAY_IMPORT_NUMPY, module
 
 
 def test_daemon_and_commands_load_neither_torch_nor_numpy() -> None:
     for module in MODULES:
         roots = {name.split(".")[0] for name in _imports(_tree(module))}
-        assert _layer(module) not in LIGHT or not roots & {"torch", "numpy"}, module
+        assert not module.startswith(LIGHT) or not roots & {"torch", "numpy"}, module
 
 
 def test_the_shim_uses_the_standard_library_alone() -> None:
-    imports = ((m, name) for m in MODULES if _layer(m) == "shim" for name in _imports(_tree(m)))
-    for module, name in imports:
-        root, *rest = name.split(".")
-        if root == "wiiiiided":
-            assert rest[0] == "shim" or f"{rest[0]}/{rest[1]}.py" in SHIM_USES, (module, name)
+    modules = [module for module in MODULES if _layer(module) == "cluster/shim"]
+    for module, name in ((m, name) for m in modules for name in _imports(_tree(m))):
+        if _is_ours(name):
+            inside = name.replace(".", "/").partition("/")[2]
+            used = {"cluster/shim"} if _layer(inside) == "cluster/shim" else set()
+            used |= {f"{inside}.py", f"{inside.rpartition('/')[0]}.py"}
+            assert used & SHIM_USES, (module, name)
         else:
-            assert root in sys.stdlib_module_names, (module, name)
+            assert name.split(".")[0] in sys.stdlib_module_names, (module, name)
 
 
 def test_what_the_shim_borrows_is_of_the_standard_library_too() -> None:
-    for module in SHIM_USES - {"shim"}:
+    for module in SHIM_USES - {"cluster/shim"}:
         roots = {name.split(".")[0] for name in _imports(_tree(module))}
         assert roots - {"wiiiiided"} <= sys.stdlib_module_names, module
 
 
 def test_the_control_plane_has_no_clock_no_chance_and_no_io() -> None:
     for module in MODULES:
-        if _layer(module) == "control":
+        if _layer(module) == "cluster/control":
             roots = {name.split(".")[0] for name in _imports(_tree(module))}
             allowed = {"__future__", "bisect", "collections", "heapq", "typing"}
             allowed |= {"msgspec", "wiiiiided"}

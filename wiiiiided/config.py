@@ -10,6 +10,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from wiiiiided.errors import UsageError
 
@@ -22,8 +23,8 @@ class OnePort:
     port: int
     job: int  # WIIIIIDE_JOB_ID
     attempt: int  # WIIIIIDE_ATTEMPT
-    directory: str  # WIIIIIDE_ATTEMPT_DIR: doors are opened there, and the key lies there
-    daemon_uid: int  # WIIIIIDE_DAEMON_UID: who passes connections on, besides root and oneself
+    directory: str  # WIIIIIDE_ATTEMPT_DIR: endpoints are made there, and the key lies there
+    daemon_uid: int  # WIIIIIDE_DAEMON_UID: who may hand over connections, besides root and we
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> OnePort | None:
@@ -46,7 +47,7 @@ class OnePort:
 class Config:
     """What a worker can be told from outside; every field names its variable."""
 
-    stall_warning_s: float = 5.0  # WIIIIIDE_STALL_WARNING_S: say who is missing after this long
+    stall_warning_s: float = 5.0  # WIIIIIDE_STALL_WARNING_S: name the missing ranks after this long
     spin: str = "auto"  # WIIIIIDE_SPIN: auto | always | never; how to wait before sleeping
     stats_file: str | None = None  # WIIIIIDE_STATS: a file whose first page takes the counters
     log: str = "normal"  # WIIIIIDE_LOG: silent | normal | verbose
@@ -89,7 +90,7 @@ class Paths:
     private  everything under WIIIIIDE_HOME, for a demo, a test or a second daemon
     """
 
-    mode: str
+    mode: Literal["system", "user", "private"]
     socket: Path
     state: Path  # the daemon's alone, 0700: the store, archives, secrets
     jobs: Path  # what jobs write: logs, working directories
@@ -154,6 +155,21 @@ def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
     return not env.get("NO_COLOR") and env.get("TERM", "") not in ("", "dumb")
 
 
+def completion_asked(variable: str, environ: Mapping[str, str] | None = None) -> str:
+    """What a shell wants completed, as typer's scripts say it; empty when a person calls."""
+    return (os.environ if environ is None else environ).get(variable, "")
+
+
+def colour_count(environ: Mapping[str, str] | None = None) -> int:
+    """How many colours the terminal is said to have; 0 where none are wanted."""
+    env = os.environ if environ is None else environ
+    if not colour_wanted(env):
+        return 0
+    if env.get("COLORTERM", "") in ("truecolor", "24bit"):
+        return 1 << 24
+    return 256 if "256" in env.get("TERM", "") else 16
+
+
 def terminal_known(environ: Mapping[str, str] | None = None) -> bool:
     """Whether the terminal is said to be one whose cursor can be moved."""
     return (os.environ if environ is None else environ).get("TERM", "") not in ("", "dumb")
@@ -176,7 +192,7 @@ def passed(names: tuple[str, ...], environ: Mapping[str, str] | None = None) -> 
     return {name: env[name] for name in names if name in env}
 
 
-# What a job may know of the daemon's environment: who and where it is, and how to print.
+# What a job may know of the daemon's environment: its user, paths and locale.
 INHERITED = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES"),

@@ -1,15 +1,15 @@
-"""One exception tree. Every message says what happened, to whom, and what to do.
+"""One exception tree. Every message says what happened, to which rank or host, and what to do.
 
 WiiiiideError (a RuntimeError, as torch.distributed's own errors are)
-├── UsageError        what the caller did: a dtype without a sum, a tensor of the wrong size
-│   └── Mismatch      what the ranks did: they disagree on the operation
-├── HostError         what this machine did: no memory, no socket, a member on another machine
-│   ├── BadFrame      bytes that are no frame of ours came over a link
-│   └── Refused       a connection was refused before its first frame: a stranger, another version
-└── GroupFailed       what a peer did; the group is lost, make a new one
-    ├── PeerLost      its process died, or it left while others waited
-    ├── PeerLate      it did not arrive within the group's timeout
-    └── GroupClosed   this group was destroyed here
+├── UsageError            what the caller did: a dtype without a sum, a tensor of the wrong size
+│   └── Mismatch          what the ranks did: they disagree on the operation
+├── HostError             what this machine did: no memory, no socket, a member on another machine
+│   ├── BadFrame          bytes that are no frame of ours came over a link
+│   └── HandshakeFailed   a connection was refused before its first frame: a stranger, a version
+└── GroupFailed           what a peer did; the group is lost, make a new one
+    ├── PeerLost          its process died, or it left while others waited
+    ├── PeerLate          it did not arrive within the group's timeout
+    └── GroupClosed       this group was destroyed here
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class BadFrame(HostError):
     """Bytes that are no frame of ours, on a link between hosts."""
 
 
-class Refused(HostError):
+class HandshakeFailed(HostError):
     """A handshake between hosts failed, here or on the other side; the connection is closed."""
 
 

@@ -54,7 +54,7 @@ def set_tier(tier: str) -> None:
 
 
 def warn(who: str, text: str) -> None:
-    """A change a person should see, with who says it: `[rank 1 pid 77 group default_pg]`."""
+    """A change a person should see, with its speaker: `[rank 1 pid 77 group default_pg]`."""
     logger.warning("[%s] %s", who, text)
 
 

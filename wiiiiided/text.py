@@ -1,6 +1,6 @@
 """Untrusted text on a terminal: escaped here and nowhere else, and measured in columns.
 
-Names, reasons and log lines come from jobs, and whoever submitted them. A terminal obeys what it is
+Names, reasons and log lines come from jobs and from users. A terminal obeys what it is
 sent: an ESC can move the cursor, set its title, or paint over other rows. So everything that is
 shown goes through `clean` (lines, tabs stay) or `cell` (parts of a row, one line for certain).
 
@@ -25,6 +25,7 @@ SENTENCE_CHARS = 1000  # of a reason that a job or another machine gave
 _UNSAFE = re.compile(
     "[\x00-\x08\x0a-\x1f\x7f-\x9f\u200e\u200f\u061c\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
+_SGR = re.compile("(\x1b\\[[0-9;:]{0,64}m)")  # what sets colours, and nothing else
 # Of the characters that only direct others, those that many terminals draw: the soft hyphen, and
 # signs that stand before a number.
 _VISIBLE = frozenset("\u00ad\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2")
@@ -38,6 +39,17 @@ def _escaped(match: re.Match[str]) -> str:
 def clean(text: str) -> str:
     """One line of text with nothing in it that a terminal would obey."""
     return _UNSAFE.sub(_escaped, text)
+
+
+def clean_colours(text: str, keep: bool) -> str:
+    """The same for a terminal, of text that may have colours: SGR sequences are kept, with a reset
+    behind the last, or left out. Everything else that a terminal would obey is escaped."""
+    pieces = _SGR.split(text)
+    if not keep or len(pieces) == 1:
+        return clean("".join(pieces[::2]))
+    # Between two pieces of text stands the sequence that divided them.
+    kept = (piece if place % 2 else clean(piece) for place, piece in enumerate(pieces))
+    return "".join(kept) + "\x1b[0m"
 
 
 def plain(text: str, most: int = SENTENCE_CHARS) -> str:

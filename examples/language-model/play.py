@@ -11,8 +11,8 @@ from stop import Failed, Stopped, StopRequest
 from view import View
 from watch import Item, event_in, watch
 
-from wiiiiided.client import ClientError
-from wiiiiided.wire.messages import LogLine
+from wiiiiided.cluster.client import ClientError
+from wiiiiided.cluster.rpc.messages import LogLine
 
 WORLD = 2  # job.toml's workers_per_node
 WHY = ("a job: train.py, as two processes", "the same once more: it has to wait")

@@ -20,11 +20,11 @@ from pathlib import Path
 
 from stop import Failed, StopRequest
 
-from wiiiiided.client import Client, ClientError
+from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.config import Paths
 
-PROGRAM = (sys.executable, "-m", "wiiiiided.daemon.main")  # `wiiiiided`
-COMMAND = (sys.executable, "-m", "wiiiiided.cli.main")  # `wiiiiide`
+PROGRAM = (sys.executable, "-m", "wiiiiided.cluster.daemon.main")  # `wiiiiided`
+COMMAND = (sys.executable, "-m", "wiiiiided.ui.cli.main")  # `wiiiiide`
 PLACE = "/tmp"  # and not TMPDIR: a socket's path has at most 107 bytes
 START_S = 30.0
 COMMAND_S = 60.0
@@ -172,7 +172,7 @@ class PrivateDaemon:
                 words = (directory / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue  # it has ended
-            is_shim = any(word.endswith(b"shim/run.py") for word in words)
+            is_shim = any(word.endswith(b"cluster/shim/run.py") for word in words)
             if is_shim and any(word.startswith(jobs) for word in words):
                 found.append(int(directory.name))
         return found

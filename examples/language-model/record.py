@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
 
+from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.states import ENDED
-from wiiiiided.wire.messages import JobView
 
 SKIPPED_STEPS = 5  # the first steps allocate memory and DDP regroups its buckets: not typical
 CLOSING_STEPS = 20  # one batch's loss jumps about; the mean of so many does not

@@ -14,8 +14,8 @@ from typing import Any
 from private import PrivateDaemon
 from stop import Failed
 
-from wiiiiided.client import Client, ClientError
-from wiiiiided.wire.messages import JobView, LogLine
+from wiiiiided.cluster.client import Client, ClientError
+from wiiiiided.cluster.rpc.messages import JobView, LogLine
 
 TICK_S = 0.1
 STALL_S = 90.0  # generous: the first import of torch from a cold disk can take half a minute

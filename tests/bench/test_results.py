@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,8 @@ DIRTY = "0123456789ab (dirty)"
 def bench(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """The benchmarks' modules, which import each other by their bare names."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("_machine", "_measure", "_program", "_report", "_fleet", "_net_hosts")
-    return {name: __import__(name) for name in names}
+    names = ("machine", "measure", "program", "report", "fleet", "net_hosts")
+    return {name: importlib.import_module(f"lib.{name}") for name in names}
 
 
 # ---- verdicts
@@ -38,7 +39,7 @@ def test_all_of_the_interval_must_keep_to_what_is_asked(
     bench: dict[str, ModuleType], *, low: float, high: float, verdict: str,
     met: bool | None, sign: int,
 ) -> None:  # fmt: skip
-    measure: Any = bench["_measure"]
+    measure: Any = bench["measure"]
     # Forty rounds: the interval leaves out the outermost ones.
     rounds = [sign * (low + (high - low) * at / 39) for at in range(40)]
     rounds += [sign * -9.0, sign * 9.0]
@@ -52,7 +53,7 @@ def test_all_of_the_interval_must_keep_to_what_is_asked(
 
 
 def test_by_the_median_there_is_always_a_verdict(bench: dict[str, ModuleType]) -> None:
-    measure: Any = bench["_measure"]
+    measure: Any = bench["measure"]
     unit = measure.Unit("share", "{:.1%}".format)
     rounds = [-9.0, 0.004, 9.0]
     assert measure.Measure("it", unit, rounds, 0.005).met is True
@@ -75,7 +76,7 @@ def git(folder: Path, *words: str) -> None:
         ("notes.txt", False),
         ("bench/results/idle.md", False),
         ("bench/notes.txt", False),
-        ("bench/_new.py", True),
+        ("bench/new.py", True),
         ("wiiiiided/new/deep.py", True),
         ("other/new.py", False),
     ],
@@ -87,7 +88,7 @@ def test_a_tree_is_dirty_when_a_run_of_its_commit_could_differ(
     path: str,
     counts: bool,
 ) -> None:
-    machine: Any = bench["_machine"]
+    machine: Any = bench["machine"]
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     git(tmp_path, "init")
     assert "clone" in machine.unrepeatable(machine.commit())  # nothing is committed yet
@@ -107,12 +108,12 @@ def test_a_tree_is_dirty_when_a_run_of_its_commit_could_differ(
 def test_a_result_of_a_dirty_tree_is_not_written(
     bench: dict[str, ModuleType], tmp_path: Path
 ) -> None:
-    report: Any = bench["_report"]
+    report: Any = bench["report"]
 
     def result(commit: str) -> Any:
         return report.Result("idle", {"commit": commit}, "", [], [], {})
 
-    with pytest.raises(bench["_fleet"].FleetError, match="commit first, or --no-save"):
+    with pytest.raises(bench["fleet"].FleetError, match="commit first, or --no-save"):
         report.write(result(DIRTY), tmp_path)
     assert not list(tmp_path.iterdir())
     assert len(report.write(result("0123456789ab"), tmp_path)) == 2
@@ -135,7 +136,7 @@ def test_a_run_that_could_not_be_kept_does_not_begin(
     given: list[str],
     refused: bool,
 ) -> None:
-    program: Any = bench["_program"]
+    program: Any = bench["program"]
     monkeypatch.setattr(program, "commit", lambda: DIRTY)
     monkeypatch.setattr(sys, "argv", ["idle.py", *given])
     parser = program.parser("", saves=saves)
@@ -150,7 +151,7 @@ def test_a_run_that_could_not_be_kept_does_not_begin(
 def test_who_cannot_make_machines_says_what_is_missing(
     bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts: Any = bench["_net_hosts"]
+    hosts: Any = bench["net_hosts"]
     monkeypatch.setattr(hosts.os, "geteuid", lambda: 0)
     monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if "nspawn" in tool else tool)
     assert hosts.forbidden() is None

@@ -21,10 +21,11 @@ from typing import Any
 import pytest
 
 from tests.kit.conditions import wait_until
-from wiiiiided.client import Client, ClientError
+from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.config import Paths
 
 ROOT = Path(__file__).parents[2]
+SIZES = {"COLUMNS", "LINES"}
 DEMO = (sys.executable, "examples/language-model/demo.py")
 ENDS_WITHIN_S = 90.0
 LONG = ("--steps", "5000")
@@ -99,10 +100,12 @@ def demo(*options: str, terminal: int | None = None) -> Iterator[Demo]:
     if terminal is not None:
         mode = termios.tcgetattr(writing)
         fcntl.ioctl(writing, termios.TIOCSWINSZ, struct.pack("HHHH", 24, terminal, 0, 0))
+    # The size is the terminal's: a worker of the test run may have been given one of its own.
+    inherited = {name: word for name, word in os.environ.items() if name not in SIZES}
     process = subprocess.Popen(
         [*DEMO, *options],
         cwd=ROOT,
-        env={**os.environ, "TERM": "xterm-256color"},
+        env={**inherited, "TERM": "xterm-256color"},
         stdin=subprocess.DEVNULL if terminal is None else writing,
         stdout=writing,
         stderr=writing,

@@ -15,8 +15,8 @@ import torch.distributed as dist
 
 from tests.kit.conditions import wait_until
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from wiiiiided.backend.shm.board import fence
 from wiiiiided.errors import WiiiiideError
-from wiiiiided.shm.board import fence
 
 
 def _interrupt_often(me: Rank) -> int:
@@ -60,7 +60,7 @@ def test_a_rank_that_is_interrupted_again_and_again_can_still_destroy_its_group(
 
 
 def test_a_fence_interrupted_between_its_halves_works_again() -> None:
-    from wiiiiided.shm import board
+    from wiiiiided.backend.shm import board
 
     board._fence_lock.release()  # what an interrupt leaves behind
     fence()

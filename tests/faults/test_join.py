@@ -16,11 +16,11 @@ from tests.kit.faults import Failure, failure_of, make_group, together
 from tests.kit.leaks import Footprint, shared_maps
 from tests.kit.networks import tcp_of
 from tests.kit.ranks import Rank, note, run_ranks, watch_ranks
+from wiiiiided.backend.engine import join as joining
+from wiiiiided.backend.engine import process as processes
+from wiiiiided.backend.net import interfaces
 from wiiiiided.config import Config
-from wiiiiided.engine import join as joining
-from wiiiiided.engine import process as processes
 from wiiiiided.errors import UsageError
-from wiiiiided.net import interfaces
 
 DEADLINE_S = 5.0
 MISSING_S = 5.0  # who comes may be late by a second or two

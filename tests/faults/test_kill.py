@@ -1,9 +1,15 @@
-"""A rank is killed in the middle of an exchange: the others say who, where and in what, at once."""
+"""A rank is killed in the middle of an exchange: the others say who, where and in what, at once.
+
+On one host and on several; what only several can have is in test_wide_kill. Hosts are pretended
+(tests.kit.ranks): ranks with different letters talk over TCP on loopback, and the kernel ends a
+killed process's connections as it would on another machine.
+"""
 
 from __future__ import annotations
 
 import re
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,13 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.kit.cases import thinned
 from tests.kit.conditions import wait_until
-from tests.kit.faults import Failure, FaultPlan, failure_of, make_group, reach, together
+from tests.kit.faults import Failure, FaultPlan, failure_of, make_group, named, reach, together
 from tests.kit.leaks import Footprint, children_of, dev_shm
 from tests.kit.ranks import Outcome, Rank, run_ranks, watch_ranks
 from wiiiiided.torch import shared_empty
 
-PROMISE_S = 1.0
+PROMISE_S = 2.0  # one on one host
 DEADLINE_S = 5 * PROMISE_S
 LARGE = 4 * 1024 * 1024  # elements: 16 MiB of float32, many pieces
 STEP = 3  # the step the victim is killed at
@@ -145,7 +152,7 @@ NAMES = {
 
 
 def exchange_until_it_fails(me: Rank, step: Step) -> dict[str, Any]:
-    """Run steps without end; report the failure, the next calls' failures, and what is left."""
+    """Steps without end; the failure, the next calls' failures, how long leaving took, leaks."""
     torch.ones(1).sum()
     before = Footprint.before()
     make_group(me)
@@ -156,10 +163,13 @@ def exchange_until_it_fails(me: Rank, step: Step) -> dict[str, Any]:
         reach(number)
         failure = failure_of(step, me, number)
     later = [failure_of(step, me, number), failure_of(dist.barrier)]
+    began = time.monotonic()
     dist.destroy_process_group()
+    left_s = time.monotonic() - began
     return {
         "failure": failure,
         "later": later,
+        "left_s": left_s,
         "leaks": Footprint.now().leaked_since(before),
     }
 
@@ -169,13 +179,12 @@ def nothing_new_in_dev_shm(before: set[str]) -> None:
     wait_until(lambda: dev_shm() <= before, 30.0, "nothing new is left in /dev/shm")
 
 
-def blames(text: str, rank: int, pid: int) -> bool:
-    return f"rank {rank} (pid {pid}) died" in text
-
-
-def check_survivors(outcomes: list[Outcome], plan: FaultPlan, victim: int, name: str) -> None:
-    """Every survivor raised in time, named everything, failed later calls, and left nothing."""
-    killed_at, pid = plan.when(victim), outcomes[victim].pid
+def check_survivors(
+    outcomes: list[Outcome], plan: FaultPlan, victim: int, name: str, hosts: str
+) -> None:
+    """Every survivor raised in time, named everything, failed later calls, left at once, and left
+    nothing."""
+    died = f"{named(outcomes[victim], hosts)} died"
     assert outcomes[victim].exit_code == -9
     for outcome in outcomes:
         if outcome.rank == victim:
@@ -183,25 +192,31 @@ def check_survivors(outcomes: list[Outcome], plan: FaultPlan, victim: int, name:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         failure = outcome.value["failure"]
         assert failure.kind == "PeerLost", failure
-        assert blames(failure.text, victim, pid), failure
+        assert died in failure.text, failure
         assert re.search(rf"{name} #\d+ \(\d+ bytes\)", failure.text), failure
-        assert failure.at - killed_at < DEADLINE_S
+        assert failure.at - plan.when(victim) < DEADLINE_S
         for later in outcome.value["later"]:
             assert later is not None
             assert later.kind == "PeerLost", later
-            assert blames(later.text, victim, pid), later
+            assert died in later.text, later
             assert later.took_s < DEADLINE_S
+        assert outcome.value["left_s"] < 4.0, "it waited for those who did the same"
         assert outcome.value["leaks"] == []
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
-@pytest.mark.parametrize("step", list(NAMES), ids=lambda step: step.__name__)
-def test_the_others_name_a_rank_that_is_killed_in_an_exchange(step: Step, size: int) -> None:
-    victim = size - 1
-    plan = FaultPlan().kill(rank=victim, step=STEP, after_s=0.002 * size)
+# Where the ranks are, and who is killed: of one host the last; a host's only rank; one of two, so
+# that its mate sees the death in shared memory and the others on the wire; one whose mate is not
+# beside it in rank.
+PLACES = {"aa": 1, "ab": 1, "aaaa": 3, "aab": 1, "aaa": 2, "abab": 3}
+
+
+@pytest.mark.parametrize(("step", "hosts"), thinned(NAMES, PLACES, 2))
+def test_the_others_name_a_rank_that_is_killed_in_an_exchange(step: Step, hosts: str) -> None:
+    victim = PLACES[hosts]
+    plan = FaultPlan().kill(rank=victim, step=STEP, after_s=0.002 * len(hosts))
     files = dev_shm()
-    outcomes = watch_ranks(exchange_until_it_fails, size, step, backend=None, during=plan)
-    check_survivors(outcomes, plan, victim, NAMES[step])
+    outcomes = watch_ranks(exchange_until_it_fails, hosts, step, backend=None, during=plan)
+    check_survivors(outcomes, plan, victim, NAMES[step], hosts)
     nothing_new_in_dev_shm(files)
 
 
@@ -230,9 +245,10 @@ def exchange_in_two_threads(me: Rank) -> Any:
     return [*failures.values(), *([failure_of(work.wait)] if work is not None else [])]
 
 
-def test_every_thread_of_a_survivor_is_told() -> None:
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_every_thread_of_a_survivor_is_told(hosts: str) -> None:
     plan = FaultPlan().kill(rank=2, step=1, after_s=0.2)
-    outcomes = watch_ranks(exchange_in_two_threads, 3, during=plan)
+    outcomes = watch_ranks(exchange_in_two_threads, hosts, during=plan)
     for outcome in outcomes[:2]:
         assert outcome.exit_code == 0, outcome.error
         assert not outcome.error, outcome.trace
@@ -240,7 +256,7 @@ def test_every_thread_of_a_survivor_is_told() -> None:
         for failure in outcome.value:
             assert failure is not None
             assert failure.kind == "PeerLost", failure
-            assert blames(failure.text, 2, outcomes[2].pid), failure
+            assert f"{named(outcomes[2], hosts)} died" in failure.text, failure
             assert failure.at - plan.when(2) < DEADLINE_S
 
 
@@ -260,9 +276,10 @@ def leave_nothing_behind(me: Rank) -> list[str]:
     return Footprint.now().leaked_since(before)
 
 
-def test_a_group_that_is_destroyed_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("hosts", ["aaa", "aba"])
+def test_a_group_that_is_destroyed_leaves_nothing_behind(hosts: str) -> None:
     files = dev_shm()
-    assert run_ranks(leave_nothing_behind, 3, backend=None) == [[], [], []]
+    assert run_ranks(leave_nothing_behind, hosts, backend=None) == [[], [], []]
     nothing_new_in_dev_shm(files)
 
 

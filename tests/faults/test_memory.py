@@ -19,8 +19,8 @@ import torch.distributed as dist
 from tests.kit.faults import failure_of, make_group, together
 from tests.kit.leaks import Footprint, shared_maps
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
-from wiiiiided.engine.team import base_bytes
-from wiiiiided.shm.segment import Segment
+from wiiiiided.backend.engine.host_team import base_bytes
+from wiiiiided.backend.shm.segment import Segment
 
 DEADLINE_S = 5.0
 LARGE = 1024 * 1024

@@ -10,10 +10,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.kit.cases import thinned
 from tests.kit.faults import failure_of, together
 from tests.kit.ranks import Rank, watch_ranks
 
-DEADLINE_S = 5.0
+DEADLINE_S = 10.0
 LARGE = 1024 * 1024
 
 
@@ -130,11 +131,12 @@ def _blocking(action: Callable[..., Any], options: dict[str, Any]) -> None:
         action(**options).wait()
 
 
-@pytest.mark.parametrize("way", ["blocking", "async", "warm"])
-@pytest.mark.parametrize("case", list(CASES))
-def test_ranks_that_disagree_are_all_shown_both_sides(case: str, way: str) -> None:
+# Who disagrees is alone on its host, or shares one with a rank that is right.
+@pytest.mark.parametrize("hosts", ["aaa", "aab", pytest.param("abc", marks=pytest.mark.soak)])
+@pytest.mark.parametrize(("case", "way"), thinned(CASES, ["blocking", "async", "warm"]))
+def test_ranks_that_disagree_are_all_shown_both_sides(case: str, way: str, hosts: str) -> None:
     odd = list(CASES).index(case) % 3
-    outcomes = watch_ranks(disagree, 3, case, odd, way == "async", way == "warm")
+    outcomes = watch_ranks(disagree, hosts, case, odd, way == "async", way == "warm")
     _, _, one, other = CASES[case]
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
@@ -145,6 +147,7 @@ def test_ranks_that_disagree_are_all_shown_both_sides(case: str, way: str) -> No
         assert other in failure.text, failure
         assert failure.took_s < DEADLINE_S
         assert later is not None, "the group went on after a mismatch"
+        assert later.kind == "Mismatch", later
         assert later.took_s < DEADLINE_S
 
 
@@ -174,13 +177,13 @@ MESSAGES = {
 }
 
 
-@pytest.mark.parametrize("posted_first", [True, False], ids=["receive first", "send first"])
-@pytest.mark.parametrize("case", list(MESSAGES))
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+@pytest.mark.parametrize(("case", "first"), thinned(MESSAGES, ["receive", "send"]))
 def test_a_message_that_does_not_fit_fails_the_receiver_and_the_senders_next_call(
-    case: str, posted_first: bool
+    case: str, first: str, hosts: str
 ) -> None:
     sends, takes = MESSAGES[case]
-    outcomes = watch_ranks(send_the_wrong_thing, 2, sends, takes, posted_first)
+    outcomes = watch_ranks(send_the_wrong_thing, hosts, sends, takes, first == "receive")
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
     (sent, sender_later), (received, receiver_later) = (o.value for o in outcomes)

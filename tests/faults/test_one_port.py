@@ -26,12 +26,12 @@ from tests.faults.test_late import Lines
 from tests.kit import data
 from tests.kit.conditions import wait_until
 from tests.kit.faults import failure_of, make_group
-from tests.kit.gates import Port
 from tests.kit.leaks import Footprint
 from tests.kit.networks import tcp_of
+from tests.kit.port_mux import Port
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
-from wiiiiided.engine import reach
-from wiiiiided.net import behind
+from wiiiiided.backend.engine import connect_hosts
+from wiiiiided.backend.net import handoff_listener
 
 JOB, ATTEMPT = 7, 2
 KEY = bytes(range(32))
@@ -212,8 +212,8 @@ def test_a_daemon_that_does_not_come_back_is_named_with_host_and_address(
 
 def impatient(me: Rank, where: dict[str, Place], timeout_s: float = 30.0) -> Any:
     settle(me, where)
-    behind.DOOR_S = 0.5  # type: ignore[misc]
-    reach.TURN_S = 1.0  # type: ignore[misc]
+    handoff_listener.READY_S = 0.5  # type: ignore[misc]
+    connect_hosts.TURN_S = 1.0  # type: ignore[misc]
     before = Footprint.before()
     failure = failure_of(make_group, me, timeout_s)
     return failure, Footprint.now().leaked_since(before)
@@ -252,7 +252,7 @@ def die_before_connecting(me: Rank, where: dict[str, Place]) -> Any:
             time.sleep(0.1)
             os.kill(os.getpid(), signal.SIGKILL)
 
-        reach.Reach.start = fatal  # type: ignore[method-assign]
+        connect_hosts.LinkBuilder.start = fatal  # type: ignore[method-assign]
     return impatient(me, where)
 
 
@@ -265,6 +265,6 @@ def test_a_rank_that_has_died_behind_its_door_is_named(
     failure, leaks = outcomes[0].value
     assert failure.kind == "PeerLost", failure
     assert "rank 1 " in failure.text
-    assert "has not opened its door yet, or has ended" in failure.text
+    assert "is not there yet, or has ended" in failure.text
     assert leaks == []
     assert failure.took_s < 5 * DEADLINE_S

@@ -20,9 +20,9 @@ from tests.kit.conditions import wait_until
 from tests.kit.faults import make_group
 from tests.kit.leaks import open_descriptors
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
-from wiiiiided.engine import process as processes
-from wiiiiided.engine.join import join
-from wiiiiided.wire.frame import Frame, Kind
+from wiiiiided.backend.engine import process as processes
+from wiiiiided.backend.engine.join import join
+from wiiiiided.backend.wire.local_frame import Frame, FrameKind
 
 PATIENCE_S = 30.0
 Attack = Callable[[str], list[socket.socket]]
@@ -69,7 +69,7 @@ def say(*words: bytes, ends: bool = False) -> Attack:
 
 
 def hello(payload: bytes) -> bytes:
-    return Frame(Kind.HELLO, payload=payload).header() + payload
+    return Frame(FrameKind.HELLO, payload=payload).header() + payload
 
 
 REFUSED: dict[str, Attack] = {
@@ -80,8 +80,10 @@ REFUSED: dict[str, Attack] = {
     "a token that is a number": say(hello(card(token=5))),
     "a card that is no card": say(hello(b"[]"), hello(b"{}"), hello(b"\xff\xfe"), hello(b"5")),
     "a card of brackets": say(hello(b"[" * 60_000)),
-    "another frame first": say(*(Frame(kind).header() for kind in Kind if kind is not Kind.HELLO)),
-    "the beginning of another frame": say(Frame(Kind.EAGER, payload=b"x" * 9).header()),
+    "another frame first": say(
+        *(Frame(kind).header() for kind in FrameKind if kind is not FrameKind.HELLO)
+    ),
+    "the beginning of another frame": say(Frame(FrameKind.EAGER, payload=b"x" * 9).header()),
     "a long word": say(b"\x01" * 300_000),
 }
 

@@ -16,8 +16,8 @@ from tests.kit.faults import Failure, failure_of, make_group
 from tests.kit.leaks import Footprint
 from tests.kit.networks import tcp_of
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
-from wiiiiided.engine import join as joining
-from wiiiiided.engine import reach
+from wiiiiided.backend.engine import connect_hosts
+from wiiiiided.backend.engine import join as joining
 
 DEADLINE_S = 10.0
 
@@ -25,7 +25,7 @@ DEADLINE_S = 10.0
 # missed when time is up, or when it has not connected though it was asked to.
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before it tells where it listens": (joining, "_link_hosts", False),
-    "before it connects": (reach.Reach, "start", False),
+    "before it connects": (connect_hosts.LinkBuilder, "start", False),
     "after it has linked": (joining, "_link_hosts", True),
     "after it has the memory": (joining, "_base_segment", True),
 }
@@ -33,7 +33,7 @@ PLACES: dict[str, tuple[Any, str, bool]] = {
 
 def die_while_joining(me: Rank, victim: int, place: str) -> Failure | None:
     """The victim kills itself inside a function of the joining, before or after doing it."""
-    reach.TURN_S = 1.0  # type: ignore[misc]
+    connect_hosts.TURN_S = 1.0  # type: ignore[misc]
     if me.rank == victim:
         where, name, after = PLACES[place]
         original = getattr(where, name)
@@ -103,7 +103,7 @@ def join_in_vain(me: Rank) -> Any:
         return read(self, key)._replace(key=bytes([me.rank]) * 32)
 
     joining._Register._read = spoilt  # type: ignore[method-assign]
-    reach.TURN_S = 1.0  # type: ignore[misc]
+    connect_hosts.TURN_S = 1.0  # type: ignore[misc]
     before = Footprint.before()
     failure = failure_of(make_group, me, 50.0)
     return failure, Footprint.now().leaked_since(before)

@@ -29,16 +29,10 @@ from tests.kit.faults import failure_of, make_group, together
 from tests.kit.leaks import open_descriptors
 from tests.kit.networks import connections_of
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
-from wiiiiided.wire.frame import Kind
-from wiiiiided.wire.handshake import (
-    ANSWER_BYTES,
-    KEY_BYTES,
-    Claim,
-    Connector,
-    Message,
-    Reason,
-)
-from wiiiiided.wire.header import pack
+from wiiiiided.backend.wire.challenge import ANSWER_BYTES, KEY_BYTES, AuthMessage
+from wiiiiided.backend.wire.handshake import ConnectionClaim, Connector, RefusalReason
+from wiiiiided.backend.wire.header import Header, pack
+from wiiiiided.backend.wire.local_frame import FrameKind
 
 DEADLINE_S = 10.0
 PATIENCE_S = 30.0
@@ -51,7 +45,7 @@ class Door:
     """What somebody may know of rank 0: all but the key is told by the Store to whoever asks."""
 
     port: int
-    claim: Claim  # of rank 1, which has its connections already
+    claim: ConnectionClaim  # of rank 1, which has its connections already
     key: bytes
 
 
@@ -66,11 +60,11 @@ def door_of(me: Rank) -> Door:
     membership, mesh = group.membership, group.process.mesh
     (listener,) = [one for one in connections_of(os.getpid()) if not one.theirs]
     peer = group.links[1 - me.rank].peer
-    claim = Claim(
+    claim = ConnectionClaim(
         membership.nonce, membership.generation, 1 - me.rank, me.rank,
         peer.uid, group.process.card.uid, "data",
     )  # fmt: skip
-    _, key = mesh.door._groups[membership.nonce]
+    _, key = mesh.endpoint._groups[membership.nonce]
     return Door(listener.our_port, claim, key)
 
 
@@ -136,7 +130,7 @@ def saying(*words: bytes) -> Attack:
 
 
 def hello(door: Door, key: bytes, **changes: Any) -> Connector:
-    return Connector(key, Claim(**{**door.claim.__dict__, **changes}))
+    return Connector(key, ConnectionClaim(**{**door.claim.__dict__, **changes}))
 
 
 def shake(sock: socket.socket, hands: Connector) -> bytes:
@@ -241,29 +235,29 @@ def test_who_does_not_speak_our_language_is_shown_the_door_without_a_word(what: 
     stranger = Stranger(QUIET[what])
     check_refused(stranger.attack_two_hosts())
     for answer in stranger.answers:
-        assert answer in (b"", refusal(Reason.MALFORMED)), answer
+        assert answer in (b"", refusal(RefusalReason.MALFORMED)), answer
 
 
-def refusal(reason: Reason) -> bytes:
-    return struct.pack("<2sBBBB30s", b"WI", Message.REFUSAL, reason, 1, 1, bytes(30))
+def refusal(reason: RefusalReason) -> bytes:
+    return struct.pack("<2sBBBB30s", b"WI", AuthMessage.REFUSAL, reason, 1, 1, bytes(30))
 
 
 def test_a_greeting_that_is_right_with_a_key_that_is_not_is_refused() -> None:
     stranger = Stranger(with_a_wrong_key)
     check_refused(stranger.attack_two_hosts())
-    assert stranger.answers == [refusal(Reason.PROOF)]
+    assert stranger.answers == [refusal(RefusalReason.PROOF)]
 
 
 def test_a_greeting_for_somebody_else_is_refused() -> None:
     stranger = Stranger(for_somebody_else)
     check_refused(stranger.attack_two_hosts())
-    assert stranger.answers == [refusal(Reason.UNKNOWN)] * 2
+    assert stranger.answers == [refusal(RefusalReason.UNKNOWN)] * 2
 
 
 def test_a_handshake_that_was_recorded_does_not_work_again() -> None:
     stranger = Stranger(recorded_and_said_again)
     check_refused(stranger.attack_two_hosts())
-    assert stranger.answers == [refusal(Reason.PROOF)]
+    assert stranger.answers == [refusal(RefusalReason.PROOF)]
 
 
 @dataclass
@@ -372,12 +366,14 @@ def speak_nonsense(me: Rank, what: str) -> Any:
         nonsense = {
             "noise": b"\xaa" * 200,
             "another generation": pack(
-                Kind.LEAVE, 0, 0, 0, m.nonce, m.generation + 1, 2, 0, 0, 0, 0, 0, 0
+                Header(FrameKind.LEAVE, 0, 0, 0, m.nonce, m.generation + 1, 2, 0, 0, 0, 0, 0, 0)
             ),
-            "another's name": pack(Kind.LEAVE, 0, 0, 0, m.nonce, m.generation, 1, 0, 0, 0, 0, 0, 0),
+            "another's name": pack(
+                Header(FrameKind.LEAVE, 0, 0, 0, m.nonce, m.generation, 1, 0, 0, 0, 0, 0, 0)
+            ),
             "a piece of four gigabytes": struct.pack("<HBB56sI", 0x4957, 1, 16, b"\xff" * 56, 0),
             "an operation far ahead": pack(
-                Kind.OPEN, 0, 0, 0, m.nonce, m.generation, 2, 99_999, 0, 0, 256, 256, 0
+                Header(FrameKind.OPEN, 0, 0, 0, m.nonce, m.generation, 2, 99_999, 0, 0, 256, 256, 0)
             )
             + bytes(256),
         }[what]

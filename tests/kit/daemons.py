@@ -29,12 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.kit.conditions import wait_until
-from wiiiiided.client import Client, ClientError
+from wiiiiided.cluster.archive.pack import pack
+from wiiiiided.cluster.client import Client, ClientError
+from wiiiiided.cluster.client.machines import settle
+from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.config import Paths
 from wiiiiided.domain.spec import JobSpec, Output, Policy, Resources, Run
 from wiiiiided.domain.states import ENDED
-from wiiiiided.ship.pack import pack
-from wiiiiided.wire import messages as m
 
 ROOT = Path(__file__).parents[2]
 STARTS_WITHIN_S = 60.0
@@ -48,7 +49,7 @@ class PrivateDaemon:
         self.home = home
         self.paths = Paths.private(str(home))
         self.client = Client(self.paths)
-        self.program = list(program or (sys.executable, "-m", "wiiiiided.daemon.main"))
+        self.program = list(program or (sys.executable, "-m", "wiiiiided.cluster.daemon.main"))
         self.process: subprocess.Popen[bytes] | None = None
         self.log = home / "daemon.log"
 
@@ -232,14 +233,14 @@ def make_cluster(daemons: Sequence[PrivateDaemon], cluster: str = "lab") -> None
     """The first becomes the coordinator, the others join it as b, c, d, …"""
     first, *others = daemons
     first.client.init(cluster, "127.0.0.2", free_port("127.0.0.2"))
-    first.client.settle("coordinator")
+    settle(first.client.status, "coordinator")
     for number, daemon in enumerate(others, 3):
         join_cluster(first, daemon, "abcdefgh"[number - 2], f"127.0.0.{number}")
 
 
 def join_cluster(first: PrivateDaemon, daemon: PrivateDaemon, name: str, address: str) -> None:
     daemon.client.join(invitation(first, name, address))
-    daemon.client.settle("member")
+    settle(daemon.client.status, "member")
 
 
 def invitation(first: PrivateDaemon, name: str, address: str) -> m.Join:

@@ -1,7 +1,7 @@
 """A daemon that says what a test wants, over a real unix socket in the real protocol.
 
     with FakeDaemon() as daemon:
-        daemon.answers(m.Why, m.Reason(17, "queued", "waits for a"))
+        daemon.answers(m.Why, m.JobReason(17, "queued", "waits for a"))
         …
         assert daemon.requests == [m.Why(17)]
 
@@ -21,9 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from wiiiiided import __version__
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.framing import BLOB, BLOB_END, MESSAGE, Parser, frame
 from wiiiiided.config import Paths
-from wiiiiided.wire import messages as m
-from wiiiiided.wire.stream import BLOB, BLOB_END, MESSAGE, Parser, frame
 
 PATIENCE_S = 30.0  # of a test that waits for a condition; never waited out when all is well
 
@@ -129,8 +129,8 @@ class FakeDaemon:
         self._links: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
         self._timers: list[threading.Timer] = []
-        self.answers(m.Status, status())
-        self.answers(m.Nodes, m.NodeList("", (machine(),)))
+        self.answers(m.GetStatus, status())
+        self.answers(m.ListNodes, m.NodeList("", (machine(),)))
 
     def __enter__(self) -> FakeDaemon:
         self.start()
@@ -208,7 +208,7 @@ class FakeDaemon:
                 talk.say(self.hello)
                 handler = self._handlers.get(type(request))
                 if handler is None:
-                    talk.say(m.Refused(1, f"the test has no answer to {request}"))
+                    talk.say(m.Refusal(1, f"the test has no answer to {request}"))
                 else:
                     handler(request, talk)
         except (EOFError, OSError):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -124,6 +125,12 @@ def make_group(me: Rank, timeout_s: float = 60.0, store: str = "store") -> None:
         world_size=me.size,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def named(rank: Outcome, hosts: str) -> str:
+    """How messages name a rank: with its host where there are several."""
+    where = f" on {socket.gethostname()}" if len(set(hosts)) > 1 else ""
+    return f"rank {rank.rank} (pid {rank.pid}{where})"
 
 
 @dataclass(frozen=True)

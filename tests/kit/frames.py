@@ -5,7 +5,7 @@ A link receives payloads straight into their place instead, and cuts nothing.
 
 from __future__ import annotations
 
-from wiiiiided.wire.header import HEADER_BYTES, Header, unpack, verify
+from wiiiiided.backend.wire.header import HEADER_BYTES, Header, unpack, verify
 
 
 class FrameCutter:

@@ -113,6 +113,7 @@ class Machine:
         self.name = name
         self._debian = debian and has_debians_python()
         self.bin = VENV / "bin" if self._debian else BIN
+        self.python = (DEBIAN if self._debian else Path(sys.executable)).resolve()
         self._network = network
         self._id = f"wiiiiide-test-{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._den: subprocess.Popen[bytes] | None = None
@@ -478,7 +479,7 @@ def _make_venv(root: Path) -> None:
     (own,) = venv.glob("lib/python*/site-packages")
     # Not the directory's name alone: what its own .pth files name is wanted as well.
     (own / "tests.pth").write_text(f"import site; site.addsitedir({packages!r})\n")
-    for name, module in (("wiiiiide", "cli"), ("wiiiiided", "daemon")):
+    for name, module in (("wiiiiide", "ui.cli"), ("wiiiiided", "cluster.daemon")):
         program = venv / "bin" / name
         program.write_text(
             f"#!{VENV}/bin/python3\nimport sys\nfrom wiiiiided.{module}.main import main\n"

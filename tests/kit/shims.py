@@ -26,10 +26,10 @@ from types import TracebackType
 from typing import Any
 
 from tests.kit.conditions import wait_until
-from wiiiiided.shim import attempt as attempts
-from wiiiiided.shim import files, lines, processes
+from wiiiiided.cluster.shim import attempt as attempts
+from wiiiiided.cluster.shim import lines, processes, protocol
 
-PROGRAM = str(Path(files.__file__).with_name("run.py"))
+PROGRAM = str(Path(protocol.__file__).with_name("run.py"))
 ENVIRONMENT = {
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
     "HOME": os.environ.get("HOME", "/"),
@@ -56,7 +56,7 @@ class Attempt:
             "node": "here",
             "grace_s": 2.0,
         }
-        self.order = files.Order(
+        self.order = protocol.LaunchOrder(
             argv=list(argv), env=env, workers=workers, **{**standard, **fields}
         )
         self.shims: list[subprocess.Popen[bytes]] = []
@@ -88,13 +88,13 @@ class Attempt:
         assert kind is not None or not left, f"left running: {left}"
 
     def write_order(self) -> None:
-        (self.path / files.ORDER).write_bytes(files.to_bytes(self.order))
+        (self.path / protocol.ORDER).write_bytes(protocol.to_bytes(self.order))
 
     def start(
         self, *, archive: Path | None = None, secrets: dict[str, str] | None = None
     ) -> subprocess.Popen[bytes]:
         """Start a shim."""
-        if not (self.path / files.ORDER).exists():
+        if not (self.path / protocol.ORDER).exists():
             self.write_order()
         command = [sys.executable, "-I", "-S", PROGRAM, str(self.path)]
         fds = []
@@ -121,31 +121,31 @@ class Attempt:
         self.shims.append(shim)
         return shim
 
-    def run(self, **options: Any) -> files.End:
+    def run(self, **options: Any) -> protocol.AttemptEnd:
         self.start(**options)
         return self.end()
 
-    def end(self, timeout_s: float = PATIENCE_S) -> files.End:
+    def end(self, timeout_s: float = PATIENCE_S) -> protocol.AttemptEnd:
         """How it ended, once all shims have left."""
         for shim in self.shims:
             _, said = shim.communicate(timeout=timeout_s)
             assert not said, said.decode()
         return self.exit()
 
-    def exit(self) -> files.End:
+    def exit(self) -> protocol.AttemptEnd:
         """exit.json, as it is now."""
         directory = attempts.open_directory(str(self.path))
         try:
-            value = attempts.read(directory, files.EXIT, files.End)
+            value = attempts.read(directory, protocol.EXIT, protocol.AttemptEnd)
         finally:
             os.close(directory)
-        assert isinstance(value, files.End)
+        assert isinstance(value, protocol.AttemptEnd)
         return value
 
-    def claim(self) -> files.Claim:
-        wait_until((self.path / files.CLAIM).exists, PATIENCE_S, "a claim")
-        value = files.from_bytes(files.Claim, (self.path / files.CLAIM).read_bytes())
-        assert isinstance(value, files.Claim)
+    def claim(self) -> protocol.ShimClaim:
+        wait_until((self.path / protocol.CLAIM).exists, PATIENCE_S, "a claim")
+        value = protocol.from_bytes(protocol.ShimClaim, (self.path / protocol.CLAIM).read_bytes())
+        assert isinstance(value, protocol.ShimClaim)
         return value
 
     def listen(self) -> Listener:
@@ -230,7 +230,7 @@ def helper(*arguments: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def is_running(pid: int) -> bool:
-    return files.start_ticks(pid) is not None
+    return protocol.start_ticks(pid) is not None
 
 
 def kill(pid: int) -> None:

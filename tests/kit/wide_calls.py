@@ -18,27 +18,27 @@ import torch
 
 from tests.kit import data
 from tests.kit.wide_world import Begin, Called, Circle, World
-from wiiiiided.codec import choose
-from wiiiiided.collectives import pieces, plans
-from wiiiiided.collectives.local import all_reduce as local_all_reduce
-from wiiiiided.collectives.local import relay
-from wiiiiided.collectives.wide import (
+from wiiiiided.backend.codec import chooser
+from wiiiiided.backend.collectives import dispatch, pieces
+from wiiiiided.backend.collectives.local import all_reduce as local_all_reduce
+from wiiiiided.backend.collectives.local import relay
+from wiiiiided.backend.collectives.wide import (
     all_gather,
     all_reduce,
-    batch,
     broadcast,
-    layout,
+    exchange_plan,
     pairwise,
     reduce_scatter,
+    small_all_reduce,
 )
-from wiiiiided.engine import team, wide
-from wiiiiided.engine.group import Group
-from wiiiiided.engine.operation import Plan
+from wiiiiided.backend.engine import host_team, remote_link
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.engine.operation import Plan
+from wiiiiided.backend.net.virtual_network import LineQuality
+from wiiiiided.backend.shm import slots
+from wiiiiided.backend.shm.board import CALL_BYTES, CallSignature
+from wiiiiided.backend.shm.kernels import carrier, dtype_name, reduction
 from wiiiiided.errors import UsageError
-from wiiiiided.net.fake import Line
-from wiiiiided.shm import slots
-from wiiiiided.shm.board import CALL_BYTES, Call
-from wiiiiided.shm.kernels import carrier, dtype_name, reduction
 
 SMALL = 512  # bytes that go along with the announcement; 64 KiB outside of tests
 PIECE = 1024  # bytes of a large slot; 1 MiB outside of tests
@@ -59,13 +59,13 @@ PLACEMENTS = [
 ]
 
 USES_SMALL: list[ModuleType] = [
-    team,
-    wide,
+    host_team,
+    remote_link,
     relay,
     local_all_reduce,
     all_reduce,
     all_gather,
-    batch,
+    small_all_reduce,
     broadcast,
     reduce_scatter,
 ]
@@ -75,25 +75,25 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few elements make many pieces."""
     for module in USES_SMALL:
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
-    monkeypatch.setattr(wide, "MAX_OPEN", CALL_BYTES + wide.WIDEST * SMALL)
+    monkeypatch.setattr(remote_link, "MAX_OPEN", CALL_BYTES + remote_link.WIDEST * SMALL)
     monkeypatch.setattr(slots, "_ACROSS", (slots._ACROSS[0], PIECE))
     monkeypatch.setattr(slots, "_PAIR", (slots._PAIR[0], PIECE))
     monkeypatch.setattr(slots, "_MANY", (slots._MANY[0], PIECE))
     monkeypatch.setattr(pairwise, "PIECE_BYTES", PIECE)
-    monkeypatch.setattr(choose, "LEAST_PIECE", 64)
+    monkeypatch.setattr(chooser, "LEAST_PIECE", 64)
 
 
 @contextmanager
 def world_of(
-    letters: str, seed: int, align: int = 16, codec: str = "none", line: Line | None = None
+    letters: str, seed: int, align: int = 16, codec: str = "none", line: LineQuality | None = None
 ) -> Iterator[World]:
     """A world whose pieces are cut into shares of this many elements; outside of tests it is 64."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pieces, "ALIGN", align)
-        layout.exchange.cache_clear()
+        exchange_plan.exchange.cache_clear()
         with World(letters, seed, codec, line) as world:
             yield world
-    layout.exchange.cache_clear()
+    exchange_plan.exchange.cache_clear()
 
 
 # -- what is called, and what must come out ----
@@ -132,8 +132,8 @@ def inputs(
     return [data.random_of(rank, size, dtype, salt) for rank in range(circle.size)]
 
 
-def described(name: str, dtype: torch.dtype, size: int, *more: object) -> Call:
-    return Call.of(f"{name} of {size} elements of {dtype_name(dtype)} {more}")
+def described(name: str, dtype: torch.dtype, size: int, *more: object) -> CallSignature:
+    return CallSignature.of(f"{name} of {size} elements of {dtype_name(dtype)} {more}")
 
 
 def reduced(circle: Circle, op: str, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -169,7 +169,7 @@ def build_all_reduce(circle: Circle, chance: random.Random) -> Exchange:
     call, kernel = described("all_reduce", dtype, len(want), op), reduction(op, dtype, circle.size)
 
     def begin(group: Group) -> Plan:
-        return plans.all_reduce(group, call, carrier(xs[group.rank]), kernel)
+        return dispatch.all_reduce(group, call, carrier(xs[group.rank]), kernel)
 
     name = f"all_reduce({op}) of {len(want)} {dtype}"
     return Exchange(name, [begin] * circle.size, lambda: same_everywhere(xs, want, name), xs)
@@ -185,8 +185,8 @@ def build_ready_all_reduce(circle: Circle, chance: random.Random) -> Exchange:
 
     def begin(group: Group) -> tuple[Plan, object]:
         x = carrier(xs[group.rank])
-        ready = plans.ready_all_reduce(group, call, x, kernel)
-        return ready.plan(x), plans.errand(ready, x)
+        ready = dispatch.ready_all_reduce(group, call, x, kernel)
+        return ready.plan(x), dispatch.batch_item(ready, x)
 
     name = f"ready all_reduce({op}) of {len(want)} {dtype}"
     return Exchange(name, [begin] * circle.size, lambda: same_everywhere(xs, want, name), xs)
@@ -200,7 +200,7 @@ def build_reduce(circle: Circle, chance: random.Random) -> Exchange:
     call, kernel = described("reduce", dtype, len(want), op), reduction(op, dtype, circle.size)
 
     def begin(group: Group) -> Plan:
-        return plans.all_reduce(group, call, carrier(xs[group.rank]), kernel, root=root)
+        return dispatch.all_reduce(group, call, carrier(xs[group.rank]), kernel, root=root)
 
     name = f"reduce({op}) to {root} of {len(want)} {dtype}"
 
@@ -218,7 +218,7 @@ def build_broadcast(circle: Circle, chance: random.Random) -> Exchange:
     call = described("broadcast", dtype, len(want), root)
 
     def begin(group: Group) -> Plan:
-        return plans.broadcast(group, call, carrier(xs[group.rank]), root)
+        return dispatch.broadcast(group, call, carrier(xs[group.rank]), root)
 
     name = f"broadcast from {root} of {len(want)} {dtype}"
     return Exchange(name, [begin] * circle.size, lambda: same_everywhere(xs, want, name), xs)
@@ -238,7 +238,7 @@ def build_all_gather(circle: Circle, chance: random.Random) -> Exchange:
     def begin(group: Group) -> Plan:
         rows = [carrier(row) for row in got[group.rank].chunk(circle.size)] if len(want) else []
         outputs = rows or [carrier(xs[0])] * circle.size
-        return plans.all_gather(group, call, carrier(xs[group.rank]), outputs)
+        return dispatch.all_gather(group, call, carrier(xs[group.rank]), outputs)
 
     name = f"all_gather of {len(xs[0])} {dtype}"
     return Exchange(name, [begin] * circle.size, lambda: same_everywhere(got, want, name), got)
@@ -251,7 +251,7 @@ def build_gather(circle: Circle, chance: random.Random) -> Exchange:
 
     def begin(group: Group) -> Plan:
         outputs = [carrier(x) for x in got] if group.rank == root else []
-        return plans.gather(group, call, carrier(xs[group.rank]), outputs, root)
+        return dispatch.gather(group, call, carrier(xs[group.rank]), outputs, root)
 
     name = f"gather to {root} of {len(xs[0])} {dtype}"
 
@@ -269,7 +269,7 @@ def build_scatter(circle: Circle, chance: random.Random) -> Exchange:
 
     def begin(group: Group) -> Plan:
         arrays = [carrier(x) for x in xs] if group.rank == root else []
-        return plans.scatter(group, call, arrays, carrier(got[group.rank]), root)
+        return dispatch.scatter(group, call, arrays, carrier(got[group.rank]), root)
 
     name = f"scatter from {root} of {len(xs[0])} {dtype}"
 
@@ -295,7 +295,7 @@ def build_reduce_scatter(circle: Circle, chance: random.Random) -> Exchange:
     def begin(group: Group) -> Plan:
         whole = xs[group.rank]
         arrays = [carrier(whole[r * size : (r + 1) * size]) for r in range(ranks)]
-        return plans.reduce_scatter(
+        return dispatch.reduce_scatter(
             group, call, arrays, carrier(got[group.rank]), kernel, carrier(whole)
         )
 
@@ -320,11 +320,11 @@ def build_all_to_all(circle: Circle, chance: random.Random) -> Exchange:
         for r in range(ranks)
     ]
     got = [[torch.zeros_like(xs[q][r]) for q in range(ranks)] for r in range(ranks)]
-    call = Call.of(f"all_to_all of {dtype_name(dtype)}")
+    call = CallSignature.of(f"all_to_all of {dtype_name(dtype)}")
 
     def begin(group: Group) -> Plan:
         me = group.rank
-        return plans.all_to_all(
+        return dispatch.all_to_all(
             group, call, list(map(carrier, xs[me])), list(map(carrier, got[me]))
         )
 
@@ -339,12 +339,14 @@ def build_all_to_all(circle: Circle, chance: random.Random) -> Exchange:
 
 
 def build_barrier(circle: Circle, chance: random.Random) -> Exchange:
-    call = Call.of("barrier")
-    return Exchange("barrier", [lambda g: plans.barrier(g, call)] * circle.size, lambda: None, [])
+    call = CallSignature.of("barrier")
+    return Exchange(
+        "barrier", [lambda g: dispatch.barrier(g, call)] * circle.size, lambda: None, []
+    )
 
 
 def build_monitored_barrier(circle: Circle, chance: random.Random) -> Exchange:
-    begins: list[Begin] = [plans.monitored_barrier] * circle.size
+    begins: list[Begin] = [dispatch.monitored_barrier] * circle.size
     return Exchange("monitored_barrier", begins, lambda: None, [])
 
 

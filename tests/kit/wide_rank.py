@@ -1,7 +1,7 @@
 """A process of a pretended host: all of it real but sockets, threads and the clock.
 
     Rank             a Process: real groups, mesh and links to other hosts
-      Wheel          the real Driver, turned one small step at a time by whoever holds it
+      Wheel          turns the real Driver, one small step at a time
       NearLink       to a rank of the same host: frames from hand to hand
 
 tests.kit.wide_world has several of them and decides who moves.
@@ -16,21 +16,22 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
+from wiiiiided.backend.engine.driver import Driver
+from wiiiiided.backend.engine.lane import Lanes
+from wiiiiided.backend.engine.local_link import Card, Link, Then
+from wiiiiided.backend.engine.loop import ProgressLoop
+from wiiiiided.backend.engine.mesh import Mesh
+from wiiiiided.backend.engine.operation import Operation
+from wiiiiided.backend.engine.poller import EpollPoller
+from wiiiiided.backend.engine.process import RankProcess
+from wiiiiided.backend.net.link import WideLink
+from wiiiiided.backend.net.virtual_network import FakeNetwork, FakePoller, FakeStream
+from wiiiiided.backend.shm import stats
+from wiiiiided.backend.shm.board import Board
+from wiiiiided.backend.shm.kernels import DTYPE_NAMES
+from wiiiiided.backend.wire.header import Header
+from wiiiiided.backend.wire.local_frame import Frame, FrameKind
 from wiiiiided.config import Config
-from wiiiiided.engine.driver import Driver
-from wiiiiided.engine.link import Card, Link, Then
-from wiiiiided.engine.loop import Loop
-from wiiiiided.engine.mesh import Mesh
-from wiiiiided.engine.operation import Operation
-from wiiiiided.engine.process import Process
-from wiiiiided.engine.watch import Watch
-from wiiiiided.net.fake import FakeNetwork, FakeStream, FakeWatch
-from wiiiiided.net.link import WideLink
-from wiiiiided.shm import stats
-from wiiiiided.shm.board import Board
-from wiiiiided.shm.kernels import DTYPE_NAMES
-from wiiiiided.wire.frame import Frame, Kind
-from wiiiiided.wire.header import Header
 
 if TYPE_CHECKING:
     from tests.kit.wide_world import World
@@ -39,8 +40,9 @@ if TYPE_CHECKING:
 class NearLink(Link):
     """One end of a link inside a host: frames go from hand to hand, in order."""
 
-    def __init__(self, number: int, peer: Card, chance: random.Random) -> None:
+    def __init__(self, number: int, peer: Card, owner: RankProcess, chance: random.Random) -> None:
         # Not Link's own: there is no socket.
+        self.lanes = Lanes(lambda frame, descriptor: owner.send(self, frame, descriptor))
         self.fd, self.pidfd, self.peer, self.pid = number, -1, peer, peer.pid
         self.gone, self.said_bye = "", False
         self.other: NearLink
@@ -60,7 +62,7 @@ class NearLink(Link):
             then()
 
     def ring(self) -> None:
-        self.send(Frame(Kind.BELL))
+        self.send(Frame(FrameKind.BELL))
 
     def receive(self) -> tuple[list[Frame], bool]:
         frames = []
@@ -104,54 +106,53 @@ class OwnEnds:
         self._network.now = now
 
 
-class Wheel(Driver):
-    """The driver, without a thread and without a clock: whoever holds it turns it."""
+class Wheel:
+    """Turns the driver without a thread and without a clock, one small step at a time."""
 
     def __init__(self, config: Config, network: FakeNetwork) -> None:
-        super().__init__(config, stats.StatsPage())
-        self.watch.close()
         self.ends = OwnEnds(network)
-        self.sockets = FakeWatch(cast(FakeNetwork, self.ends))
-        self.watch = cast(Watch, self.sockets)
+        self.sockets = FakePoller(cast(FakeNetwork, self.ends))
+        self.driver = Driver(config, stats.StatsPage(), cast(EpollPoller, self.sockets))
 
     def submit(self, op: Operation) -> None:
         """A call of the program."""
-        self._submitted.append(op)
+        self.driver.submit(op)
 
     def called(self) -> bool:
         """Take up a call or a task; whether there was one."""
-        if self._tasks:
-            self._run_tasks()
-        elif self._submitted:
-            self._admit(self._submitted.popleft())
+        if self.driver._tasks:
+            self.driver.run_tasks()
+        elif self.driver._submitted:
+            self.driver._admit(self.driver._submitted.popleft())
         else:
             return False
         return True
 
     @property
     def has_calls(self) -> bool:
-        return bool(self._tasks or self._submitted)
+        return bool(self.driver._tasks or self.driver._submitted)
 
     def advance(self, chance: random.Random) -> bool:
         """Resume the plans that can go on, in any order."""
-        chance.shuffle(self.active)
-        return self._advance()
+        chance.shuffle(self.driver.active)
+        return self.driver._advance()
 
     @property
     def patrol_at(self) -> float:
         """When to look for the late and the lost next."""
-        return self._patrol_at
+        return self.driver._patrol_at
 
     def patrol(self) -> bool:
         """Look for them; whether that ended anything."""
-        before = len(self.active) + len(self.messages)
-        self._patrol()
-        return len(self.active) + len(self.messages) != before
+        driver = self.driver
+        before = len(driver.active) + len(driver.messages)
+        driver._patrol()
+        return len(driver.active) + len(driver.messages) != before
 
     def doze(self) -> list[Board]:
         """Say on the boards whom we wait for, as the driver does before it sleeps."""
         boards = []
-        for op in self.active:
+        for op in self.driver.active:
             if isinstance(op.wait, int):
                 board = op.group.team.board
                 board.doze(board.lagging(op.wait))
@@ -179,7 +180,7 @@ def _can_go_on(op: Operation) -> bool:
     return op.wait.ready()
 
 
-class Rank(Process):
+class Rank(RankProcess):
     """One process of the world."""
 
     mesh: CountingMesh
@@ -195,7 +196,8 @@ class Rank(Process):
         self.dtype_names = DTYPE_NAMES
         self.links, self.groups, self.segments = {}, {}, {}
         self.wheel = Wheel(config, world.network)
-        self.loop = cast(Loop, self.wheel)
+        self.driver = self.wheel.driver
+        self.loop = cast(ProgressLoop, self.wheel)  # a caller of this world only submits
         self.mesh = CountingMesh(self)
         self.dead = self.stopped = False  # stopped: as by SIGSTOP, its kernel still answers
         self.asleep: list[Board] | None = None

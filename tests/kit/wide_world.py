@@ -29,22 +29,21 @@ from typing import Any
 import pytest
 
 from tests.kit.wide_rank import NearLink, Rank
+from wiiiiided.backend.engine import driver, operation, remote_link
+from wiiiiided.backend.engine import group as group_module
+from wiiiiided.backend.engine.group import AnyLink, Group, GroupMembership
+from wiiiiided.backend.engine.host_team import Team, base_bytes
+from wiiiiided.backend.engine.join import first_meeting
+from wiiiiided.backend.engine.local_link import Link
+from wiiiiided.backend.engine.operation import NOT_STARTED, Operation, Plan
+from wiiiiided.backend.net.link import WideLink
+from wiiiiided.backend.net.virtual_network import FakeNetwork, FakeStream, LineQuality
+from wiiiiided.backend.shm import board as board_module
+from wiiiiided.backend.shm.board import Board
+from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.config import Config
-from wiiiiided.engine import driver, operation, wide
-from wiiiiided.engine import group as group_module
-from wiiiiided.engine.group import AnyLink, Group, Membership
-from wiiiiided.engine.join import first_meeting
-from wiiiiided.engine.lane import Lanes
-from wiiiiided.engine.link import Link
-from wiiiiided.engine.operation import NOT_STARTED, Operation, Plan
-from wiiiiided.engine.team import Team, base_bytes
-from wiiiiided.net.fake import FakeNetwork, FakeStream, Line
-from wiiiiided.net.link import WideLink
-from wiiiiided.shm import board as board_module
-from wiiiiided.shm.board import Board
-from wiiiiided.shm.segment import Segment
 
-# Makes one rank's plan, when its turn to call has come; with its errand, if it has one.
+# Makes one rank's plan, when its turn to call has come; with its item, if it has one.
 Begin = Callable[[Group], Plan | tuple[Plan, Any]]
 
 KEEPALIVE_S = 8.0
@@ -108,7 +107,9 @@ class Called:
 class World:
     """All ranks, and the order in which things happen."""
 
-    def __init__(self, letters: str, seed: int, codec: str = "none", line: Line | None = None):
+    def __init__(
+        self, letters: str, seed: int, codec: str = "none", line: LineQuality | None = None
+    ):
         self.seed = seed
         self.chance = random.Random(f"world {seed}")
         self.network = FakeNetwork(seed)
@@ -128,8 +129,8 @@ class World:
             else:
                 self._link(a, b, line)
 
-    def _link(self, a: Rank, b: Rank, line: Line | None) -> None:
-        line = line or Line(
+    def _link(self, a: Rank, b: Rank, line: LineQuality | None) -> None:
+        line = line or LineQuality(
             delay_s=10 ** self.chance.uniform(-4, -1),
             jitter_s=10 ** self.chance.uniform(-5, -2),
             bytes_per_s=10 ** self.chance.uniform(5, 9),
@@ -138,7 +139,9 @@ class World:
         data = self.network.pair(a.name, b.name, line)
         delay_s = 10 ** self.chance.uniform(-4, -1)
         watch = self.network.pair(
-            a.name, b.name, Line(delay_s, delay_s, keepalive_s=KEEPALIVE_S, window_bytes=8192)
+            a.name,
+            b.name,
+            LineQuality(delay_s, delay_s, keepalive_s=KEEPALIVE_S, window_bytes=8192),
         )
         for near, far, n in ((a, b, 0), (b, a, 1)):
             near.wheel.ends.streams += (data[n], watch[n])
@@ -147,15 +150,17 @@ class World:
 
     def _link_near(self, a: Rank, b: Rank) -> None:
         number = 10_000 + 2 * (a.index * len(self.ranks) + b.index)
-        ends = NearLink(number, b.card, self.chance), NearLink(number + 1, a.card, self.chance)
+        ends = (
+            NearLink(number, b.card, a, self.chance),
+            NearLink(number + 1, a.card, b, self.chance),
+        )
         ends[0].other, ends[1].other = ends[1], ends[0]
         for rank, link in ((a, ends[0]), (b, ends[1])):
-            link.lanes = Lanes(lambda frame, fd, r=rank, k=link: r.send(k, frame, fd))  # type: ignore[misc]
             rank.links[link.peer.uid] = link
 
     def __enter__(self) -> World:
         clock = Clock(self.network)
-        for module in (driver, group_module, operation, wide, board_module):
+        for module in (driver, group_module, operation, remote_link, board_module):
             self._patched.setattr(module, "time", clock)
         return self
 
@@ -182,7 +187,7 @@ class World:
         bases = {host: _base(nonce, len(here)) for host, here in hosts.items()}
         groups = []
         for rank, member in enumerate(ranks):
-            m = Membership(
+            m = GroupMembership(
                 f"group-{nonce:x}", nonce, rank, len(ranks), timeout_s,
                 tuple(other.index for other in ranks),
             )  # fmt: skip
@@ -210,9 +215,9 @@ class World:
 
             def make(rank: int = rank, group: Group = group, begin: Begin = begin) -> None:
                 plan = begin(group)
-                plan, errand = plan if isinstance(plan, tuple) else (plan, None)
+                plan, item = plan if isinstance(plan, tuple) else (plan, None)
                 op = called.ops[rank] = Operation(group, name, 0, plan, **options)
-                op.errand = errand
+                op.batch_item = item
                 circle.members[rank].wheel.submit(op)
 
             circle.members[rank].calls[group.membership.nonce].append(make)
@@ -399,7 +404,7 @@ def _near_links(member: Rank, ranks: Sequence[Rank], here: Sequence[int]) -> dic
 def _state(rank: Rank) -> list[str]:
     sleep = "dead" if rank.dead else "asleep" if rank.asleep is not None else "awake"
     lines = [f"{rank.name} on {rank.host}, {sleep}, {rank.calls_left} calls to make"]
-    for op in [*rank.wheel.active, *rank.wheel.messages]:
+    for op in [*rank.driver.active, *rank.driver.messages]:
         wait = op.wait if isinstance(op.wait, int) else op.wait.what
         begun = "has not begun" if op.wait == NOT_STARTED else f"waits for {wait}"
         lines.append(f"  {op} of {op.group.membership.name} {begun}: ranks {op.missing()}")

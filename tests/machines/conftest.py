@@ -1,11 +1,14 @@
 """What most of these tests share: a machine, and three that are a cluster. wiiiiided is their
-service, ada may use it, bob not. The cluster runs on Debian's own Python, the single machine on
-that of the tests: what only one of the two does shows here."""
+service, ada may use it, bob not. In `make test` the cluster runs on Debian's own Python and the
+single machine on that of the tests, in `make soak` the other way round: what only one of the two
+does shows here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -19,8 +22,8 @@ STATE = ("/var/lib/wiiiiide", "/var/lib/wiiiiide-jobs")
 
 
 @contextmanager
-def _installed() -> Iterator[Site]:
-    with Machine("m1", disk=STATE) as machine:
+def _installed(debian: bool) -> Iterator[Site]:
+    with Machine("m1", disk=STATE, debian=debian) as machine:
         machine.wiiiiide("service", "install")
         for name in ("ada", "bob"):
             machine.run("useradd", "--create-home", name)
@@ -29,16 +32,24 @@ def _installed() -> Iterator[Site]:
 
 
 @contextmanager
-def _founded() -> Iterator[Cluster]:
-    with Fleet("abc", disk=STATE, debian=True) as fleet:
+def _founded(debian: bool) -> Iterator[Cluster]:
+    with Fleet("abc", disk=STATE, debian=debian) as fleet:
         cluster = Cluster(fleet)
         cluster.found()
         yield cluster
 
 
-@pytest.fixture(scope="session")
-def sites() -> Iterator[Shared[Site]]:
-    shared = Shared(_installed, Site.reset)
+def _pythons(usual: str, other: str) -> list[Any]:
+    """Which of the two Pythons, as parameters of a fixture: whether it is Debian's."""
+    return [
+        pytest.param(usual == "debian", id=usual),
+        pytest.param(other == "debian", id=other, marks=pytest.mark.soak),
+    ]
+
+
+@pytest.fixture(scope="session", params=_pythons("own", "debian"))
+def sites(request: pytest.FixtureRequest) -> Iterator[Shared[Site]]:
+    shared = Shared(partial(_installed, request.param), Site.reset)
     yield shared
     shared.close()
 
@@ -50,9 +61,9 @@ def site(sites: Shared[Site]) -> Iterator[Site]:
         yield site
 
 
-@pytest.fixture(scope="session")
-def clusters() -> Iterator[Shared[Cluster]]:
-    shared = Shared(_founded, Cluster.reset)
+@pytest.fixture(scope="session", params=_pythons("debian", "own"))
+def clusters(request: pytest.FixtureRequest) -> Iterator[Shared[Cluster]]:
+    shared = Shared(partial(_founded, request.param), Cluster.reset)
     yield shared
     shared.close()
 

@@ -9,7 +9,6 @@ import subprocess
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.machines import DEBIAN
 from tests.machines.cluster import SECONDS, Cluster
 
 pytestmark = [pytest.mark.needs("root", "machines", "disks", "ip"), pytest.mark.timeout(600)]
@@ -46,11 +45,11 @@ def test_another_backend_finds_its_way(cluster: Cluster, backend: str) -> None:
 
 
 @pytest.mark.needs("debian-python")
-def test_it_runs_on_debians_own_python(cluster: Cluster) -> None:
+def test_it_runs_on_the_python_it_was_given(cluster: Cluster) -> None:
     """And every test of a cluster ends with a look for defects in the logs."""
     for machine in cluster.fleet:
         program = machine.run("readlink", f"/proc/{machine.show('MainPID')}/exe").stdout.strip()
-        assert program == str(DEBIAN.resolve())
+        assert program == str(machine.python)
 
 
 def test_any_machine_shows_all_of_them(cluster: Cluster) -> None:

@@ -8,7 +8,6 @@ import subprocess
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.machines import BIN
 from tests.machines.site import SECONDS, Site
 
 pytestmark = [pytest.mark.needs("root", "machines", "disks"), pytest.mark.timeout(600)]
@@ -24,7 +23,7 @@ def as_person(site: Site, *argv: str, check: bool = True) -> subprocess.Complete
 
 def levels(site: Site) -> dict[str, str]:
     """What the doctor says of her daemon."""
-    health = as_person(site, str(BIN / "wiiiiide"), "doctor", "--json", check=False)
+    health = as_person(site, str(site.machine.bin / "wiiiiide"), "doctor", "--json", check=False)
     found = {f["title"]: f["level"] for f in json.loads(health.stdout)["findings"]}
     return {title: found[title] for title in ("daemon", "service", "lingering")}
 
@@ -36,7 +35,7 @@ def eve(site: Site) -> Site:
 
 
 def test_a_person_installs_runs_and_removes_a_daemon_of_her_own(eve: Site) -> None:
-    wiiiiide = str(BIN / "wiiiiide")
+    wiiiiide = str(eve.machine.bin / "wiiiiide")
     refused = as_person(eve, wiiiiide, "service", "install", "--user", check=False)
     assert refused.returncode == 7
     assert "enable-linger eve" in refused.stderr

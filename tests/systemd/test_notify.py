@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.machines import BIN
-from wiiiiided.client import Client
+from wiiiiided.cluster.client import Client
 from wiiiiided.config import Paths
 
 UNITS = Path(__file__).parents[2] / "systemd"
@@ -108,7 +108,7 @@ def test_the_watchdog_is_fed_for_as_long_as_it_runs(manager: Manager) -> None:
 
 PRIVATE = """
 import asyncio, ctypes
-from wiiiiided.daemon import main
+from wiiiiided.cluster.daemon import main
 
 def instead(work):
     work.close()

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from tests.kit.conditions import wait_until
 from tests.kit.data import assert_same, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
-from wiiiiided.engine.process import stats_page
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm import stats as counters
 from wiiiiided.errors import UsageError
-from wiiiiided.shm import stats as counters
 from wiiiiided.torch import monitored_barrier, progress, stats
 
 

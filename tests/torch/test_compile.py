@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.kit.data import random_of
 from tests.kit.ranks import Rank, run_ranks
-from wiiiiided.engine.process import stats_page
-from wiiiiided.shm.stats import STEP
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm.stats import STEP
 from wiiiiided.torch import monitored_barrier, progress
 
 

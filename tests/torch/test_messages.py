@@ -10,8 +10,8 @@ import torch.distributed as dist
 
 from tests.kit.data import assert_same, random_of
 from tests.kit.ranks import Rank, run_ranks
-from wiiiiided.engine.lane import CHUNK_BYTES, CHUNKS
-from wiiiiided.engine.mailbox import EAGER_BYTES, EAGER_WINDOW
+from wiiiiided.backend.engine.lane import CHUNK_BYTES, CHUNKS
+from wiiiiided.backend.engine.mailbox import EAGER_BYTES, EAGER_WINDOW
 
 COUNTS = [0, 1, 37, EAGER_BYTES // 4 - 1, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1]
 COUNTS += [CHUNK_BYTES // 4 - 1, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1]

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from tests.kit.data import assert_same, bits, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
-from wiiiiided.shm.slots import SMALL_BYTES, staging_shape
+from wiiiiided.backend.shm.slots import SMALL_BYTES, staging_shape
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 

@@ -1,1 +1,1 @@
-"""The nouns everybody shares: what a job asks for, which states it has, what a node is."""
+"""The nouns that all layers share: what a job asks for, which states it has, what a node is."""

@@ -9,9 +9,9 @@ HEAD = """# The states of a job
 Made from the table in wiiiiided/domain/states.py by `python -m wiiiiided.domain.diagram`; a test
 compares the two. `wiiiiide why ID` says in one sentence why a job is where it is.
 
-`WorkersEnded` is the end of a share, as its node reports it. A share also counts as ended when its
-node is declared lost or removed, and when nothing was heard of it for longer than the job's
-`stop_alone`. Silence alone ends nothing that was started.
+An allocation is a node's part of a job; `WorkersEnded` is its end, as its node reports it. It also
+counts as ended when its node is declared lost or removed, and when the node was silent for longer
+than the job's `stop_alone`. Silence alone ends nothing that was started.
 
 | state | meaning |
 |---|---|

@@ -1,6 +1,6 @@
 """The bounds of a spec that its types do not say, for specs that did not come from `jobfile`.
 
-A job file's own checker says the same with line and suggestion; this is the daemon's door.
+A job file's own checker says the same with line and suggestion; this is the daemon's own check.
 """
 
 from __future__ import annotations

@@ -20,14 +20,14 @@ class Node(msgspec.Struct, frozen=True):
     version: str = ""  # of the wiiiiided on it
 
     @property
-    def door(self) -> str:
+    def endpoint(self) -> str:
         """Where its one port is: `10.0.0.5:9461`, `[fd00::5]:9461`; empty for a machine alone."""
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.port}" if self.address else ""
 
 
-class Drain(msgspec.Struct, frozen=True):
-    """A machine that gets no new jobs until somebody resumes it; those on it go on."""
+class DrainRecord(msgspec.Struct, frozen=True):
+    """A machine that gets no new jobs until it is resumed; jobs on it go on."""
 
     by: str
     reason: str

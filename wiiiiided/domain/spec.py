@@ -1,8 +1,9 @@
 """What a job asks for, after its file has been read and checked: numbers, not words.
 
-A JobSpec is made by `jobfile` (or by a program), travels in `wire/messages`, lies in the store, and
-is read by everything that places, starts or shows a job. Durations are seconds and sizes are bytes
-here; "8h" and "8GiB" exist only in the file. Everything is frozen: a job's spec never changes.
+A JobSpec is made by `jobfile` (or by a program), travels in `cluster/rpc/messages`, lies in the
+store, and is read by everything that places, starts or shows a job. Durations are seconds and sizes
+are bytes here; "8h" and "8GiB" exist only in the file. Everything is frozen: a job's spec never
+changes.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Policy(Struct, frozen=True):
     grace_s: float = 10.0  # between SIGTERM and SIGKILL
     restart: Restart = Restart()
     hang_timeout_s: float | None = None
-    stop_alone_s: float | None = None  # a share that hears nothing of the cluster ends itself
+    stop_alone_s: float | None = None  # an allocation that hears nothing of the cluster ends itself
 
 
 class Output(Struct, frozen=True):

@@ -1,7 +1,7 @@
 """The states of a job and its legal moves: the table is the machine.
 
-`control/step` makes no move that is not in MOVES; docs/job-states.md is drawn from it; a test
-follows every line of it. An event that is not listed for a state is ignored there: it is late.
+`cluster/control/step` makes no move that is not in MOVES; docs/job-states.md is drawn from it; a
+test follows every line of it. An event that is not listed for a state is ignored there: it is late.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ State = Literal[
 
 # What each state means, for docs and `wiiiiide ps --help`.
 STATES: Final[dict[State, str]] = {
-    "held": "waits until somebody releases it",
+    "held": "waits until it is released",
     "queued": "waits for its turn, its nodes or the jobs it comes after",
     "starting": "has its nodes; they are being prepared, or its workers started",
     "running": "all its workers run",
@@ -40,9 +40,9 @@ ON_NODES: Final[frozenset[State]] = frozenset({"starting", "running", "hung", "s
 _OVER: Final[tuple[State, ...]] = ("done", "failed", "backoff")
 
 # state → event → the states it may lead to. "Placed" and "DependencyEnded" are consequences that
-# the machine draws by itself; the others are events of control/events. "WorkersEnded" is also every
-# share that counts as ended, by NodeDeclaredLost, by NodeRemoved or by a node's silence; and so is
-# "NodeLeft" each of these before the start was ordered.
+# the machine draws by itself; the others are events of cluster/control/events. "WorkersEnded" also
+# stands for every allocation that counts as ended by NodeDeclaredLost, NodeRemoved or its node's
+# silence; "NodeLeft" for the same before the start was ordered.
 MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
     "new": {"JobSubmitted": ("queued", "held")},
     "held": {

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from wiiiiided.engine.mesh import LinkReport
-from wiiiiided.engine.operation import Operation
-from wiiiiided.engine.process import links as engine_links
-from wiiiiided.engine.process import set_interface as set_engine_interface
-from wiiiiided.engine.process import stats_page
+from wiiiiided.backend.engine.mesh import LinkReport
+from wiiiiided.backend.engine.operation import Operation
+from wiiiiided.backend.engine.process import links as engine_links
+from wiiiiided.backend.engine.process import set_interface as set_engine_interface
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import dtype_name
+from wiiiiided.backend.shm.slots import Array
+from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.board import Call
-from wiiiiided.shm.kernels import dtype_name
-from wiiiiided.shm.slots import Array
-from wiiiiided.shm.stats import Stats, StatsPage
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.parallel import Parallel
 
@@ -45,7 +45,7 @@ def shared_empty(
     if any(size < 0 for size in sizes):
         raise UsageError(f"a tensor cannot have the shape {sizes}")
     nbytes = math.prod(sizes) * dtype.itemsize
-    call = Call.of(f"shared_empty of {sizes} elements of {dtype_name(dtype)}")
+    call = CallSignature.of(f"shared_empty of {sizes} elements of {dtype_name(dtype)}")
     made: list[Array] = []
     inner = face.engine_group
     op = Operation(inner, "shared_empty", nbytes, inner.team.shared.make(call, nbytes, made))

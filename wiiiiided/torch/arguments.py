@@ -12,11 +12,11 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from wiiiiided.engine.operation import Plan
+from wiiiiided.backend.engine.operation import Plan
+from wiiiiided.backend.shm.kernels import dtype_name
+from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.kernels import dtype_name
-from wiiiiided.shm.slots import Array
-from wiiiiided.torch.flat import Settle, flatten, flatten_each
+from wiiiiided.torch.flat import CopyBack, flatten, flatten_each
 
 Tensors = Sequence[torch.Tensor]
 
@@ -105,14 +105,14 @@ def split_rows(
     return [x[int(ends[i]) : int(ends[i + 1])] for i in range(parts)]
 
 
-def packed(tensors: Tensors, settles: list[Settle]) -> list[tuple[Array, torch.dtype]]:
+def packed(tensors: Tensors, copy_backs: list[CopyBack]) -> list[tuple[Array, torch.dtype]]:
     """Coalesced tensors as arrays to exchange: small ones of one dtype together in one."""
     tensors = list(tensors)
     total = sum(t.numel() * t.element_size() for t in tensors)
     one_kind = len({(t.dtype, t.device) for t in tensors}) == 1
     if len(tensors) < 2 or total > PACK_BYTES or not one_kind:
-        return [(flatten(t, settles), t.dtype) for t in tensors]
-    arrays = flatten_each(tensors, settles)
+        return [(flatten(t, copy_backs), t.dtype) for t in tensors]
+    arrays = flatten_each(tensors, copy_backs)
     packed = np.concatenate(arrays)
 
     def unpack() -> None:
@@ -121,5 +121,5 @@ def packed(tensors: Tensors, settles: list[Settle]) -> list[tuple[Array, torch.d
             array[:] = packed[at : at + array.size]
             at += array.size
 
-    settles.insert(0, unpack)  # before copies back from these arrays
+    copy_backs.insert(0, unpack)  # before copies back from these arrays
     return [(packed, tensors[0].dtype)]

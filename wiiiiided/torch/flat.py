@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from wiiiiided.backend.shm.kernels import carrier
+from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.kernels import carrier
-from wiiiiided.shm.slots import Array
 
-Settle = Callable[[], None]
+CopyBack = Callable[[], None]
 
 
 def plain(tensor: torch.Tensor) -> bool:
@@ -30,8 +30,8 @@ def plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def flatten(tensor: torch.Tensor, settles: list[Settle] | None = None) -> Array:
-    """The tensor as an array to read, and with `settles` also to write (a copy back is added)."""
+def flatten(tensor: torch.Tensor, copy_backs: list[CopyBack] | None = None) -> Array:
+    """The tensor as an array to read, with `copy_backs` also to write (a copy back is added)."""
     if plain(tensor):
         return carrier(tensor)
     if tensor.layout is not torch.strided:
@@ -42,8 +42,8 @@ def flatten(tensor: torch.Tensor, settles: list[Settle] | None = None) -> Array:
         host = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
         if host.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr():
             host = host.clone(memory_format=torch.contiguous_format)
-    if settles is not None:
-        settles.append(lambda: copy_back(tensor, host))
+    if copy_backs is not None:
+        copy_backs.append(lambda: copy_back(tensor, host))
     return carrier(host)
 
 
@@ -53,9 +53,9 @@ def copy_back(tensor: torch.Tensor, host: torch.Tensor) -> None:
         tensor.detach().copy_(host)
 
 
-def flatten_each(tensors: Sequence[torch.Tensor], settles: list[Settle] | None) -> list[Array]:
+def flatten_each(tensors: Sequence[torch.Tensor], copy_backs: list[CopyBack] | None) -> list[Array]:
     """`flatten` for a list."""
-    return [flatten(tensor, settles) for tensor in tensors]
+    return [flatten(tensor, copy_backs) for tensor in tensors]
 
 
 def same_shape_dtype(name: str, tensors: Sequence[Any]) -> None:

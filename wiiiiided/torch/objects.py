@@ -2,7 +2,7 @@
 
     torch's send_object_list pickles: every tensor is copied into the pickle, the pickle into a
     tensor, and the receiver runs whatever the pickle says. Here the tensors' own memory is sent,
-    and received where it will stay (wire/tensors); nothing that arrives is run.
+    and received where it will stay (backend/wire/tensors); nothing that arrives is run.
 
     the giver                                        every taker
     ─────────                                        ───────────
@@ -16,7 +16,7 @@
     why there is no value                     ──►    raised there as here
 
 The verdict keeps both sides in step: a value that is refused leaves no message behind that a later
-call could take for its own, and nobody waits for what will not come. Under send_object it goes the
+call could take for its own, and no rank waits for what will not come. Under send_object it goes the
 other way with a tag of its own, so that it cannot meet the caller's messages.
 """
 
@@ -30,10 +30,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_object_coll_device
 
+from wiiiiided.backend.wire.tensors import HEAD_BYTES, LIMIT_BYTES, PackedTensors, pack, plan
+from wiiiiided.backend.wire.tensors_format import Span
+from wiiiiided.backend.wire.tensors_memory import bytes_tensor
 from wiiiiided.errors import HostError, UsageError
-from wiiiiided.wire.tensors import HEAD_BYTES, LIMIT_BYTES, Packed, pack, plan
-from wiiiiided.wire.tensors_format import Span
-from wiiiiided.wire.tensors_memory import bytes_tensor
 
 MAGIC: Final = 0x7774656E_0B1EC701  # no accident: another message here is told from an opening
 GIVEN: Final = 1
@@ -220,7 +220,7 @@ def _runs(spans: list[Span]) -> Iterator[tuple[int, int]]:
             first = at
 
 
-def _gathered(packed: Packed, first: int, last: int) -> torch.Tensor:
+def _gathered(packed: PackedTensors, first: int, last: int) -> torch.Tensor:
     """Buffers as they stand in the data: one from its own memory, several in a copy."""
     if first == last:
         return bytes_tensor(packed.buffers[first])

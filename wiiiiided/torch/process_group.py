@@ -22,21 +22,21 @@ import torch.distributed as dist
 
 from wiiiiided import log
 from wiiiiided.autoload import BACKEND
-from wiiiiided.collectives import plans
-from wiiiiided.collectives.local.all_reduce import Direct
-from wiiiiided.collectives.wide.all_reduce import Brief
-from wiiiiided.engine import process as processes
-from wiiiiided.engine.group import Group
-from wiiiiided.engine.join import join
-from wiiiiided.engine.mailbox import ANY
-from wiiiiided.engine.operation import Operation, Plan
-from wiiiiided.engine.shared import PRIVATE
-from wiiiiided.engine.team import Place
+from wiiiiided.backend.collectives import dispatch
+from wiiiiided.backend.collectives.local.all_reduce import SmallLocalAllReduce
+from wiiiiided.backend.collectives.wide.all_reduce import SmallWideAllReduce
+from wiiiiided.backend.engine import process as processes
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.engine.host_team import Place
+from wiiiiided.backend.engine.join import join
+from wiiiiided.backend.engine.mailbox import ANY
+from wiiiiided.backend.engine.operation import BatchItem, Operation, Plan
+from wiiiiided.backend.engine.shared_tensors import PRIVATE
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import Reduction, carrier, dtype_code, dtype_name
+from wiiiiided.backend.shm.kernels import reduction as kernel
+from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.board import Call
-from wiiiiided.shm.kernels import Reduction, carrier, dtype_code, dtype_name
-from wiiiiided.shm.kernels import reduction as kernel
-from wiiiiided.shm.slots import SMALL_BYTES, Array
 from wiiiiided.torch.arguments import (
     Tensors,
     describe,
@@ -48,7 +48,7 @@ from wiiiiided.torch.arguments import (
     split,
     split_rows,
 )
-from wiiiiided.torch.flat import Settle, flatten, flatten_each, plain, same_shape_dtype
+from wiiiiided.torch.flat import CopyBack, flatten, flatten_each, plain, same_shape_dtype
 from wiiiiided.torch.profile import profiled, record, record_until_done
 from wiiiiided.torch.sparse import sparse_all_reduce
 from wiiiiided.torch.work import WiiiiideWork, let_go
@@ -69,10 +69,12 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._group = group
         self._name = group.membership.name
         self._desc = "undefined"
-        self._calls: dict[tuple[Any, ...], Call] = {}
+        self._calls: dict[tuple[Any, ...], CallSignature] = {}
         self._reductions: dict[tuple[str, torch.dtype], Reduction] = {}
-        self._ready: dict[tuple[str, torch.dtype, int], Direct | Brief] = {}
-        # What a blocking call returns when it is done: nobody holds it, so one serves all.
+        self._ready: dict[
+            tuple[str, torch.dtype, int], SmallLocalAllReduce | SmallWideAllReduce
+        ] = {}
+        # What a blocking call returns when it is done: no caller holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
         self._done = WiiiiideWork(finished, [])
@@ -86,32 +88,32 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         ready = self._ready.get((op, tensor.dtype, tensor.numel()))
         if ready is not None and plain(tensor):  # small, and called before
             x = carrier(tensor)
-            errand = plans.errand(ready, x) if opts.asyncOp else None
-            return self._launch("all_reduce", x.nbytes, ready.plan(x), tensors, opts, [], errand)
+            item = dispatch.batch_item(ready, x) if opts.asyncOp else None
+            return self._launch("all_reduce", x.nbytes, ready.plan(x), tensors, opts, [], item)
         if tensor.layout is torch.sparse_coo:
             plan = sparse_all_reduce(self._group, tensor, op)
             return self._launch("all_reduce", 0, plan, list(tensors), opts, [])
-        settles: list[Settle] = []
-        x = flatten(tensor, settles)
+        copy_backs: list[CopyBack] = []
+        x = flatten(tensor, copy_backs)
         call, combine = self._call("all_reduce", tensor, op), self._reduction(op, tensor.dtype)
-        plan = plans.all_reduce(self._group, call, x, combine, self._place(tensor, x))
+        plan = dispatch.all_reduce(self._group, call, x, combine, self._place(tensor, x))
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
         elif x.nbytes <= SMALL_BYTES:
             if len(self._ready) >= _MOST_READY:
                 self._ready.clear()
-            ready = plans.ready_all_reduce(self._group, call, x, combine)
+            ready = dispatch.ready_all_reduce(self._group, call, x, combine)
             self._ready[op, tensor.dtype, x.size] = ready
-        return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, settles)
+        return self._launch("all_reduce", x.nbytes, plan, list(tensors), opts, copy_backs)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.AllreduceCoalescedOptions()
         op, scale = reduction(opts.reduceOp, tensors)
-        settles: list[Settle] = []
-        parts = packed(tensors, settles)
+        copy_backs: list[CopyBack] = []
+        parts = packed(tensors, copy_backs)
         plan = one_by_one(
             [
-                plans.all_reduce(
+                dispatch.all_reduce(
                     self._group,
                     self._call_of("all_reduce", dtype, x.size, op),
                     x,
@@ -123,32 +125,32 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         if scale is not None:
             plan = scaled(parts, scale, plan)
         nbytes = sum(x.nbytes for x, _ in parts)
-        return self._launch("all_reduce", nbytes, plan, list(tensors), opts, settles)
+        return self._launch("all_reduce", nbytes, plan, list(tensors), opts, copy_backs)
 
     def reduce(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.ReduceOptions()
         tensor, root = only(tensors), self._root(opts.rootRank)
         op, scale = reduction(opts.reduceOp, tensors)
-        settles: list[Settle] = []
-        x = flatten(tensor, settles if root == self._group.rank else None)
+        copy_backs: list[CopyBack] = []
+        x = flatten(tensor, copy_backs if root == self._group.rank else None)
         if scale is not None and root != self._group.rank:
             x = x.copy()  # only the root's tensor may change
         combine = self._reduction(op, tensor.dtype)
         call = self._call("reduce", tensor, op, root)
-        plan = plans.all_reduce(self._group, call, x, combine, root=root)
+        plan = dispatch.all_reduce(self._group, call, x, combine, root=root)
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
-        return self._launch("reduce", x.nbytes, plan, list(tensors), opts, settles)
+        return self._launch("reduce", x.nbytes, plan, list(tensors), opts, copy_backs)
 
     def broadcast(self, tensors: Tensors, opts: Any = None) -> WiiiiideWork:
         opts = opts or dist.BroadcastOptions()
         tensor, root = only(tensors), self._root(opts.rootRank)
-        settles: list[Settle] = []
-        x = flatten(tensor, settles if root != self._group.rank else None)
+        copy_backs: list[CopyBack] = []
+        x = flatten(tensor, copy_backs if root != self._group.rank else None)
         call = self._call("broadcast", tensor, "", root)
         place = self._place(tensor, x)
-        plan = plans.broadcast(self._group, call, x, root, place)
-        return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, settles)
+        plan = dispatch.broadcast(self._group, call, x, root, place)
+        return self._launch("broadcast", x.nbytes, plan, list(tensors), opts, copy_backs)
 
     # -- gathering and scattering ----
 
@@ -180,7 +182,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Tensors, inputs: Tensors, opts: Any = None
     ) -> WiiiiideWork:
-        settles: list[Settle] = []
+        copy_backs: list[CopyBack] = []
         steps = []
         for output, tensor in zip(outputs, inputs, strict=True):
             size = self._group.size
@@ -190,9 +192,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                     f"{dtype_name(tensor.dtype)}; the output has {output.numel()} of "
                     f"{dtype_name(output.dtype)}"
                 )
-            parts = split(flatten(output, settles), size)
+            parts = split(flatten(output, copy_backs), size)
             steps.append(self._gather_step(parts, tensor))
-        return self._launch_gather(steps, list(outputs), opts, settles)
+        return self._launch_gather(steps, list(outputs), opts, copy_backs)
 
     allgather_into_tensor_coalesced = all_gather_single_coalesced
 
@@ -204,11 +206,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         outputs = list(output_tensors[0]) if output_tensors and root == self._group.rank else []
         if root == self._group.rank:
             self._check_list("gather", outputs, tensor)
-        settles: list[Settle] = []
-        arrays = flatten_each(outputs, settles)
+        copy_backs: list[CopyBack] = []
+        arrays = flatten_each(outputs, copy_backs)
         x, call = flatten(tensor), self._call("gather", tensor, "", root)
-        plan = plans.gather(self._group, call, x, arrays, root)
-        return self._launch("gather", x.nbytes, plan, outputs, opts, settles)
+        plan = dispatch.gather(self._group, call, x, arrays, root)
+        return self._launch("gather", x.nbytes, plan, outputs, opts, copy_backs)
 
     def scatter(
         self, output_tensors: Tensors, input_tensors: Sequence[Tensors], opts: Any = None
@@ -218,32 +220,34 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         inputs = list(input_tensors[0]) if input_tensors and root == self._group.rank else []
         if root == self._group.rank:
             self._check_list("scatter", inputs, output)
-        settles: list[Settle] = []
-        arrays, out = flatten_each(inputs, None), flatten(output, settles)
+        copy_backs: list[CopyBack] = []
+        arrays, out = flatten_each(inputs, None), flatten(output, copy_backs)
         call = self._call("scatter", output, "", root)
-        plan = plans.scatter(self._group, call, arrays, out, root)
-        return self._launch("scatter", out.nbytes, plan, list(output_tensors), opts, settles)
+        plan = dispatch.scatter(self._group, call, arrays, out, root)
+        return self._launch("scatter", out.nbytes, plan, list(output_tensors), opts, copy_backs)
 
     def _gather_into(
         self, jobs: Sequence[tuple[list[torch.Tensor], torch.Tensor]], results: Any, opts: Any
     ) -> WiiiiideWork:
-        settles: list[Settle] = []
-        steps = [self._gather_step(flatten_each(outs, settles), tensor) for outs, tensor in jobs]
-        return self._launch_gather(steps, results, opts, settles)
+        copy_backs: list[CopyBack] = []
+        steps = [self._gather_step(flatten_each(outs, copy_backs), tensor) for outs, tensor in jobs]
+        return self._launch_gather(steps, results, opts, copy_backs)
 
     def _gather_step(self, outputs: Sequence[Array], tensor: torch.Tensor) -> tuple[Plan, int]:
         x = flatten(tensor)
         place = self._place(tensor, x)
         call = self._call("all_gather", tensor)
-        return plans.all_gather(self._group, call, x, outputs, place), x.nbytes * self._group.size
+        return dispatch.all_gather(
+            self._group, call, x, outputs, place
+        ), x.nbytes * self._group.size
 
     def _launch_gather(
-        self, steps: list[tuple[Plan, int]], results: Any, opts: Any, settles: list[Settle]
+        self, steps: list[tuple[Plan, int]], results: Any, opts: Any, copy_backs: list[CopyBack]
     ) -> WiiiiideWork:
         plan = one_by_one([plan for plan, _ in steps])
         nbytes = sum(size for _, size in steps)
         opts = opts or dist.distributed_c10d.AllgatherOptions()
-        return self._launch("all_gather", nbytes, plan, results, opts, settles)
+        return self._launch("all_gather", nbytes, plan, results, opts, copy_backs)
 
     # -- reduce_scatter ----
 
@@ -283,7 +287,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def _reduce_scatter(self, steps: Any, results: Any, opts: Any) -> WiiiiideWork:
         opts = opts or dist.ReduceScatterOptions()
         op, scale = reduction(opts.reduceOp, results)
-        settles: list[Settle] = []
+        copy_backs: list[CopyBack] = []
         parts: list[Plan] = []
         nbytes = 0
         for inputs, whole, output in steps:
@@ -292,13 +296,13 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 inputs, array, place = [x.copy() for x in inputs], None, (0, 0)
             call = self._call("reduce_scatter", output, op)
             combine = self._reduction(op, output.dtype)
-            out = flatten(output, settles)
-            plan = plans.reduce_scatter(self._group, call, inputs, out, combine, array, place)
+            out = flatten(output, copy_backs)
+            plan = dispatch.reduce_scatter(self._group, call, inputs, out, combine, array, place)
             if scale is not None:
                 plan = scaled([(x, output.dtype) for x in inputs], scale, plan)
             parts.append(plan)
             nbytes += out.nbytes * self._group.size
-        return self._launch("reduce_scatter", nbytes, one_by_one(parts), results, opts, settles)
+        return self._launch("reduce_scatter", nbytes, one_by_one(parts), results, opts, copy_backs)
 
     # -- all_to_all ----
 
@@ -311,9 +315,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 f"all_to_all needs {self._group.size} tensors in and out, one for each rank; "
                 f"got {len(inputs)} and {len(outputs)}"
             )
-        settles: list[Settle] = []
-        sources, targets = flatten_each(inputs, None), flatten_each(outputs, settles)
-        return self._all_to_all(sources, targets, inputs[0].dtype, outputs, opts, settles)
+        copy_backs: list[CopyBack] = []
+        sources, targets = flatten_each(inputs, None), flatten_each(outputs, copy_backs)
+        return self._all_to_all(sources, targets, inputs[0].dtype, outputs, opts, copy_backs)
 
     def all_to_all_single(
         self,
@@ -324,11 +328,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         opts: Any = None,
     ) -> WiiiiideWork:
         size = self._group.size
-        settles: list[Settle] = []
+        copy_backs: list[CopyBack] = []
         sources = split_rows("input", flatten(input), input, input_split_sizes, size)
-        target = flatten(output, settles)
+        target = flatten(output, copy_backs)
         targets = split_rows("output", target, output, output_split_sizes, size)
-        return self._all_to_all(sources, targets, input.dtype, [output], opts, settles)
+        return self._all_to_all(sources, targets, input.dtype, [output], opts, copy_backs)
 
     alltoall_base = all_to_all_single
 
@@ -339,15 +343,15 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         dtype: torch.dtype,
         results: list[torch.Tensor],
         opts: Any,
-        settles: list[Settle],
+        copy_backs: list[CopyBack],
     ) -> WiiiiideWork:
         if any(x.dtype != inputs[0].dtype for x in [*inputs, *outputs]):
             raise UsageError("all_to_all needs inputs and outputs of one dtype")
         call = self._call_of("all_to_all", dtype, -1)
-        plan = plans.all_to_all(self._group, call, inputs, outputs)
+        plan = dispatch.all_to_all(self._group, call, inputs, outputs)
         nbytes = sum(x.nbytes for x in inputs)
         opts = opts or dist.AllToAllOptions()
-        return self._launch("all_to_all", nbytes, plan, results, opts, settles)
+        return self._launch("all_to_all", nbytes, plan, results, opts, copy_backs)
 
     # -- messages ----
 
@@ -369,25 +373,25 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> WiiiiideWork:
         tensor = only(tensors)
-        settles: list[Settle] = []
-        data, code = flatten(tensor, settles).view(np.uint8), dtype_code(tensor.dtype)
+        copy_backs: list[CopyBack] = []
+        data, code = flatten(tensor, copy_backs).view(np.uint8), dtype_code(tensor.dtype)
 
         def begin(op: Operation) -> None:
             self._group.mailbox.receive(op, source, tag, code, data)
 
-        return self._launch_message("recv", data.nbytes, begin, tensors, settles)
+        return self._launch_message("recv", data.nbytes, begin, tensors, copy_backs)
 
     def _launch_message(
-        self, name: str, nbytes: int, begin: Begin, tensors: Tensors, settles: list[Settle]
+        self, name: str, nbytes: int, begin: Begin, tensors: Tensors, copy_backs: list[CopyBack]
     ) -> WiiiiideWork:
         op = Operation(self._group, name, nbytes, begin=begin)
-        return self._submit(op, list(tensors), settles)
+        return self._submit(op, list(tensors), copy_backs)
 
     # -- barriers ----
 
     def barrier(self, opts: Any = None) -> WiiiiideWork:
         call = self._call_of("barrier", None, -1)
-        plan = plans.barrier(self._group, call)
+        plan = dispatch.barrier(self._group, call)
         return self._launch("barrier", 0, plan, [], opts or dist.BarrierOptions(), [])
 
     def monitored_barrier(
@@ -395,7 +399,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     ) -> None:
         """Wait for all ranks; on timeout name every missing one. The group stays usable."""
         seconds = timeout.total_seconds() if timeout is not None else None
-        plan = plans.monitored_barrier(self._group)
+        plan = dispatch.monitored_barrier(self._group)
         name = "monitored_barrier"
         op = Operation(self._group, name, 0, plan, harmless=True, timeout_s=seconds)
         self._submit(op, [], []).wait()
@@ -454,8 +458,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         plan: Plan,
         results: Any,
         opts: Any,
-        settles: list[Settle],
-        errand: Any = None,
+        copy_backs: list[CopyBack],
+        item: BatchItem | None = None,
     ) -> WiiiiideWork:
         group, seq = self._group, self._group.number()
 
@@ -464,24 +468,24 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             op = Operation(
                 group, name, nbytes, plan, timeout_s=timeout_s if timeout_s > 0 else None, seq=seq
             )
-            op.settles, op.errand = settles, errand
+            op.copy_backs, op.batch_item = copy_backs, item
             return op
 
         if opts.asyncOp or group.problem() is not None:
-            return self._submit(make(), results, settles)
+            return self._submit(make(), results, copy_backs)
         if profiled():
             with record(name, nbytes, self._name, results):
-                op = group.loop.sprint(group, plan, nbytes, make)
+                op = group.loop.run_inline(group, plan, nbytes, make)
         else:
-            op = group.loop.sprint(group, plan, nbytes, make)
+            op = group.loop.run_inline(group, plan, nbytes, make)
         if op is not None:
             return WiiiiideWork(op, results)
-        for settle in settles:
-            settle()
+        for copy_back in copy_backs:
+            copy_back()
         return self._done
 
-    def _submit(self, op: Operation, results: Any, settles: list[Settle]) -> WiiiiideWork:
-        op.settles = settles
+    def _submit(self, op: Operation, results: Any, copy_backs: list[CopyBack]) -> WiiiiideWork:
+        op.copy_backs = copy_backs
         problem = self._group.problem()
         if problem is not None:
             op.finish(self._group.error_for(op, problem))
@@ -499,12 +503,12 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             return PRIVATE
         return shared.place(tensor.data_ptr(), x.nbytes)
 
-    def _call(self, name: str, tensor: torch.Tensor, op: str = "", root: int = -1) -> Call:
+    def _call(self, name: str, tensor: torch.Tensor, op: str = "", root: int = -1) -> CallSignature:
         return self._call_of(name, tensor.dtype, tensor.numel(), op, root)
 
     def _call_of(
         self, name: str, dtype: torch.dtype | None, count: int, op: str = "", root: int = -1
-    ) -> Call:
+    ) -> CallSignature:
         key = (name, dtype, count, op, root)
         call = self._calls.get(key)
         if call is None:
@@ -512,7 +516,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 self._tell_of_mixture()
             if len(self._calls) >= _MOST_CALLS:
                 self._calls.clear()
-            call = self._calls[key] = Call.of(describe(*key))
+            call = self._calls[key] = CallSignature.of(describe(*key))
         return call
 
     def _tell_of_mixture(self) -> None:

@@ -9,7 +9,7 @@ group written in Python. So we record them ourselves, while a profiler is on:
 
 with the tensors' shapes, and in traces with record_shapes=True `bytes` and `group` beside them. Two
 records for an async call, because only one kind can have these and only the other one can be ended
-by another thread than the profiled one. `profiled` costs 0.1 µs a call when nobody profiles.
+by another thread than the profiled one. `profiled` costs 0.1 µs a call without a profiler.
 """
 
 # torch's stubs for its C modules do not have what is used here.

@@ -10,12 +10,12 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from wiiiiided.collectives.plans import all_gather
-from wiiiiided.engine.group import Group
-from wiiiiided.engine.operation import Plan
+from wiiiiided.backend.collectives.dispatch import all_gather
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.engine.operation import Plan
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import carrier, dtype_name
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.board import Call
-from wiiiiided.shm.kernels import carrier, dtype_name
 
 
 def sparse_all_reduce(group: Group, tensor: torch.Tensor, op: str) -> Plan:
@@ -31,7 +31,7 @@ def _plan(group: Group, tensor: torch.Tensor, op: str) -> Plan:
 
     counts = [np.zeros(1, np.int64) for _ in range(group.size)]
     count = np.array([mine.indices().shape[1]], np.int64)
-    yield from all_gather(group, Call.of(what), count, counts)
+    yield from all_gather(group, CallSignature.of(what), count, counts)
     lengths = [int(n[0]) for n in counts]
 
     parts = []
@@ -39,7 +39,7 @@ def _plan(group: Group, tensor: torch.Tensor, op: str) -> Plan:
         padded = entries.new_zeros((max(lengths), *entries.shape[1:]))
         padded[: len(entries)] = entries
         gathered = [torch.empty_like(padded) for _ in range(group.size)]
-        call = Call.of(f"{what}: {name} of {list(padded.shape)}")
+        call = CallSignature.of(f"{what}: {name} of {list(padded.shape)}")
         yield from all_gather(group, call, carrier(padded), [carrier(g) for g in gathered])
         parts.append(torch.cat([g[:n] for g, n in zip(gathered, lengths, strict=True)]))
 

@@ -1,4 +1,4 @@
-"""The handle torch holds of an operation: a Work, with a Future where somebody asks for one.
+"""The handle torch holds of an operation: a Work, with a Future where a caller asks for one.
 
 Facts of torch 2.13 that shape this file:
 - a future must resolve to a list of tensors: DDP's hooks read `value()[0]`, and None crashes it;
@@ -22,7 +22,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from wiiiiided.engine.operation import Operation
+from wiiiiided.backend.engine.operation import Operation
 
 # Where the count of references to the C++ half lies, which torch does not show: pybind11 has a
 # pointer to it behind the object's head, and c10::intrusive_ptr counts behind the first pointer.
@@ -94,7 +94,7 @@ class WiiiiideWork(dist.Work):
         self.wait()
 
     def _source_rank(self) -> int:
-        """Of a receive: who sent."""
+        """Of a receive: the rank that sent."""
         return self._op.source
 
     def source_rank(self) -> int:

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.train.texts import tell_all
+from wiiiiided.train.agreement import tell_all
 
 MARK = "_wiiiiide_parallel"  # on a model and an optimizer that have been given to parallel()
 

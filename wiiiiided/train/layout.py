@@ -19,7 +19,7 @@ CUT: Final = 64  # elements: slices are cut at multiples of it, so that vectors 
 
 
 @dataclass(frozen=True)
-class Part:
+class ParameterPart:
     """The elements [begin, end) of one parameter, counted in the order of its memory."""
 
     parameter: int
@@ -41,17 +41,17 @@ def offsets(sizes: Sequence[int]) -> tuple[list[int], int]:
     return found, at
 
 
-def slices(counts: Sequence[int], ranks: int) -> list[list[Part]]:
+def slices(counts: Sequence[int], ranks: int) -> list[list[ParameterPart]]:
     """Even shares of all elements, in order: rank r's parts."""
     total = sum(counts)
     bounds = [total * r // ranks for r in range(ranks + 1)]
-    parts: list[list[Part]] = [[] for _ in range(ranks)]
+    parts: list[list[ParameterPart]] = [[] for _ in range(ranks)]
     first = 0  # the number, among all elements, of this parameter's first
     for parameter, count in enumerate(counts):
         cuts = [_cut(bound - first, count) for bound in bounds]
         for rank in range(ranks):
             if cuts[rank] < cuts[rank + 1]:
-                parts[rank].append(Part(parameter, cuts[rank], cuts[rank + 1]))
+                parts[rank].append(ParameterPart(parameter, cuts[rank], cuts[rank + 1]))
         first += count
     return parts
 
@@ -63,11 +63,11 @@ def _cut(at: int, count: int) -> int:
     return min(round(at / CUT) * CUT, count)
 
 
-def owners(counts: Sequence[int], ranks: int) -> list[list[Part]]:
+def owners(counts: Sequence[int], ranks: int) -> list[list[ParameterPart]]:
     """Whole parameters, the largest first to the rank that has least: rank r's parts."""
-    load, parts = [0] * ranks, [list[Part]() for _ in range(ranks)]
+    load, parts = [0] * ranks, [list[ParameterPart]() for _ in range(ranks)]
     for parameter in sorted(range(len(counts)), key=lambda i: (-counts[i], i)):
         rank = min(range(ranks), key=lambda r: (load[r], r))
         load[rank] += counts[parameter]
-        parts[rank].append(Part(parameter, 0, counts[parameter]))
+        parts[rank].append(ParameterPart(parameter, 0, counts[parameter]))
     return [sorted(mine, key=lambda part: part.parameter) for mine in parts]

@@ -36,12 +36,12 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from wiiiiided.collectives.local.barrier import barrier as host_barrier
-from wiiiiided.engine.group import Group
-from wiiiiided.engine.operation import Operation, Plan
+from wiiiiided.backend.collectives.local.barrier import barrier as host_barrier
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.engine.operation import Operation, Plan
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import HostError, PeerLost, UsageError
-from wiiiiided.shm.board import Call
-from wiiiiided.shm.segment import Segment
 from wiiiiided.train.layout import ALIGN, offsets
 
 _MAP_FIXED: Final = 0x10  # Linux's number; Python's mmap module has no name for it
@@ -68,12 +68,12 @@ def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
     problem = group.problem()
     if problem is not None:
         raise group.error_for(make(), problem)
-    op = group.loop.sprint(group, plan, nbytes, make)
+    op = group.loop.run_inline(group, plan, nbytes, make)
     if op is not None and op.error is not None:
         raise op.error
 
 
-def meet(group: Group, call: Call) -> None:
+def meet(group: Group, call: CallSignature) -> None:
     """Wait until all ranks of this host have called the same."""
     run_plan(group, call.text, host_barrier(group.team, call))
 
@@ -83,7 +83,7 @@ class Common:
 
     def __init__(self, group: Group, what: str, nbytes: int) -> None:
         made: list[Segment] = []
-        call = Call.of(f"{what} of {nbytes} bytes")
+        call = CallSignature.of(f"{what} of {nbytes} bytes")
         run_plan(group, what, group.team.shared.make_common(call, nbytes, made))
         self.segment = made[0]
         self.bytes: Bytes = np.frombuffer(self.segment.map, np.uint8, nbytes)
@@ -186,7 +186,7 @@ class HostMemory:
 
     # -- meetings ----
 
-    def publish(self, call: Call, words: Words, present: Bytes) -> list[Record]:
+    def publish(self, call: CallSignature, words: Words, present: Bytes) -> list[Record]:
         """Tell the host's other ranks, and hear them. A record stays until the one after next."""
         self._parity ^= 1
         records = self._records[self._parity]
@@ -234,7 +234,7 @@ class HostMemory:
     # -- loading ----
 
     def count_load(self) -> None:
-        """This rank has loaded weights: the others need not wonder who changed them."""
+        """This rank has loaded weights: the others need not wonder which rank changed them."""
         self._loaded[self.place] += 1
 
     def loads(self) -> int:

@@ -28,25 +28,25 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from wiiiiided.engine.group import Group
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.shm.board import Call
+from wiiiiided.train.agreement import gather, spread, tell_all
 from wiiiiided.train.checks import MARK, agree, refuse
 from wiiiiided.train.gradient import PendingGradient
-from wiiiiided.train.layout import Part, owners, slices
+from wiiiiided.train.layout import ParameterPart, owners, slices
 from wiiiiided.train.memory import WORDS, Bytes, HostMemory, Record, Words, meet
 from wiiiiided.train.optimizer import ELEMENTWISE, divide, shown
 from wiiiiided.train.reduce import Gradients, Weights
 from wiiiiided.train.state import Piece, SharedState
-from wiiiiided.train.texts import gather, spread, tell_all
 
-_STEP: Final = Call.of("optimizer.step() of wide.parallel")
-_CLIP: Final = Call.of("run.clip_grad_norm_() of wide.parallel")
-_WRITTEN: Final = Call.of("the end of optimizer.step() of wide.parallel")
-_MODIFY: Final = Call.of("run.modify() of wide.parallel")
-_MODIFIED: Final = Call.of("the end of run.modify() of wide.parallel")
-_START: Final = Call.of("wide.parallel()")
-_LOADED: Final = Call.of("weights that another host has loaded")
+_STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
+_CLIP: Final = CallSignature.of("run.clip_grad_norm_() of wide.parallel")
+_WRITTEN: Final = CallSignature.of("the end of optimizer.step() of wide.parallel")
+_MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
+_MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")
+_START: Final = CallSignature.of("wide.parallel()")
+_LOADED: Final = CallSignature.of("weights that another host has loaded")
 
 # Words of a record: what ranks tell each other at a meeting.
 _SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
@@ -188,7 +188,7 @@ class Parallel:
                     self._part_of_average(piece).mul_(self._factor)
             self._factor = None
 
-    def _exchange(self, call: Call) -> Bytes:
+    def _exchange(self, call: CallSignature) -> Bytes:
         """Meet, compare what must agree, average. Returns which parameters have a gradient."""
         self._check_writes()
         self._flags |= self._collect()
@@ -242,7 +242,7 @@ class Parallel:
         pending.reduced = False
         self._parameters[i].grad = pending
 
-    def _publish(self, call: Call, words: Words) -> list[Record]:
+    def _publish(self, call: CallSignature, words: Words) -> list[Record]:
         """Every rank's record, those of this host alone if it is the only one."""
         if self._alone:
             return self._memory.publish(call, words, self._present)
@@ -402,7 +402,7 @@ class Parallel:
             spread(self._face, self._memory.weights(), source)
 
     def _divide(self, elementwise: bool) -> None:
-        """Who updates what, and where the gradients lie."""
+        """Which rank updates what, and where the gradients lie."""
         ranks = self._group.team.ranks
         counts = [p.numel() for p in self._parameters]
         parts = (slices if elementwise else owners)(counts, len(ranks))
@@ -438,7 +438,7 @@ class Parallel:
         leaders = tell_all(self._face, str(ranks[0]))
         self._first_host = [rank for rank, leader in enumerate(leaders) if leader == leaders[0]]
 
-    def _piece_tensor(self, part: Part) -> torch.Tensor:
+    def _piece_tensor(self, part: ParameterPart) -> torch.Tensor:
         if not self._divided:
             return self._parameters[part.parameter]
         piece = self._weights[part.parameter][part.begin : part.end]

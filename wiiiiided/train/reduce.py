@@ -22,9 +22,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from wiiiiided.shm.kernels import Combine, carrier, combiner
-from wiiiiided.shm.slots import Array
-from wiiiiided.train.layout import Part
+from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
+from wiiiiided.backend.shm.slots import Array
+from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.memory import HostMemory
 
 # Sum and division of a block are done while it is in the L2 cache.
@@ -42,7 +42,7 @@ class Gradients:
         self,
         memory: HostMemory,
         parameters: Sequence[torch.Tensor],
-        parts: Sequence[Part],
+        parts: Sequence[ParameterPart],
         group: dist.ProcessGroup,
         ranks: Sequence[int],
     ) -> None:
@@ -128,7 +128,9 @@ class Gradients:
         self, present: np.ndarray[Any, np.dtype[np.uint8]], weights: Weights
     ) -> None:
         scale = None if weights is None else weights[self._group.rank()]
-        every = [Part(i, 0, p.numel()) for i, p in enumerate(self._parameters) if present[i]]
+        every = [
+            ParameterPart(i, 0, p.numel()) for i, p in enumerate(self._parameters) if present[i]
+        ]
         for part in every:
             if scale is not None:
                 self.mine[part.parameter].mul_(scale)
@@ -141,20 +143,20 @@ class Gradients:
         """This rank has no gradient of a parameter that others have."""
         self.mine[parameter].zero_()
 
-    def _bounds(self, part: Part) -> tuple[int, int]:
+    def _bounds(self, part: ParameterPart) -> tuple[int, int]:
         at, size = (
             self._memory.offsets[part.parameter],
             self._parameters[part.parameter].dtype.itemsize,
         )
         return at + part.begin * size, at + part.end * size
 
-    def _runs(self, parts: Sequence[Part]) -> list[tuple[torch.dtype, int, int]]:
+    def _runs(self, parts: Sequence[ParameterPart]) -> list[tuple[torch.dtype, int, int]]:
         """Parts that lie one behind the other and are of one dtype, taken together.
 
         The padding between two parameters is summed along: it is always zero.
         """
         runs: list[tuple[torch.dtype, int, int]] = []
-        last = Part(-2, 0, 0)
+        last = ParameterPart(-2, 0, 0)
         for part in parts:
             dtype = self._parameters[part.parameter].dtype
             begin, end = self._bounds(part)
@@ -166,7 +168,7 @@ class Gradients:
             last = part
         return runs
 
-    def _ends(self, part: Part) -> bool:
+    def _ends(self, part: ParameterPart) -> bool:
         return part.end == self._parameters[part.parameter].numel()
 
 

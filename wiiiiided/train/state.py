@@ -28,14 +28,14 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from wiiiiided.engine.group import Group
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.shm.board import Call
-from wiiiiided.train.layout import Part, offsets
+from wiiiiided.train.agreement import spread, tell_all
+from wiiiiided.train.layout import ParameterPart, offsets
 from wiiiiided.train.memory import Common, meet
-from wiiiiided.train.texts import spread, tell_all
 
-_FILLED: Final = Call.of("optimizer state of wide.parallel")
+_FILLED: Final = CallSignature.of("optimizer state of wide.parallel")
 _NUMBERS: Final[tuple[type, ...]] = (float, int, bool)  # whole up to 2**53
 
 State = MutableMapping[Any, dict[str, Any]]
@@ -45,13 +45,13 @@ State = MutableMapping[Any, dict[str, Any]]
 class Piece:
     """What a rank's optimizer updates: a part of a parameter, as the tensor it is given."""
 
-    part: Part
+    part: ParameterPart
     tensor: torch.Tensor  # the key of its state
     first: bool  # the first of its host that holds a part of this parameter
 
 
 @dataclass(frozen=True)
-class Kind:
+class StateEntry:
     """One named value of one parameter's state, as ranks tell each other of it."""
 
     parameter: int
@@ -89,7 +89,7 @@ class SharedState:
         self._parameters, self._pieces, self._divided = parameters, pieces, divided
         self._pieces_state: State = defaultdict(dict)
         self._commons: list[Common] = []  # kept: a forked child makes them its own
-        self._kinds: dict[tuple[int, str], Kind] = {}
+        self._kinds: dict[tuple[int, str], StateEntry] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # flat
         self._local: dict[
             tuple[int, str], Any
@@ -173,7 +173,7 @@ class SharedState:
         self._show()
         self._hand_out()
 
-    def _union(self, mine: dict[tuple[int, str], tuple[Any, torch.Tensor]]) -> list[Kind]:
+    def _union(self, mine: dict[tuple[int, str], tuple[Any, torch.Tensor]]) -> list[StateEntry]:
         """What any rank has, in one order; raises on all ranks what one cannot share."""
         problem, rows = "", []
         try:
@@ -184,15 +184,17 @@ class SharedState:
         told = [json.loads(text) for text in tell_all(self._face, json.dumps([problem, rows]))]
         if problem := next((theirs for theirs, _ in told if theirs), ""):
             raise UsageError(problem)
-        found: dict[tuple[int, str], Kind] = {}
+        found: dict[tuple[int, str], StateEntry] = {}
         for _, theirs in told:
             for parameter, key, kind, dtype, shape in theirs:
-                found.setdefault((parameter, key), Kind(parameter, key, kind, dtype, tuple(shape)))
+                found.setdefault(
+                    (parameter, key), StateEntry(parameter, key, kind, dtype, tuple(shape))
+                )
         return [found[at] for at in sorted(found)]
 
-    def _describe(self, parameter: int, key: str, value: Any, holder: torch.Tensor) -> Kind:
+    def _describe(self, parameter: int, key: str, value: Any, holder: torch.Tensor) -> StateEntry:
         if type(value) in _NUMBERS:
-            return Kind(parameter, key, "number", "float64", (2,))
+            return StateEntry(parameter, key, "number", "float64", (2,))
         if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
             raise UsageError(
                 f"{type(self._optimizer).__name__} keeps {key!r} as a {type(value).__name__}: only "
@@ -202,10 +204,10 @@ class SharedState:
         dtype_name = str(value.dtype).removeprefix("torch.")
         if value.shape == holder.shape and value.dim():
             whole = self._parameters[parameter]
-            return Kind(parameter, key, "like", dtype_name, tuple(whole.shape))
-        return Kind(parameter, key, "tensor", dtype_name, tuple(value.shape))
+            return StateEntry(parameter, key, "like", dtype_name, tuple(whole.shape))
+        return StateEntry(parameter, key, "tensor", dtype_name, tuple(value.shape))
 
-    def _make(self, kinds: list[Kind]) -> Common | None:
+    def _make(self, kinds: list[StateEntry]) -> Common | None:
         if not kinds:
             return None
         at, total = offsets([kind.count * kind.torch_dtype.itemsize for kind in kinds])
@@ -217,7 +219,7 @@ class SharedState:
             self._views[where] = common.tensor(offset, kind.count, kind.torch_dtype)
         return common
 
-    def _fill(self, kind: Kind, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
+    def _fill(self, kind: StateEntry, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
         if kind.kind == "number":
             _write_number(view, value)
         elif kind.kind == "like":
@@ -234,7 +236,7 @@ class SharedState:
                 value = self._working_value(piece, at, kind)
                 self._local[at] = self.working[piece.tensor][at[1]] = value
 
-    def _working_value(self, piece: Piece, at: tuple[int, str], kind: Kind) -> Any:
+    def _working_value(self, piece: Piece, at: tuple[int, str], kind: StateEntry) -> Any:
         view = self._views[at]
         if kind.kind == "number":
             return _read_number(view)

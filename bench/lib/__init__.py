@@ -1,0 +1,1 @@
+"""What the benchmarks share, and the programs that their ranks run."""

@@ -1,0 +1,82 @@
+"""A rank that opens many groups, uses each once and then does nothing.
+
+Started by lib/fleet.py; waits for messages from idle.py.
+"""
+
+import re
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+from lib import groups, link
+from lib.link import Message
+
+# What opening a group still has to finish is not what an idle group costs.
+_SETTLE_SECONDS = 0.5
+
+
+def _mapped_bytes() -> int:
+    """This process's part of the shared memory it maps; over all ranks the parts add up."""
+    text = Path("/proc/self/smaps_rollup").read_text()
+    found = re.search(r"^Pss_Shmem:\s+(\d+) kB$", text, re.MULTILINE)
+    if found is None:
+        raise RuntimeError("this kernel's smaps_rollup has no Pss_Shmem (Linux 5.9 or newer has)")
+    return int(found[1]) * 1024
+
+
+def _segments() -> dict[str, int]:
+    """The memory behind every shared segment open or mapped here, whether a page is mapped or not.
+
+    Keyed by the segment, so that one that several ranks have is counted once.
+    """
+    found: dict[str, int] = {}
+    for folder in ("/proc/self/fd", "/proc/self/map_files"):
+        for entry in Path(folder).iterdir():
+            try:
+                if not str(entry.readlink()).startswith(("/memfd:", "/dev/shm/")):
+                    continue
+                facts = entry.stat()
+            except OSError:
+                continue  # closed meanwhile; or map_files, which only root may follow
+            found[f"{facts.st_dev}:{facts.st_ino}"] = facts.st_blocks * 512
+    return found
+
+
+class IdleRank:
+    """This rank's groups."""
+
+    def __init__(self) -> None:
+        self.rank = groups.join()
+        self._groups: list[dist.ProcessGroup] = []
+
+    def open(self, message: Message) -> Message:
+        for _ in range(message["groups"]):
+            self._groups.append(groups.open_group(message["backend"]))
+        return {}
+
+    def rest(self, message: Message) -> Message:
+        """The processor time of all of this process's threads while it only sleeps."""
+        time.sleep(_SETTLE_SECONDS)
+        begin = time.process_time()
+        time.sleep(message["seconds"])
+        return {"cpu_seconds": time.process_time() - begin}
+
+    def memory(self, message: Message) -> Message:
+        return {"mapped": _mapped_bytes(), "segments": _segments()}
+
+    def stop(self, message: Message) -> Message:
+        self._groups.clear()
+        groups.leave()
+        return {}
+
+
+def main() -> None:
+    link.die_with_parent()
+    rank = IdleRank()
+    handlers = {"open": rank.open, "rest": rank.rest, "memory": rank.memory, "stop": rank.stop}
+    link.serve(rank.rank, handlers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,38 @@
+"""A rank of Open MPI, the fastest thing commonly at hand on one host.
+
+Started under mpirun by lib/fleet.py. Between measurements it waits in _link, outside of MPI.
+"""
+
+from mpi4py import MPI
+
+from lib import job as _job
+from lib import link
+from lib.cells import ALL_REDUCE, REDUCE_SCATTER
+from lib.link import Message
+
+
+def _call(job: _job.Job) -> _job.Call:
+    world = MPI.COMM_WORLD
+    # The same memory a tensor has: numpy would ask the kernel for huge pages of its own accord.
+    source, target = job.source.numpy(), job.target.numpy()
+    if job.op == ALL_REDUCE:
+        return lambda: world.Allreduce(MPI.IN_PLACE, target)
+    if job.op == REDUCE_SCATTER:
+        return lambda: world.Reduce_scatter_block(source, target)
+    return lambda: world.Allgather(source, target)
+
+
+def main() -> None:
+    link.die_with_parent()
+    world = MPI.COMM_WORLD
+    jobs = _job.Jobs(world.Get_rank(), world.Get_size())
+
+    def measure(message: Message) -> Message:
+        job = jobs.get("ordinary", message["op"], message["nbytes"], _job.ordinary)
+        return dict(_job.run(job, _call(job), message))
+
+    link.serve(world.Get_rank(), {"measure": measure, "stop": lambda message: {}})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Memory for exchange: what ranks hold, shared memory and the kernel's socket buffers included.
+
+It is looked at while operations run, since what is taken and given back counts too. A page of
+shared memory counts in parts, one for each process that maps it; pages of files do not count, for
+a library is there once whoever uses it.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from lib.net_hosts import Host
+
+_LOOK_EVERY_S = 0.02
+_OWN = re.compile(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
+# r: received and not read; f: set aside; w: written and not confirmed; bl: arrived meanwhile.
+_SOCKET = re.compile(r"skmem:\(r(\d+),rb\d+,t\d+,tb\d+,f(\d+),w(\d+),o\d+,bl(\d+)")
+
+
+def own_bytes(pid: int) -> int:
+    found = _OWN.findall(Path(f"/proc/{pid}/smaps_rollup").read_text())
+    if len(found) != 2:
+        raise OSError("this kernel's smaps_rollup has no Pss_Anon and Pss_Shmem (Linux 5.9 has)")
+    return sum(int(kilobytes) * 1024 for kilobytes in found)
+
+
+def socket_bytes(listing: str) -> int:
+    """The buffers in what `ss --memory` says."""
+    return sum(int(part) for found in _SOCKET.findall(listing) for part in found)
+
+
+class Watch:
+    """Looks at ranks and hosts again and again, in a thread, and keeps the most it has seen."""
+
+    def __init__(self, pids: Sequence[int], hosts: Sequence[Host]) -> None:
+        self._pids, self._hosts = pids, hosts
+        self.most_own = [0] * len(pids)
+        self.most_sockets = [0] * len(hosts)  # of all ranks of a host together
+        self.looks = 0
+        self._over = threading.Event()
+        self._problem: Exception | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        problem: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+        if self._problem is not None and problem is None:
+            raise self._problem
+
+    def _run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self._look()
+                self._over.wait(_LOOK_EVERY_S)
+        except Exception as problem:  # raised again where it is seen
+            self._problem = problem
+
+    def _look(self) -> None:
+        for number, pid in enumerate(self._pids):
+            self.most_own[number] = max(self.most_own[number], own_bytes(pid))
+        for number, host in enumerate(self._hosts):
+            held = socket_bytes(host.space.run("ss --tcp --memory --numeric --no-header"))
+            self.most_sockets[number] = max(self.most_sockets[number], held)
+        self.looks += 1

@@ -1,0 +1,88 @@
+"""What the benchmarks' command lines have in common, and how each of them ends.
+
+A benchmark that fails says so in a sentence and leaves no process behind, also when it is
+interrupted or told to end.
+"""
+
+import argparse
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+
+from lib.cells import LABELS, OURS
+from lib.fleet import FleetError
+from lib.machine import RESULTS, commit, unrepeatable
+
+
+def parser(
+    description: str, rounds: int | None = None, *, torch: bool = True, saves: bool = True
+) -> argparse.ArgumentParser:
+    """`rounds` is the default for a benchmark that has rounds at all; `torch`: it has backends;
+    `saves`: it keeps its results unless told otherwise.
+    """
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--quick", action="store_true", help="a short look; kept as NAME-quick.*")
+    if rounds is not None:
+        made.add_argument("--rounds", type=positive, help=f"default {rounds}; with --quick, 3")
+    if torch:
+        made.add_argument(
+            "--backend", default="wiiiiide", help="measure another backend in wiiiiide's place"
+        )
+    made.add_argument(
+        "--save", action=argparse.BooleanOptionalAction, default=saves, help="keep the results"
+    )
+    made.add_argument(
+        "--out", type=Path, default=RESULTS, help="folder for the results (bench/results)"
+    )
+    return made
+
+
+def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """What was given. What could not be kept is refused here, not after the whole run."""
+    given = parser.parse_args()
+    if given.save and (reason := unrepeatable(commit())):
+        parser.error(reason)
+    return given
+
+
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a positive number")
+    return number
+
+
+def several(text: str) -> list[int]:
+    return [positive(word) for word in text.split(",")]
+
+
+def name_stand_in(backend: str) -> None:
+    """Another backend's numbers must never read as wiiiiide's."""
+    if backend != "wiiiiide":
+        LABELS[OURS] = f"{backend} (stand-in)"
+
+
+def file_name(name: str, quick: bool) -> str:
+    # A quick look must not replace the numbers of a full run.
+    return f"{name}-quick" if quick else name
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def guarded(run: Callable[[], int]) -> int:
+    """Runs a benchmark; an end from outside unwinds it like Ctrl-C, so that ranks are ended."""
+    # Ctrl-C as well: a shell that starts a program in the background has it ignore that.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _terminated)
+    try:
+        return run()
+    except KeyboardInterrupt:
+        print("\ninterrupted; the ranks were ended and no results written", file=sys.stderr)
+        return 130
+    except (FleetError, OSError) as problem:
+        print(f"the benchmark could not go on: {problem}", file=sys.stderr)
+        return 1

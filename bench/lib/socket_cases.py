@@ -1,0 +1,190 @@
+"""What the sweep of sockets.py compares, on which links, and the claims it judges: all as data.
+
+In every chapter the first way is what the others are compared with, and it takes part twice: what
+it differs from itself is noise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lib.socket_way import KB, MB, Way
+
+AGAIN = "the same again"
+# A gain below this is not worth a setting, whatever the noise.
+LEAST_GAIN = 0.03
+
+
+@dataclass(frozen=True)
+class Link:
+    """`warm` bytes go first, untimed: the kernel's own tuning starts small."""
+
+    name: str
+    rate: str  # as tc has it; empty: unshaped
+    warm: int
+    total: int
+
+
+LINKS = (
+    Link("unshaped", "", 64 * MB, 256 * MB),
+    Link("1 Gbit", "1gbit", 8 * MB, 32 * MB),
+    Link("100 Mbit", "100mbit", 4 * MB, 4 * MB),
+)
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """`form`: bulk, trips or urgent; `payload`: of a trip's message."""
+
+    title: str
+    form: str
+    ways: Sequence[Way]
+    payload: int = 0
+
+    @property
+    def turns(self) -> list[Way]:
+        first = self.ways[0]
+        return [first, dataclasses.replace(first, label=AGAIN), *self.ways[1:]]
+
+
+def size_text(count: int) -> str:
+    return f"{count // MB} M" if count >= MB else f"{count // KB} K"
+
+
+BUFFERS = tuple(size * KB for size in (512, 1024, 2048, 4096, 8192, 16384))
+CHUNKS = tuple(size * KB for size in (64, 128, 256, 512, 1024))
+STREAMS = (1, 2, 4, 8)
+_HEADER = 64
+
+CHAPTERS = (
+    Chapter(
+        "Buffers: SO_SNDBUF and SO_RCVBUF",
+        "bulk",
+        (
+            Way("autotuning"),
+            *(Way(size_text(s), send_buffer=s, receive_buffer=s) for s in BUFFERS),
+        ),
+    ),
+    Chapter(
+        "Receive chunks: bytes asked of one recv_into",
+        "bulk",
+        [Way(size_text(size), receive_chunk=size) for size in CHUNKS],
+    ),
+    Chapter(
+        "Send chunks: bytes given to one send",
+        "bulk",
+        [Way(size_text(size), send_chunk=size) for size in CHUNKS],
+    ),
+    Chapter("Streams", "bulk", [Way(f"{n}", streams=n) for n in STREAMS]),
+    Chapter(
+        "recv and recv_into, 256 K each",
+        "bulk",
+        (Way("recv, then a copy to its place", into=False), Way("recv_into its place")),
+    ),
+    Chapter(
+        "Header and payload, frames of 64 B + 16 K",
+        "bulk",
+        (
+            Way("two sends", header=_HEADER, send_chunk=16 * KB, gathered=False),
+            Way("one sendmsg", header=_HEADER, send_chunk=16 * KB),
+        ),
+    ),
+    Chapter(
+        "Header and payload, frames of 64 B + 256 K",
+        "bulk",
+        (
+            Way("two sends", header=_HEADER, gathered=False),
+            Way("one sendmsg", header=_HEADER),
+        ),
+    ),
+    Chapter(
+        "NODELAY, bulk",
+        "bulk",
+        (Way("off", nodelay=False), Way("on")),
+    ),
+    Chapter(
+        "QUICKACK, bulk",
+        "bulk",
+        (Way("off"), Way("once", quickack="once"), Way("before every receive", quickack="always")),
+    ),
+    Chapter(
+        "Small messages: 64 B + 1 K there and back, header and payload in two sends",
+        "trips",
+        (
+            Way("nothing set", nodelay=False, gathered=False),
+            Way("NODELAY", gathered=False),
+            Way("QUICKACK once", nodelay=False, gathered=False, quickack="once"),
+            Way("QUICKACK always", nodelay=False, gathered=False, quickack="always"),
+        ),
+        payload=KB,
+    ),
+    Chapter(
+        "Small messages: 64 B + 1 K there and back, in one sendmsg",
+        "trips",
+        (
+            Way("nothing set", nodelay=False),
+            Way("NODELAY"),
+            Way("NODELAY, QUICKACK once", quickack="once"),
+            Way("NODELAY, QUICKACK always", quickack="always"),
+        ),
+        payload=KB,
+    ),
+    Chapter(
+        "Small messages: 64 B + 1 K there and back, NODELAY",
+        "trips",
+        (Way("two sends", gathered=False), Way("one sendmsg")),
+        payload=KB,
+    ),
+    Chapter(
+        "A small frame in a full stream: how late it comes, with TCP_NOTSENT_LOWAT",
+        "urgent",
+        (Way("not set"), *(Way(size_text(s), lowat=s) for s in (16 * KB, 128 * KB, 512 * KB))),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One of the first WIIIIIDE's: `better` was to be faster than `worse`, in a chapter."""
+
+    text: str
+    chapter: str
+    better: str
+    worse: str
+
+
+def _claims(text: str, title: str, *labels: str) -> list[Claim]:
+    """Each label was to be faster than the one before it."""
+    (chapter,) = (one.title for one in CHAPTERS if one.title.startswith(title))
+    steps = zip(labels[1:], labels[:-1], strict=True)
+    return [Claim(f"{text}: {b} over {w}", chapter, b, w) for b, w in steps]
+
+
+_TWO_SENDS = "Small messages: 64 B + 1 K there and back, header"
+_ONE_SEND = "Small messages: 64 B + 1 K there and back, in one"
+_GATHERED = ("two sends", "one sendmsg")
+CLAIMS = (
+    *_claims("NODELAY, messages in two sends", _TWO_SENDS, "nothing set", "NODELAY"),
+    *_claims("NODELAY, messages in one send", _ONE_SEND, "nothing set", "NODELAY"),
+    *_claims("NODELAY, bulk", "NODELAY, bulk", "off", "on"),
+    *_claims("bigger buffers", "Buffers", "512 K", "1 M", "8 M", "16 M"),
+    *_claims("buffers of 16 M", "Buffers", "autotuning", "16 M"),
+    *_claims("QUICKACK, messages", _ONE_SEND, "NODELAY", "NODELAY, QUICKACK once"),
+    *_claims("QUICKACK, messages", _ONE_SEND, "NODELAY", "NODELAY, QUICKACK always"),
+    *_claims("QUICKACK, bulk", "QUICKACK, bulk", "off", "once"),
+    *_claims("larger receive chunks", "Receive chunks", "64 K", "256 K", "1 M"),
+    *_claims(
+        "one gathered send, messages",
+        "Small messages: 64 B + 1 K there and back, NODELAY",
+        *_GATHERED,
+    ),
+    *_claims("one gathered send, 16 K", "Header and payload, frames of 64 B + 16 K", *_GATHERED),
+    *_claims("one gathered send, 256 K", "Header and payload, frames of 64 B + 256 K", *_GATHERED),
+    *_claims(
+        "received in place",
+        "recv and recv_into",
+        *("recv, then a copy to its place", "recv_into its place"),
+    ),
+)

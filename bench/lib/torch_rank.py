@@ -1,0 +1,86 @@
+"""A rank for every contender that lives in torch: gloo, wiiiiide, shared_empty; and memcpy.
+
+Started by lib/fleet.py; waits for messages from one_host.py and measures what they name.
+"""
+
+import ctypes
+
+import torch
+import torch.distributed as dist
+
+from lib import groups, link
+from lib import job as _job
+from lib.cells import ALL_GATHER, ALL_REDUCE, GLOO, MEMCPY, OURS, REDUCE_SCATTER, SHARED
+from lib.link import Message
+
+
+class TorchRank:
+    """This rank's groups and buffers."""
+
+    def __init__(self) -> None:
+        self.rank = groups.join()
+        self._groups: dict[str, dist.ProcessGroup] = {}
+        self._jobs = _job.Jobs(self.rank, dist.get_world_size())
+        self._copies = _job.Jobs(rank=0, ranks=1)
+
+    def open(self, message: Message) -> Message:
+        """Makes a contender usable, or fails with the reason why it is not."""
+        contender, backend = message["contender"], message["backend"]
+        if contender == GLOO:
+            self._groups[GLOO] = groups.open_group("gloo")
+        elif contender == OURS:
+            self._groups[OURS] = groups.open_group(backend)
+        elif contender == SHARED:
+            groups.shared_empty()
+            self._groups[SHARED] = self._groups.get(OURS) or groups.open_group(backend)
+        return {}
+
+    def measure(self, message: Message) -> Message:
+        contender, op, nbytes = message["contender"], message["op"], message["nbytes"]
+        if contender == MEMCPY:
+            return self._memcpy(message)
+        group = self._groups[contender]
+        if contender == SHARED:
+            empty = groups.shared_empty()
+
+            def allocate(count: int) -> torch.Tensor:
+                return empty(count, torch.float32, group)
+
+            job = self._jobs.get("shared", op, nbytes, allocate)
+        else:
+            job = self._jobs.get("ordinary", op, nbytes, _job.ordinary)
+        return dict(_job.run(job, _call(job, group), message))
+
+    def _memcpy(self, message: Message) -> Message:
+        """One core copying the same bytes: about what a single pass over them costs."""
+        # To gather from one rank only is to copy, so the same buffers, loop and check serve.
+        job = self._copies.get("memcpy", ALL_GATHER, message["nbytes"], _job.ordinary)
+        target, source = job.target.data_ptr(), job.source.data_ptr()
+        nbytes = job.source.nbytes
+        return dict(_job.run(job, lambda: ctypes.memmove(target, source, nbytes), message))
+
+    def stop(self, message: Message) -> Message:
+        # Buffers before groups: shared ones lie in a segment of their group.
+        self._jobs.clear()
+        self._groups.clear()
+        groups.leave()
+        return {}
+
+
+def _call(job: _job.Job, group: dist.ProcessGroup) -> _job.Call:
+    source, target = job.source, job.target
+    if job.op == ALL_REDUCE:
+        return lambda: dist.all_reduce(target, group=group)
+    if job.op == REDUCE_SCATTER:
+        return lambda: dist.reduce_scatter_tensor(target, source, group=group)
+    return lambda: dist.all_gather_into_tensor(target, source, group=group)
+
+
+def main() -> None:
+    link.die_with_parent()
+    rank = TorchRank()
+    link.serve(rank.rank, {"open": rank.open, "measure": rank.measure, "stop": rank.stop})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Before an attempt that follows another, all its nodes get one machine's checkpoints, whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import os
+import signal
+import tarfile
+from collections.abc import AsyncGenerator, AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.daemon.requesting import Coordinator, coordinator
+from tests.cluster.daemon.talking import FakeNode, run, until
+from tests.kit.conditions import wait_until
+from tests.kit.daemons import PrivateDaemon, private_cluster
+from wiiiiided.cluster.control import events as e
+from wiiiiided.cluster.handlers.checkpoints import Checkpoints
+from wiiiiided.cluster.handlers.merge_tars import END
+from wiiiiided.cluster.handlers.node_rpc import NoAnswer
+from wiiiiided.cluster.peering import messages as p
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.domain.spec import Output, Restart
+from wiiiiided.errors import HostError
+
+WHERE = {"b": "10.0.0.2", "c": "10.0.0.3"}
+
+
+class Site:
+    """A coordinator, and a job on a, b and c whose second attempt is being prepared."""
+
+    def __init__(self, cluster: Coordinator) -> None:
+        self.cluster = cluster
+        self.limit = 1 << 30
+        self.sets = self.new()
+        policy = {"restart": Restart(max=9, backoff_s=0.0)}
+        output = Output(checkpoints=("ckpt/**",))
+        self.job = cluster.submit(nodes=3, output=output, policy=policy)
+
+    def new(self) -> Checkpoints:
+        asks = self.cluster.requests.ranks.asks
+        directory = self.cluster.archives.directory.with_name("checkpoints")
+        made = Checkpoints(directory, asks, self.cluster.keeper, lambda: self.limit)
+        self.cluster.on_change = made.changed
+        made.start()
+        return made
+
+    def fail(self) -> None:
+        """The attempt ends badly, and the next is placed."""
+        self.cluster.start(self.job)
+        self.cluster.end(self.job, code=1)
+        self.cluster.keeper.tick()
+        assert self.cluster.job(self.job).state == "starting"
+
+    def node(self, name: str) -> FakeNode:
+        found: FakeNode = getattr(self.cluster, name)
+        return found
+
+    def give(self, **content: str) -> None:
+        """To each node named, a checkpoint that says so much, and what is none."""
+        for name, text in content.items():
+            self.node(name).give({"ckpt/model": text, "log": "x"}, self.job)
+
+    def switch_off(self, name: str) -> None:
+        self.cluster.dialer.away.add(WHERE[name])
+
+    @property
+    def attempt(self) -> int:
+        attempt = self.cluster.job(self.job).attempt
+        assert attempt is not None
+        return attempt.number
+
+    async def files(self) -> dict[str, str]:
+        fd = await self.sets.bring(self.job, self.attempt)
+        with open(fd, "rb") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as archive:
+            return {one.name: archive.extractfile(one).read().decode() for one in archive}  # type: ignore[union-attr]
+
+    def story(self) -> str:
+        return [text for _, text in self.cluster.store.story(self.job) if "checkpoints" in text][-1]
+
+
+@contextlib.asynccontextmanager
+async def site(directory: Path) -> AsyncIterator[Site]:
+    with coordinator(directory) as cluster:
+        made = Site(cluster)
+        try:
+            yield made
+        finally:
+            await made.sets.close()
+
+
+def test_the_set_is_that_of_the_machine_that_had_rank_0(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            here.give(a="40", b="30", c="20")
+            both = await asyncio.gather(here.files(), here.files())
+            assert both == [{"ckpt/model": "40"}] * 2
+            assert "checkpoints of a go to b, c: 1 file, " in here.story()
+            here.give(a="50")  # it is the attempt's from then on, also of a coordinator that dies
+            await here.sets.close()
+            here.sets = here.new()
+            assert await here.files() == {"ckpt/model": "40"}
+            (path,) = here.sets.directory.iterdir()
+            here.fail()
+            assert not path.exists()
+            assert await here.files() == {"ckpt/model": "50"}
+
+    run(scene())
+
+
+def test_of_a_machine_that_is_gone_another_is_taken_and_named(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            here.give(b="30", c="20")
+            real = here.sets.asks.pull
+
+            async def pull(node: str, asked: p.NodePull) -> AsyncGenerator[bytes, None]:
+                if node == "a":
+                    raise NoAnswer("a does not answer")
+                async for piece in real(node, asked):
+                    yield piece
+                    if node == "b":
+                        raise NoAnswer("b does not answer")  # in the middle of it
+
+            here.sets.asks.pull = pull  # type: ignore[method-assign]
+            assert await here.files() == {"ckpt/model": "20"}
+            said = here.story()
+            assert "checkpoints of c go to a, b: 1 file" in said
+            assert said.endswith("since a does not answer; b does not answer")
+
+    run(scene())
+
+
+def test_without_any_of_them_the_attempt_fails_with_a_sentence(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            here.give(a="40")
+            here.node("a").runs.mark_placing(here.job, placing=True)
+            for name in "bc":
+                here.switch_off(name)
+            with pytest.raises(HostError) as caught:
+                await here.files()
+            assert "those on a were being exchanged" in str(caught.value)
+            assert "b does not answer" in str(caught.value)
+            here.node("a").runs.mark_placing(here.job, placing=False)
+            here.limit = 100
+            with pytest.raises(
+                HostError, match=r"those on a are too large: .* \(limits\.outputs\)"
+            ):
+                await here.files()
+            assert not list(here.sets.directory.glob("*.tar"))
+
+    run(scene())
+
+
+def test_where_no_machine_has_ever_made_the_directory_the_set_is_empty(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            fd = await here.sets.bring(here.job, here.attempt)
+            with open(fd, "rb") as file:
+                assert file.read() == END
+            assert "no checkpoints: a, b, c never had its working directory" in here.story()
+
+    run(scene())
+
+
+def test_an_attempt_that_is_over_meanwhile_needs_none(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            hangs = asyncio.Event()
+
+            async def pull(node: str, asked: p.NodePull) -> AsyncGenerator[bytes, None]:
+                hangs.set()
+                await asyncio.sleep(600)
+                yield b""
+
+            here.sets.asks.pull = pull  # type: ignore[method-assign]
+            waiting = asyncio.ensure_future(here.files())
+            await hangs.wait()
+            keeper = here.cluster.keeper
+            keeper.report(e.CancelRequested(keeper.clock(), here.job, "ada"))
+            with pytest.raises(HostError, match="not being prepared any more"):
+                await waiting
+            await until(lambda: not list(here.sets.directory.iterdir()), "nothing is left")
+
+    run(scene())
+
+
+def test_a_machine_on_which_it_runs_gives_no_checkpoints(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.give(a="40")
+            a = here.node("a")
+            a.workers.shims[here.job, 1] = object()
+            asked = p.NodePull(here.job, ("ckpt/**",), checkpoints=True)
+            with pytest.raises(Refuse, match="still runs on a"):
+                async for _ in a.share.pull(asked):
+                    pass
+
+    run(scene())
+
+
+# ---- real daemons
+
+# What most scripts do: rank 0 saves, everybody loads what is there. One machine has a set of its
+# own, of other files too.
+IDIOM = """
+import os, pathlib, signal, sys, time
+rank, attempt = os.environ["RANK"], int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+found = {str(p): p.read_text() for p in sorted(pathlib.Path("ckpt").rglob("*")) if p.is_file()}
+print(attempt, found, flush=True)
+pathlib.Path("ckpt/more").mkdir(parents=True, exist_ok=True)
+if rank == "0":
+    pathlib.Path("ckpt/model").write_text("%d steps" % (attempt * 100 + 100))
+    pathlib.Path("ckpt/more/state").write_text("of rank 0")
+if rank == "2" and not attempt:
+    pathlib.Path("ckpt/model").write_text("7 steps")
+    pathlib.Path("ckpt/other").symlink_to("/etc/passwd")
+while not os.path.exists(sys.argv[1] + str(attempt)): time.sleep(0.02)
+os.kill(os.getpid(), signal.SIGKILL if attempt < 2 else 0)
+"""
+
+
+def test_everybody_loads_what_rank_0_saved_whoever_dies_meanwhile(tmp_path: Path) -> None:
+    with private_cluster(3) as (a, b, c):
+        policy = {"restart": Restart(max=5, backoff_s=2.0), "grace_s": 1.0}
+        job = b.submit(
+            command=("python", "-c", IDIOM, str(tmp_path / "go")),
+            nodes=3,
+            policy=policy,
+            checkpoints=("ckpt/**",),
+        )
+        loaded = {attempt: loads(a, job, attempt) for attempt in go_on(a, job, tmp_path, 0)}
+        assert loaded[1] == ["0 {}"] * 3
+        story = [line.text for line in a.client.show(job).story]
+        said = f"checkpoints of {a.client.status().node.name} go to b, c: 2 files"
+        assert any(said in text for text in story), story
+        aside = c.paths.jobs / str(job) / "files" / "aside-2"
+        assert f"on c 2 files that differ were moved to {aside}" in story
+        assert (aside / "ckpt" / "model").read_text() == "7 steps"
+        assert os.readlink(aside / "ckpt" / "other") == "/etc/passwd"
+
+        # The next time the coordinator dies while the nodes are being given theirs.
+        (tmp_path / "go1").touch()
+        wait_until(lambda: a.state(job) == "backoff", 60, "it is to start again")
+        assert b.process is not None
+        b.process.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: a.state(job) in ("starting", "queued"), 60, "it is prepared")
+            a.kill()
+            a.start()
+        finally:
+            b.process.send_signal(signal.SIGCONT)
+        (tmp_path / "go2").touch()
+        view = a.end_of(job)
+        assert view.state == "done", view.why
+        saved = "{'ckpt/model': '200 steps', 'ckpt/more/state': 'of rank 0'}"
+        assert loads(a, job, view.attempt) == [f"2 {saved}"] * 3
+        assert not list(a.paths.state.joinpath("checkpoints").iterdir())
+        for daemon in (a, b, c):
+            daemon.no_process_is_left()
+
+
+def go_on(a: PrivateDaemon, job: int, folder: Path, attempt: int) -> list[int]:
+    """Let an attempt fail, and the next one load."""
+    wait_until(lambda: len(loads(a, job, attempt + 1)) == 3, 60, "all have loaded")
+    (folder / f"go{attempt}").touch()
+    wait_until(lambda: len(loads(a, job, attempt + 2)) == 3, 60, "all have loaded again")
+    saved = "{'ckpt/model': '100 steps', 'ckpt/more/state': 'of rank 0'}"
+    assert loads(a, job, attempt + 2) == [f"{attempt + 1} {saved}"] * 3
+    return [attempt + 1, attempt + 2]
+
+
+def loads(a: PrivateDaemon, job: int, attempt: int) -> list[Any]:
+    try:
+        return a.output(job, attempt=attempt)
+    except Exception:
+        return []

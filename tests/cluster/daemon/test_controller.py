@@ -1,0 +1,100 @@
+"""What the keeper does with clocks that creep and deadlines that cannot be taken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.control.world import ADA, GIB, spec
+from wiiiiided.cluster.control import events as e
+from wiiiiided.cluster.control import step as control_step
+from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.transitions import Machine
+from wiiiiided.cluster.state.controller import PUT_OFF_S, Controller
+from wiiiiided.cluster.state.store import StateStore
+from wiiiiided.domain.node import Node
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    made = StateStore(tmp_path / "state")
+    yield made
+    made.close()
+
+
+LIMIT = {"max_time_s": 10.0, "warn_before_s": 0.0}
+
+
+class Clocked(Controller):
+    """With a clock that the test moves."""
+
+    def __init__(self, store: StateStore) -> None:
+        super().__init__(store, [Node("a", 4, GIB)], lambda action, job: None, lambda: None)
+        self.now = 1000.0
+        self.clock = lambda: self.now
+
+    def run(self, **policy: float) -> int:
+        """A job that runs on one of four cores."""
+        number = self.store.next_id()
+        wanted = spec(policy=policy, resources={"cores_per_worker": 1})
+        self.ask(e.JobSubmitted(self.now, number, wanted, ADA, "0" * 64))
+        self.report(e.WorkersStarted(self.now, number, 1, "a"))
+        return number
+
+
+def test_small_steps_of_the_clock_add_up_to_a_jump(store: StateStore) -> None:
+    """Of sixty times 1.9 s nothing was told, and deadlines came two minutes early."""
+
+    async def scene() -> None:
+        keeper = Clocked(store)
+        keeper.steady = lambda: 0.0
+        keeper._ahead = keeper.now
+        job = keeper.run(max_time_s=100.0)
+        for _ in range(60):
+            keeper.now += 1.9
+            keeper.tick()
+        assert keeper.state.jobs[job].state == "running"
+        assert keeper.state.jobs[job].phase.since == pytest.approx(keeper.now, abs=2.0)
+        keeper.close()
+
+    asyncio.run(scene())
+
+
+@pytest.mark.parametrize("problem", [KeyError("x"), "no such move"])
+def test_a_deadline_that_raises_keeps_no_other_from_being_taken(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch, problem: KeyError | str
+) -> None:
+    tried: list[float] = []
+    real = control_step._phase_due
+
+    def broken(machine: Machine, job: Job) -> None:
+        if job.id != 1:
+            real(machine, job)
+            return
+        tried.append(machine.at)
+        if isinstance(problem, KeyError):
+            raise problem
+        machine.check("done", job.phase)
+
+    monkeypatch.setattr(control_step, "_phase_due", broken)
+
+    async def scene() -> None:
+        keeper = Clocked(store)
+        jobs = [keeper.run(**LIMIT), keeper.run(**LIMIT)]
+        keeper.now += 10.0
+        keeper.steady = lambda: keeper.now - keeper._ahead
+        keeper.tick()
+        assert [keeper.state.jobs[job].state for job in jobs] == ["running", "stopping"]
+        assert len(tried) == 2  # with all others, and alone
+        assert keeper.state.next_deadline() == keeper.now + PUT_OFF_S
+        keeper.tick()
+        assert len(tried) == 2
+        keeper.report(e.WorkersEnded(keeper.now, 1, 1, "a", 0, ""))
+        assert keeper.state.put_off_to == {}
+        assert keeper.state.deadlines == []
+        keeper.close()
+
+    asyncio.run(scene())

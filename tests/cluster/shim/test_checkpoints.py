@@ -1,0 +1,167 @@
+"""Another machine's checkpoints in a job's working directory: the whole set, nothing lost."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Mapping
+from dataclasses import asdict
+from json import dumps, loads
+from pathlib import Path
+
+import pytest
+
+from wiiiiided.cluster.allocation.shim_process import shim_command
+from wiiiiided.cluster.shim import checkpoints
+from wiiiiided.cluster.shim.checkpoints import Placing
+
+MTIME = 1_700_000_000
+Files = Mapping[str, str]
+
+
+def tar(folder: Path, content: Files, *more: tarfile.TarInfo) -> int:
+    """A descriptor of one."""
+    path = folder / "set.tar"
+    with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+        for name, text in content.items():
+            entry = tarfile.TarInfo(name)
+            entry.size, entry.mtime = len(text), MTIME
+            archive.addfile(entry, io.BytesIO(text.encode()))
+        for entry in more:
+            archive.addfile(entry)
+    return os.open(path, os.O_RDONLY)
+
+
+def link(name: str, target: str) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.type, made.linkname = tarfile.SYMTYPE, target
+    return made
+
+
+class Site:
+    """A job's files on one machine."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.work = folder / "files" / "work"
+        self.work.mkdir(parents=True)
+        self.archive = os.open(os.devnull, os.O_RDONLY)
+
+    def write(self, content: Files) -> None:
+        for name, text in content.items():
+            path = self.work / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+
+    def place(self, content: Files, *more: tarfile.TarInfo, attempt: int = 2) -> tuple[int, int]:
+        source = tar(self.folder, content, *more)
+        try:
+            return checkpoints.place(self.given(attempt), source, self.archive)
+        finally:
+            os.close(source)
+
+    def given(self, attempt: int = 2) -> Placing:
+        patterns = ["ckpt/**"]
+        return Placing(str(self.work), attempt, patterns, 1 << 20, 100, 1 << 20, 100, 0o600)
+
+    def files(self, below: str = "work") -> dict[str, str]:
+        root = self.work.with_name(below)
+        found = (path for path in sorted(root.rglob("*")) if path.is_symlink() or not path.is_dir())
+        return {
+            str(path.relative_to(root)): f"-> {os.readlink(path)}"
+            if path.is_symlink()
+            else path.read_text()
+            for path in found
+        }
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+def test_the_set_is_there_as_a_whole_and_what_differs_is_moved_aside(site: Site) -> None:
+    site.write({"ckpt/model": "old", "ckpt/same": "same", "ckpt/deep/own": "own", "train.py": "x"})
+    new = {"ckpt/model": "new", "ckpt/same": "same", "ckpt/a/b/c": "c"}
+    assert site.place(new) == (2, 2)
+    assert site.files() == {**new, "train.py": "x"}
+    assert site.files("aside-2") == {"ckpt/model": "old", "ckpt/deep/own": "own"}
+    # Scripts that look for the newest find the same one everywhere.
+    assert {(site.work / name).stat().st_mtime for name in new} == {MTIME}
+    assert sorted(os.listdir(site.work.parent)) == ["aside-2", "work"]
+    assert site.place(new) == (0, 0)  # again, as after a crash
+    assert site.files("aside-2") == {"ckpt/model": "old", "ckpt/deep/own": "own"}
+    assert site.place({}, attempt=3) == (0, 3)  # of the ones before, one set is kept
+    assert sorted(os.listdir(site.work.parent)) == ["aside-3", "work"]
+    assert site.files() == {"train.py": "x"}
+
+
+def test_links_and_folders_that_stand_in_the_way_are_moved_aside_and_not_followed(
+    site: Site, tmp_path: Path
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "model").write_text("of somebody else")
+    (site.work / "ckpt").symlink_to(outside)
+    assert site.place({"ckpt/model": "new"}) == (1, 1)
+    assert site.files() == {"ckpt/model": "new"}
+    assert site.files("aside-2") == {"ckpt": f"-> {outside}"}
+    assert (outside / "model").read_text() == "of somebody else"
+
+    site.write({"ckpt/state/x": "x"})
+    (site.work / "ckpt" / "latest").symlink_to(outside / "model")
+    os.mkfifo(site.work / "ckpt" / "pipe")
+    new = {"ckpt/model": "new", "ckpt/state": "a file", "ckpt/latest": "a file too"}
+    assert site.place(new, attempt=3) == (2, 4)  # the folder too, which is empty by then
+    assert site.files() == new
+    assert (outside / "model").read_text() == "of somebody else"
+
+
+def test_of_the_set_plain_files_alone_are_placed(site: Site) -> None:
+    inside, away = link("ckpt/latest", "model"), link("ckpt/passwd", "/etc/passwd")
+    assert site.place({"ckpt/model": "new"}, inside, away) == (1, 0)
+    assert site.files() == {"ckpt/model": "new"}
+
+
+@pytest.mark.parametrize("name", ["../out", "/tmp/out", "ckpt/../../out"])
+def test_a_set_that_leads_out_changes_nothing(site: Site, name: str) -> None:
+    site.write({"ckpt/model": "old"})
+    with pytest.raises(Exception, match="outside"):
+        site.place({"ckpt/model": "new", name: "x"})
+    assert site.files() == {"ckpt/model": "old"}
+    assert os.listdir(site.work.parent) == ["work"]
+
+
+def test_too_much_changes_nothing(site: Site) -> None:
+    site.write({"ckpt/model": "old"})
+    with pytest.raises(Exception, match="more than"):
+        site.place({"ckpt/model": "x" * (1 << 21)})
+    assert site.files() == {"ckpt/model": "old"}
+
+
+def test_a_machine_that_is_new_gets_the_working_directory_first(site: Site) -> None:
+    site.work.rmdir()
+    archive = tar(site.folder, {"train.py": "x", "ckpt/shipped": "long ago"})
+    os.close(site.archive)
+    site.archive = archive
+    os.rename(site.folder / "set.tar", site.folder / "archive.tar")
+    assert site.place({"ckpt/model": "new"}) == (1, 1)
+    assert site.files() == {"train.py": "x", "ckpt/model": "new"}
+    assert site.files("aside-2") == {"ckpt/shipped": "long ago"}
+
+
+def test_the_helper_says_what_it_did_or_why_not(site: Site) -> None:
+    site.write({"ckpt/model": "old"})
+    source = tar(site.folder, {"ckpt/model": "new"})
+    command = [*shim_command("--place", dumps(asdict(site.given())), str(source), str(source))]
+    assert command[0] == sys.executable
+    done = subprocess.run(command, pass_fds=(source,), capture_output=True, check=False)
+    assert (done.returncode, loads(done.stdout)) == (0, {"placed": 1, "moved": 1})
+    os.truncate(site.folder / "set.tar", 513)
+    again = subprocess.run(command, pass_fds=(source,), capture_output=True, check=False)
+    assert again.returncode == 1
+    assert again.stdout.strip()  # a sentence
+    assert site.files() == {"ckpt/model": "new"}

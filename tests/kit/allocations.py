@@ -1,0 +1,55 @@
+"""Two machines of a cluster on one: each with its one port, its jobs' directories and its shims.
+
+with Machine(folder / "a") as first, Machine(folder / "b") as second:
+    with shares(argv, first, second) as (here, there):
+        here.start()                        # as `kit.shims.Attempt`
+        there.start()
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from tests.kit.port_mux import Port
+from tests.kit.shims import Attempt
+from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.trust.signing_request import self_signed
+
+JOB = 7
+KEY = bytes(range(32))
+HOST = "127.0.0.1"
+
+
+class Machine(Port):
+    """A machine's one port, and the shares of jobs on it."""
+
+    @property
+    def door(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{host}:{self.number}"
+
+    def share(self, argv: Sequence[str], **fields: Any) -> Attempt:
+        """A share of a job here, its key in place."""
+        job = fields.setdefault("job", JOB)
+        env = {"WIIIIIDE_HOST_ID": f"host-{self.number}"}  # they are apart, for the backend too
+        made = Attempt(self.runs.job(job), argv, env=env, door=self.door, interface="lo", **fields)
+        (made.path / protocol.KEY).write_bytes(KEY)
+        if made.order.encrypt and not made.order.node_index:
+            (made.path / protocol.PEM).write_text(self_signed())
+        self.live.add((job, 1))
+        return made
+
+
+@contextlib.contextmanager
+def shares(
+    argv: Sequence[str], first: Machine, second: Machine, workers: int = 1, **fields: Any
+) -> Iterator[tuple[Attempt, Attempt]]:
+    """A job's share on each machine, the Store on the first."""
+    same = {"workers": workers, "world_size": 2 * workers, "nodes": 2, "head": first.door, **fields}
+    with (
+        first.share(argv, **same) as here,
+        second.share(argv, first_rank=workers, node_index=1, **same) as there,
+    ):
+        yield here, there

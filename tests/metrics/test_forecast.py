@@ -1,0 +1,75 @@
+"""What a job may need, from earlier runs of the same name."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.metrics.samples import empty_record, sample
+from wiiiiided.domain.metrics import RankRecord, RunRecord
+from wiiiiided.metrics.forecast import as_bytes, as_time, forecast
+
+MIB = 1 << 20
+
+
+def done(seconds: float, memory: int | None, sent: int, **fields: object) -> RunRecord:
+    ranks = tuple(
+        RankRecord(rank, "a", sample(rank, wire_out=sent), memory_peak=memory) for rank in (0, 1)
+    )
+    known = {"ended_at": 1000.0 + seconds, "state": "done", "code": 0, "ranks": ranks}
+    return empty_record(**{**known, **fields})
+
+
+def test_without_history_it_says_so() -> None:
+    found = forecast("digits", [])
+    assert (found.runs, found.memory, found.time_s, found.wire_bytes) == (0, None, None, None)
+    assert found.text == 'no earlier run named "digits" is done: what it needs is not known'
+
+
+def test_the_most_memory_the_range_of_times_and_the_most_bytes() -> None:
+    runs = [done(100, 200 * MIB, 3 * MIB), done(130, 300 * MIB, 2 * MIB)]
+    found = forecast("digits", runs)
+    assert (found.runs, found.memory, found.time_s) == (2, 300 * MIB, (100.0, 130.0))
+    assert found.wire_bytes == 6 * MIB
+    assert found.text == (
+        "the last 2 runs of this name (2 workers) took 2 min, up to 300 MiB of memory a rank, "
+        "up to 6 MiB sent to other hosts"
+    )
+
+
+def test_runs_that_failed_or_have_another_name_say_nothing() -> None:
+    runs = [done(1, MIB, 0, state="failed"), done(1, MIB, 0, name="other"), done(9, MIB, 0)]
+    found = forecast("digits", runs)
+    assert (found.runs, found.time_s) == (1, (9.0, 9.0))
+    assert found.text.startswith("the last run of this name (2 workers) took 9.0 s, ")
+    assert found.text.endswith("nothing sent to other hosts")
+
+
+def test_runs_without_figures_still_have_a_time() -> None:
+    found = forecast("digits", [done(61, None, 0, ranks=()), done(7200, None, 0, ranks=())])
+    assert (found.memory, found.wire_bytes) == (None, None)
+    assert found.text == "the last 2 runs of this name (2 workers) took 1 min to 2 h 00 min"
+
+
+def test_a_clock_that_was_set_back_gives_no_time_below_nothing() -> None:
+    assert forecast("digits", [done(-50, None, 0)]).time_s == (0.0, 0.0)
+
+
+def test_runs_of_other_sizes_are_told_apart() -> None:
+    found = forecast("digits", [done(5, None, 0), done(5, None, 0, workers=8)])
+    assert "(2 to 8 workers)" in found.text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "0.977 KiB"), (300 * MIB, "300 MiB"), (3 << 50, "3 PiB")],
+)
+def test_bytes_as_one_reads_them(number: int, text: str) -> None:
+    assert as_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.04, "0.0 s"), (9.9, "9.9 s"), (41.2, "41 s"), (59.7, "1 min"), (11100, "3 h 05 min")],
+)
+def test_times_as_one_says_them(seconds: float, text: str) -> None:
+    assert as_time(seconds) == text

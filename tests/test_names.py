@@ -1,0 +1,27 @@
+"""One name, one class: a reader who searches for a class finds it, and nothing else."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from pathlib import Path
+
+from tests.kit.source import parse
+
+PACKAGE = Path(__file__).parents[1] / "wiiiiided"
+
+
+def classes() -> dict[str, list[str]]:
+    """Every class of the package by its name, private ones too, with the files that have it."""
+    found = defaultdict(list)
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                found[node.name].append(str(path.relative_to(PACKAGE)))
+    return found
+
+
+def test_no_two_classes_have_one_name() -> None:
+    found = classes().items()
+    twice = {name: files for name, files in found if len(files) > 1}
+    assert not twice

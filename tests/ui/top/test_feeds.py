@@ -1,0 +1,270 @@
+"""Snapshots and log lines from a daemon that is slow, silent, or gone; with a clock of our own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from tests.kit.conditions import wait_until
+from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.ui.top import snapshots as s
+from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.framing import MESSAGE, frame
+from wiiiiided.ui.top import log, watch
+from wiiiiided.ui.top.background import AT_ONCE, Errands
+from wiiiiided.ui.top.log import LogTail
+from wiiiiided.ui.top.ui import Gone
+from wiiiiided.ui.top.watch import SnapshotFeed
+
+PATIENCE_S = 30.0
+
+
+@pytest.fixture
+def daemon() -> Iterator[FakeDaemon]:
+    with FakeDaemon() as made:
+        yield made
+
+
+@pytest.fixture
+def errands() -> Iterator[Errands]:
+    """As a loop has them: with a pipe, and closed before it. A result is there before its byte."""
+    reads, writes = os.pipe2(os.O_NONBLOCK)
+    made = Errands(writes)
+    yield made
+    made.close()
+    os.close(reads)
+    os.close(writes)
+
+
+def _watch(daemon: FakeDaemon, errands: Errands) -> SnapshotFeed:
+    client = Client(daemon.paths)
+    return SnapshotFeed(client, errands, client.watching(1.0), 1.0, now=0.0)
+
+
+def _until_read(feed: SnapshotFeed, now: float) -> m.Snapshot:
+    found: list[m.Snapshot] = []
+
+    def read() -> bool:
+        found.extend(each for each in [feed.read(now)] if each)
+        return bool(found)
+
+    wait_until(read, PATIENCE_S, "a snapshot comes")
+    return found[0]
+
+
+def _done(errands: Errands, name: str) -> object:
+    found: list[object] = []
+
+    def one() -> bool:
+        found.extend(each.result for each in errands.done() if each.name == name)
+        return bool(found)
+
+    wait_until(one, PATIENCE_S, f"{name} is done")
+    return found[0]
+
+
+def _idle(errands: Errands, name: str) -> bool:
+    """Whether none of this name is under way: one can begin."""
+    return errands.run(name, lambda: None) and _done(errands, name) is None
+
+
+def test_half_a_frame_is_waited_for_without_waiting(daemon: FakeDaemon, errands: Errands) -> None:
+    rest = threading.Event()
+
+    def push(request: m.WatchSnapshots, talk: Talk) -> None:
+        whole = frame(MESSAGE, m.encode(s.many(200)))
+        talk.link.sendall(whole[:1000])
+        assert rest.wait(PATIENCE_S)
+        talk.link.sendall(whole[1000:])
+        talk.link.recv(1)
+
+    daemon.does(m.WatchSnapshots, push)
+    with contextlib.closing(_watch(daemon, errands)) as feed:
+        for _ in range(3):
+            assert feed.read(1.0) is None
+        rest.set()
+        assert len(_until_read(feed, 2.0).nodes) == 200
+
+
+def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, errands: Errands) -> None:
+    speak = threading.Event()
+
+    def push(request: m.WatchSnapshots, talk: Talk) -> None:
+        talk.say(s.three())
+        assert speak.wait(PATIENCE_S)
+        talk.say(s.three())
+        talk.link.recv(1)
+
+    daemon.does(m.WatchSnapshots, push)
+    with contextlib.closing(_watch(daemon, errands)) as feed:
+        _until_read(feed, 10.0)
+        assert feed.gone(14.9) is None
+        assert feed.gone(17.0) == Gone("the daemon has said nothing for 7 s")
+        speak.set()
+        _until_read(feed, 18.0)
+        assert feed.gone(18.5) is None
+
+
+def test_a_silent_coordinator_is_named_and_not_the_daemon(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
+    speak = threading.Event()
+    text = "the coordinator a (10.0.0.1:9461) has said nothing for 4 s"
+
+    def push(request: m.WatchSnapshots, talk: Talk) -> None:
+        talk.say(s.three())
+        talk.say(m.Notice(text))
+        assert speak.wait(PATIENCE_S)
+        talk.say(s.three())
+        with contextlib.suppress(EOFError):
+            talk.frame()
+
+    daemon.does(m.WatchSnapshots, push)
+    feed = _watch(daemon, errands)
+    _until_read(feed, now=1.0)
+    wait_until(lambda: feed.read(2.0) or feed.gone(2.0) == Gone(text), PATIENCE_S, "it says so")
+    assert feed.gone(60.0) == Gone(text)
+    speak.set()
+    _until_read(feed, now=61.0)
+    assert feed.gone(61.0) is None
+    feed.close()
+
+
+def test_pauses_between_tries_grow_and_end_with_the_return(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
+    daemon.answers(m.WatchSnapshots, s.three())  # and the connection ends
+    with contextlib.closing(_watch(daemon, errands)) as feed:
+        _until_read(feed, 0.0)
+        wait_until(lambda: feed.read(0.0) is None and feed.connection is None, PATIENCE_S, "gone")
+        daemon.stop()
+        now = 0.0
+        for pause in (1.0, 2.0, 5.0, 5.0):
+            gone = feed.gone(now)
+            assert gone is not None
+            assert gone.retry_s == pause
+            feed.tick(now + pause - 0.1, 1.0)
+            assert _idle(errands, watch.ERRAND)
+            now += pause
+            feed.tick(now, 1.0)
+            result = _done(errands, watch.ERRAND)
+            assert isinstance(result, ClientError)
+            feed.opened(result, now)
+        daemon.start()
+        feed.tick(now + 5.0, 1.0)
+        feed.opened(_done(errands, watch.ERRAND), now + 5.0)
+        assert feed.gone(now + 5.0) == Gone(str(result))  # until something comes: that is old
+        _until_read(feed, now + 5.0)
+        assert feed.gone(now + 5.0) is None
+
+
+def test_a_first_refusal_is_raised(daemon: FakeDaemon, errands: Errands) -> None:
+    daemon.answers(m.WatchSnapshots, m.Refusal(5, "no"))
+    with contextlib.closing(_watch(daemon, errands)) as feed, pytest.raises(DaemonRefused):
+        _until_read(feed, 0.0)
+
+
+def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
+    def logs(request: m.Logs, talk: Talk) -> None:
+        talk.say(m.LogLines((s.line(f"of {request.id}"),)))
+        talk.link.recv(1)
+
+    daemon.does(m.Logs, logs)
+    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+        pane.want(17)
+        pane.want(18)  # before the first connection is there
+        pane.opened(_done(errands, log.ERRAND))
+        pane.want(18)
+        pane.opened(_done(errands, log.ERRAND))
+        wait_until(lambda: pane.read() > 0, PATIENCE_S, "a line comes")
+        view = pane.view()
+        assert view is not None
+        assert (view.job, [line.text for line in view.lines]) == (18, ["of 18"])
+        pane.want(None)
+        assert pane.view() is None
+        assert pane.connection is None
+
+
+def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
+    daemon: FakeDaemon, errands: Errands
+) -> None:
+    many = tuple(s.line(str(number)) for number in range(log.LINES + 5))
+    daemon.answers(m.Logs, m.LogLines(many), m.EndOfAnswers())
+    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+        pane.want(17)
+        pane.opened(_done(errands, log.ERRAND))
+        wait_until(lambda: pane.read() >= 0 and pane.connection is None, PATIENCE_S, "it is over")
+        view = pane.view()
+        assert view is not None
+        assert (len(view.lines), view.lines[-1].text) == (log.LINES, str(log.LINES + 4))
+        assert view.note == log.OVER
+        pane.again()
+        pane.want(17)
+        assert _idle(errands, log.ERRAND)  # what is over is not asked for again
+
+
+def test_lines_of_several_machines_are_in_the_order_of_time() -> None:
+    def told(at: float, rank: int, text: str, attempt: int = 1) -> m.LogLine:
+        return m.LogLine(at, rank, "out", text, attempt, "ab"[rank % 2])
+
+    lines = log.merged([], (told(1.0, 0, "a1"), told(3.0, 0, "a3"), told(5.0, 0, "a5")))
+    lines = log.merged(lines, (told(2.0, 1, "b2"), told(4.0, 1, "b4"), told(6.0, 1, "b6")))
+    assert [line.text for _, line in lines] == ["a1", "b2", "a3", "b4", "a5", "b6"]
+    lines = log.merged(lines, (told(0.5, 1, "set back"), told(7.0, 0, "a7")))
+    assert [line.text for _, line in lines][-3:] == ["b6", "set back", "a7"]
+    lines = log.merged(lines, (told(0.1, 0, "again", attempt=2),))
+    assert lines[-1][1].text == "again"
+    many = log.merged(lines, tuple(told(10.0 + n, 0, str(n), 2) for n in range(log.LINES)))
+    assert len(many) == log.LINES
+
+
+def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, errands: Errands) -> None:
+    daemon.answers(m.Logs, m.Refusal(6, "there is no job 17"))
+    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+        pane.want(17)
+        pane.opened(_done(errands, log.ERRAND))
+        wait_until(lambda: pane.read() == 0 and pane.connection is None, PATIENCE_S, "refused")
+        view = pane.view()
+        assert view is not None
+        assert view.note == "there is no job 17"
+
+
+def test_errands_of_one_name_are_one_and_all_are_bounded(errands: Errands) -> None:
+    go = threading.Event()
+
+    def errand() -> bool:
+        return go.wait(PATIENCE_S)
+
+    assert errands.run("a", errand)
+    assert not errands.run("a", errand)
+    assert all(errands.run(str(number), errand) for number in range(AT_ONCE - 1))
+    assert not errands.run("one more", errand)
+    go.set()
+    assert _done(errands, "a") is True
+    wait_until(lambda: not errands.done() and _idle(errands, "0"), PATIENCE_S, "all done")
+
+
+def test_an_errand_that_comes_too_late_wakes_nobody() -> None:
+    reads, writes = os.pipe2(os.O_NONBLOCK)
+    errands, go = Errands(writes), threading.Event()
+    errands.run("late", lambda: go.wait(PATIENCE_S))
+    errands.close()
+    go.set()
+    _done(errands, "late")
+    os.close(writes)
+    assert os.read(reads, 1) == b""
+    os.close(reads)
+
+
+def test_a_bug_in_an_errand_is_a_sentence(errands: Errands) -> None:
+    errands.run("a", lambda: 1 // 0)
+    result = _done(errands, "a")
+    assert isinstance(result, ClientError)
+    assert "ZeroDivisionError" in str(result)

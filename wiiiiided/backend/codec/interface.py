@@ -1,0 +1,73 @@
+"""What every codec is: one file, one small class, this interface.
+
+A codec turns the bytes of one piece into fewer bytes and back. It knows nothing of links, frames
+or clocks; whether it is used at all is decided in `choose`. The interface was drawn for those that
+come later as much as for those that are here:
+
+    exact       lz4             needs the bytes alone
+    shuffled    byte planes     needs `itemsize`
+    lossy       bf16            needs `dtype`; must leave what is no gradient alone (`gradient`)
+                int8, top-k     also keep a residual for each `stream`: what this round has rounded
+                                away is added to the next one
+
+Rules of the interface:
+
+- A codec object belongs to one direction of one link (`registry` makes a new one each time), so
+  it may keep state between calls, such as residuals. It bounds that state itself.
+- `encode` may answer None: "it does not pay, or this data is not for me; send it as it is".
+  State is then as if it had not been asked.
+- `decode` is given bytes that are not verified. Its target has exactly the size that the
+  receiver expects, taken from its own operation; bytes that decode to anything else are refused.
+  What it allocates is bounded by that target, never by a number that stands in the bytes.
+- Buffers are flat and contiguous views of bytes (format "B").
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from wiiiiided.errors import HostError
+
+# The dtype code of bytes that are no tensor's, or of several.
+UNKNOWN_DTYPE: Final = 0xFFFF
+
+Buffer = bytes | bytearray | memoryview
+
+
+class BadPayload(HostError):
+    """A payload that its codec cannot have made: damaged, truncated or lying about its size."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceInfo:
+    """What the bytes of a piece are, as far as a codec may care."""
+
+    dtype: int = UNKNOWN_DTYPE  # an index of shm.kernels.DTYPE_NAMES
+    itemsize: int = 1
+    # Whose residual this is: (group, kind of operation, first element, elements), for one.
+    stream: tuple[int | str, ...] = ()
+    gradient: bool = False  # whether a lossy codec may round it
+
+
+class Codec(Protocol):
+    """One way to write a payload. `number` is what stands in a frame, `name` what a user says."""
+
+    number: int
+    name: str
+    exact: bool  # the bytes come back as they were, bit by bit
+
+    def bound(self, nbytes: int) -> int:
+        """The most bytes that `encode` makes of so many."""
+
+    def encode(self, source: memoryview, into: memoryview | None, info: PieceInfo) -> Buffer | None:
+        """The encoded piece, or None where it should travel as it is.
+
+        `into`, of at least `bound` bytes, is scratch that the answer may be a view of; without it,
+        or where the codec cannot write into a buffer, the answer has memory of its own. `source` is
+        not changed, and not kept.
+        """
+
+    def decode(self, source: memoryview, into: memoryview, info: PieceInfo) -> None:
+        """Fill `into`, all of it, from an encoded piece. Raises BadPayload, and then what `into`
+        holds means nothing."""

@@ -1,0 +1,1 @@
+"""This node's allocations: their files, their shims, what they need to start."""

@@ -1,0 +1,65 @@
+"""The job's own command at a change of its state: run as the jobs' user, on the owner's machine.
+
+    notify.command ─► {id} {name} {state} {code} {reason} filled in ─► a process, a minute at most
+
+Nothing waits for it, and how it ends changes nothing: a failure is a line in the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+
+from wiiiiided.cluster.allocation.shim_order import HostContext, environment, interpreter
+from wiiiiided.cluster.allocation.spawn import end_process, ended, spawn
+from wiiiiided.cluster.control.actions import RunNotify
+from wiiiiided.cluster.control.job import Job
+from wiiiiided.domain.limits import MAX_TEXT
+from wiiiiided.domain.placeholders import TooLong, fill
+from wiiiiided.log import about, logger
+
+WITHIN_S = 60.0
+AT_ONCE = 4  # a cancelled chain of a thousand jobs must not fork a thousand times
+
+
+class NotifyHook:
+    """Runs the notify commands of this node's jobs."""
+
+    def __init__(self, here: HostContext) -> None:
+        self._here = here
+        self._running = asyncio.Semaphore(AT_ONCE)
+
+    async def run(self, job: Job, action: RunNotify) -> None:
+        fields = {
+            "id": str(job.id),
+            "name": job.name,
+            "state": action.state,
+            "code": "" if action.code is None else str(action.code),
+            "reason": action.reason,
+        }
+        try:
+            argv = fill(job.spec.notify.command, fields, MAX_TEXT)
+        except TooLong as problem:
+            text = "job %d: its notify command is not run: filled in, %s"
+            logger.warning(text, job.id, problem, extra=about(job.id))
+            return
+        python = interpreter(job.spec.run.python, self._here.python)
+        env = environment(job, python, self._here)
+        async with self._running:
+            await self._run(job.id, argv, env)
+
+    async def _run(self, number: int, argv: list[str], env: dict[str, str]) -> None:
+        try:
+            process = spawn(argv, self._here.user, env=env, cwd="/")
+        except (OSError, ValueError, subprocess.SubprocessError) as problem:
+            text = "job %d: its notify command cannot be started: %s"
+            logger.warning(text, number, problem, extra=about(number))
+            return
+        try:
+            code = await asyncio.wait_for(asyncio.shield(ended(process)), WITHIN_S)
+        except TimeoutError:
+            end_process(process.pid, self._here.user, group=True)
+            code = await ended(process)
+        if code:
+            text = "job %d: its notify command ended with code %d"
+            logger.warning(text, number, code, extra=about(number))

@@ -1,0 +1,133 @@
+"""From the queue onto nodes: which jobs start now, and how a gang starts: on all nodes or none.
+
+    placed ─┬─ one node ──────────────────────────────────────────────► StartWorkers
+            └─ several, or one that needs another's checkpoints:
+               PrepareWorkers to each ─► WorkersPrepared of each, and they agree ─► to all
+                          └─ one cannot, or is not heard of ─► StopWorkers to all, nothing ran
+
+A job that must wait keeps every node it could use from those behind it, so no job overtakes it for
+good. But it keeps no node while others that it needs are not heard of: that may last for days.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from wiiiiided.cluster.control import events as e
+from wiiiiided.cluster.control.actions import PrepareWorkers, StartWorkers
+from wiiiiided.cluster.control.job import Attempt, Job, Running, Starting, Versions
+from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
+from wiiiiided.cluster.control.transitions import Machine
+from wiiiiided.cluster.control.version_check import disagreement
+from wiiiiided.domain.rank_layout import Layout
+from wiiiiided.domain.spec import Resources
+
+
+def start_what_fits(machine: Machine) -> None:
+    """In queue order; nodes that the first in line could never use stay open to the others."""
+    state = machine.state
+    counted = state.counted()
+    open_nodes = {name for name in state.nodes if state.takes(name) and state.free(name) > 0}
+    waiting: set[Resources] = set()  # what no job can have now
+    while open_nodes:
+        heads = [(keys[0], wanted) for wanted, keys in state.ready.items()]
+        heads = [head for head in heads if head[1] not in waiting]
+        if not heads:
+            return
+        (_, number), wanted = min(heads, key=lambda head: head[0])
+        job = state.jobs[number]
+        fit = fitting(job.spec, counted)
+        free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
+        layout = place(job.spec, fit, free)
+        if layout is not None:
+            start(machine, job, _attempt(machine, job, layout))  # and it has left the queue
+            open_nodes = {name for name in open_nodes if state.free(name) > 0}
+            continue
+        waiting.add(wanted)
+        heard = [node.name for node in fit if node.name not in state.absent]
+        if len(heard) >= wanted_nodes(job.spec, fit)[0]:  # else freeing them would not help
+            open_nodes.difference_update(heard)
+
+
+def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
+    nodes = tuple(allocation.node for allocation in layout.allocations)
+    sources = checkpoints_from(job, nodes)
+    ordered = len(nodes) == 1 and not sources
+    return Attempt(_next(job), layout, machine.at, ordered=ordered, checkpoints_from=sources)
+
+
+def checkpoints_from(job: Job, nodes: tuple[str, ...]) -> tuple[str, ...]:
+    """The nodes whose checkpoints these need: rank 0's node of the last attempt first. An attempt
+    that was never ordered has written none: the next gets those that it was to have."""
+    last = job.attempt
+    if not job.spec.output.checkpoints or last is None:
+        return ()
+    sources = last.nodes if last.ordered else last.checkpoints_from
+    return () if nodes == sources[:1] else sources
+
+
+def start(machine: Machine, job: Job, attempt: Attempt) -> None:
+    """What needs preparing is prepared on all its nodes first; else it is told to start."""
+    job = replace(job, attempt=attempt)
+    text = f"starting on {', '.join(attempt.nodes)}, attempt {attempt.number}"
+    machine.move(job, Starting(machine.at), text, was="queued", kind="Placed")
+    action = StartWorkers if attempt.ordered else PrepareWorkers
+    machine.actions += [action(job.id, attempt.number, n, attempt.layout) for n in attempt.nodes]
+
+
+def workers_prepared(
+    machine: Machine, job: Job, attempt: Attempt, event: e.WorkersPrepared
+) -> None:
+    """One more node is ready; with the last of them all start, or the job fails at once."""
+    if attempt.ordered or event.node not in attempt.live:
+        return
+    has = Versions(event.python, event.torch, event.wiiiiided)
+    # One that was ready before this coordinator restarted says so again when it is heard.
+    ready = {n: v for n, v in attempt.prepared.items() if n not in machine.state.absent}
+    attempt = replace(attempt, prepared={**ready, event.node: has})
+    job = replace(job, attempt=attempt)
+    if event.note:
+        machine.tell(job, f"on {event.node} {event.note}")
+    if set(attempt.nodes) - set(attempt.prepared):
+        machine.move(job, job.phase)
+        return
+    in_order = {node: attempt.prepared[node] for node in attempt.nodes}
+    if reason := disagreement(in_order, job.spec.network.backend):
+        machine.stop(job, "versions", reason)
+        return
+    job = replace(job, attempt=replace(attempt, ordered=True))
+    machine.move(job, job.phase, "all nodes are ready and start")
+    number, layout = attempt.number, attempt.layout
+    machine.actions += [StartWorkers(job.id, number, node, layout) for node in attempt.nodes]
+
+
+def workers_started(machine: Machine, job: Job, attempt: Attempt, node: str) -> None:
+    """With the last allocation's word the job runs."""
+    if not attempt.ordered or node in attempt.up or node not in attempt.live:
+        return
+    attempt = replace(attempt, up=(*attempt.up, node))
+    job = replace(job, attempt=attempt)
+    if job.state == "stopping" or set(attempt.nodes) - set(attempt.up):
+        machine.state.put(job)
+        return
+    machine.move(job, Running(machine.at), f"runs on {', '.join(attempt.nodes)}")
+    machine.notify(job, "running", None, "")
+
+
+def ask_again(machine: Machine, job: Job, phase: Starting) -> None:
+    """Nothing was heard of an allocation for too long: its node may have lost the order. A second
+    one changes nothing there, and the node reports again what it knows. A node that is away is told
+    everything when it is back."""
+    attempt = job.attempt
+    assert attempt is not None
+    machine.move(job, replace(phase, asked_at=machine.at))
+    action = StartWorkers if attempt.ordered else PrepareWorkers
+    machine.actions += [
+        action(job.id, attempt.number, node, attempt.layout)
+        for node in attempt.unheard
+        if node not in machine.state.absent
+    ]
+
+
+def _next(job: Job) -> int:
+    return job.attempt.number + 1 if job.attempt is not None else 1

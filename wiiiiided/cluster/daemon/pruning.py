@@ -1,0 +1,76 @@
+"""Old jobs go: their rows, then their files here and on members, then archives that no job names.
+
+What could not be removed when a daemon ended has files and no row: the next one finds it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from wiiiiided.cluster.allocation.workers import Workers
+from wiiiiided.cluster.handlers.collect_outputs import Collector
+from wiiiiided.cluster.state.store import StateStore, StoreError
+from wiiiiided.log import about, logger
+
+if TYPE_CHECKING:
+    from wiiiiided.cluster.membership.links import Links
+
+
+class Pruner:
+    """Of one queue. `settings.keep` is how many jobs that are over stay."""
+
+    def __init__(
+        self, store: StateStore, workers: Workers, collector: Collector, links: Links | None
+    ) -> None:
+        self._store = store
+        self._workers = workers
+        self._collector = collector
+        self._links = links
+        self._task: asyncio.Task[None] | None = None
+        self._pruned = False  # since the start
+
+    def start(self) -> bool:
+        """False: it is under way already, and does not know of what has ended since."""
+        if self._task is not None and not self._task.done():
+            return False
+        self._task = asyncio.get_running_loop().create_task(self._prune())
+        return True
+
+    def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _prune(self) -> None:
+        """Old jobs' files, then their rows, then archives that no job names."""
+        try:
+            old = self._store.ended_before_latest(self._workers.settings().keep)
+            # The rows first: a job without one cannot be requeued under our hands.
+            self._store.forget(old)
+            if self._links is not None:
+                self._links.forget(old)
+            if not self._pruned:
+                old += self._left_over()
+            busy = {number for number, _ in self._workers.shims}
+            for number in set(old) - busy:
+                await self._remove(number)
+            if old or not self._pruned:
+                self._workers.archives.prune(self._store.archives())
+                self._pruned = busy.isdisjoint(old)
+        except (OSError, StoreError) as problem:
+            logger.warning("old jobs cannot be removed: %s", problem)
+
+    def _left_over(self) -> list[int]:
+        """Jobs that have files and no row: their removal was interrupted. Those that this queue
+        never gave out are kept."""
+        numbers = self._workers.job_dirs.numbers()
+        known = self._store.strangers(numbers) | self._store.numbers()
+        return [number for number in numbers if number not in known]
+
+    async def _remove(self, number: int) -> None:
+        try:
+            await self._workers.remove(number)
+            await self._collector.forget(number)
+        except OSError as problem:
+            text = "the files of job %d cannot be removed: %s"
+            logger.warning(text, number, problem, extra=about(number))

@@ -1,0 +1,205 @@
+"""What a node answers about its own allocation: lines, stacks, processes, files.
+
+    coordinator ── purpose `ask` ──► member    handle(connection, request)
+    coordinator, of itself                     the same methods, called
+
+An allocation is known by its files, and by its shim while it runs. So a node answers about attempts
+that were over long ago, and has nothing to say about those it never heard of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from wiiiiided.cluster.allocation.job_dirs import JobDirs
+from wiiiiided.cluster.allocation.spawn import ended
+from wiiiiided.cluster.allocation.workers import Workers
+from wiiiiided.cluster.handlers.log_tail import Tail, batches, ranks_written
+from wiiiiided.cluster.peering import messages as p
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.shim import protocol
+from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
+from wiiiiided.errors import HostError
+
+LOOK_EVERY_S = 0.1  # no notification of file changes works everywhere, so a follower polls
+QUIET_S = 3.0  # without a line: an empty message says that the node is still there
+PIECE_BYTES = 1 << 17
+STACK_CHARS = 1 << 18
+ERROR_CHARS = 1 << 16
+MOST_DUMPS = 4096
+Lines = tuple[m.LogLine, ...]
+
+
+class LocalAllocations:
+    """The allocations of this node."""
+
+    def __init__(self, node: str, workers: Workers, runs: JobDirs) -> None:
+        self.node = node
+        self.workers = workers
+        self.runs = runs
+
+    async def handle(self, connection: RpcConnection, request: p.NodeRequest) -> None:
+        """Answer the coordinator while it listens."""
+        await connection.while_there(self._answer(connection, request))
+
+    async def _answer(self, connection: RpcConnection, request: p.NodeRequest) -> None:
+        try:
+            match request:
+                case p.NodeLogs():
+                    await self._say_lines(connection, request)
+                case p.NodeStacks():
+                    await connection.say(await self.stacks(request))
+                case p.NodeRanks():
+                    await connection.say(self.ranks(request))
+                case p.NodePull():
+                    await self._send_files(connection, request)
+        except Refuse as no:
+            await connection.say(m.Refusal(no.code, str(no), no.hint))
+
+    # ---- lines
+
+    async def _say_lines(self, connection: RpcConnection, request: p.NodeLogs) -> None:
+        async with aclosing(self.logs(request)) as found:
+            async for lines in found:
+                await connection.say(m.LogLines(lines))
+        await connection.say(m.EndOfAnswers())
+
+    async def logs(self, request: p.NodeLogs) -> AsyncGenerator[Lines, None]:
+        """What the ranks here wrote; with `follow` until the attempt is over here. An empty batch
+        now and then says that there is just nothing new."""
+        number, attempt = request.id, request.attempt
+        # In a thread: files of a job are as large as it likes, and on a disk that may not answer.
+        limit = self.workers.settings().log_bytes
+        tail = await asyncio.to_thread(
+            Tail, self.runs, number, attempt, request.ranks, request.tail, self.node, limit
+        )
+        quiet_s = 0.0
+        while True:
+            # Before we look: no line is written after the end of an allocation.
+            live = request.follow and (number, attempt) in self.workers.following
+            found = batches(tail.more())
+            while batch := await asyncio.to_thread(next, found, ()):
+                quiet_s = 0.0
+                yield batch
+            if not live:
+                return
+            if quiet_s >= QUIET_S:
+                quiet_s = 0.0
+                yield ()
+            await asyncio.sleep(LOOK_EVERY_S)
+            quiet_s += LOOK_EVERY_S
+
+    # ---- processes
+
+    def ranks(self, request: p.NodeRanks) -> p.AllocationView:
+        """Which ranks run, which have ended and how, and what the failing rank said."""
+        shim = self.workers.shims.get((request.id, request.attempt))
+        told = shim.ranks if shim is not None else []
+        end = self._end(request.id, request.attempt)
+        codes = {} if end is None else {int(r): c for r, c in end.codes.items() if r.isdecimal()}
+        codes |= dict(_numbers(told, "code"))
+        there = self.runs.job(request.id).exists()
+        return p.AllocationView(
+            pids=dict(_numbers(told, "pid")),
+            codes=codes,
+            directory=str(self.runs.job(request.id)) if there else "",
+            error=end.error[:ERROR_CHARS] if end is not None else "",
+        )
+
+    def _end(self, number: int, attempt: int) -> protocol.AttemptEnd | None:
+        """What the shim wrote at its end."""
+        try:
+            data = self.runs.read(number, attempt, protocol.EXIT)
+            found: protocol.AttemptEnd | None = (
+                protocol.from_bytes(protocol.AttemptEnd, data) if data else None
+            )
+            return found
+        except (OSError, HostError, protocol.UnreadableFile):
+            return None
+
+    # ---- stacks
+
+    async def stacks(self, request: p.NodeStacks) -> m.StackDumps:
+        """Of the ranks that run; else those that a hang left behind, none if none did."""
+        shim = self.workers.shims.get((request.id, request.attempt))
+        if shim is None:
+            return self._written_stacks(request)
+        dumps = await shim.stacks()
+        return m.StackDumps(tuple(_dump(dump) for dump in dumps[:MOST_DUMPS]))
+
+    def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
+        """Those of the latest attempt that wrote any."""
+        for attempt in range(request.attempt, 0, -1):
+            ranks = ranks_written(self.runs, request.id, attempt, r"stacks-(\d+)")
+            found = (self._written(request.id, attempt, rank) for rank in ranks[:MOST_DUMPS])
+            if dumps := tuple(dump for dump in found if dump is not None):
+                return m.StackDumps(dumps)
+        return m.StackDumps(())
+
+    def _written(self, number: int, attempt: int, rank: int) -> m.StackDump | None:
+        try:
+            data = self.runs.read(number, attempt, f"stacks-{rank}")
+        except (OSError, HostError):
+            return None
+        return m.StackDump(rank, None, data.decode(errors="replace")) if data else None
+
+    # ---- files
+
+    async def _send_files(self, connection: RpcConnection, request: p.NodePull) -> None:
+        async with aclosing(self.pull(request)) as pieces:
+            async for piece in pieces:
+                await connection.send_blob(piece)
+        await connection.end_blob()
+        await connection.say(m.EndOfAnswers())
+
+    async def pull(self, request: p.NodePull) -> AsyncGenerator[bytes, None]:
+        """The job's files here as a tar. Refuse: there are none, or not all could be read; the
+        latter after the last piece."""
+        if not self.runs.work(
+            request.id
+        ).exists():  # an allocation that was only prepared has a folder
+            raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
+        if request.checkpoints:
+            self._check_whole(request.id)
+        process = self.workers.tar(request.id, request.globs)
+        assert process.stdout is not None
+        reader = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), process.stdout
+        )
+        try:
+            while piece := await reader.read(PIECE_BYTES):
+                yield piece
+        finally:
+            pipe.close()  # a tar without a reader ends by SIGPIPE
+            code = await asyncio.shield(ended(process))
+        if code:
+            text = f"the files of job {request.id} on {self.node} could not all be read"
+            raise Refuse(FAILED, f"{text} (code {code})")
+
+    def _check_whole(self, number: int) -> None:
+        """Half of one machine's checkpoints and half of another's are no set."""
+        if self.runs.is_placing(number):
+            text = f"those on {self.node} were being exchanged when that was cut short"
+            raise Refuse(FAILED, text)
+        if any(job == number for job, _ in self.workers.shims):
+            raise Refuse(FAILED, f"something of job {number} still runs on {self.node}")
+
+
+def _numbers(told: list[dict[str, object]], key: str) -> list[tuple[int, int]]:
+    """(rank, number) of those that have one; a shim's words are checked like any others."""
+    found = ((said.get("rank"), said.get(key)) for said in told)
+    return [(r, n) for r, n in found if isinstance(r, int) and isinstance(n, int)]
+
+
+def _dump(dump: dict[str, object]) -> m.StackDump:
+    rank, pid, text = dump.get("rank"), dump.get("pid"), dump.get("text")
+    return m.StackDump(
+        rank if isinstance(rank, int) else -1,
+        pid if isinstance(pid, int) else None,
+        text[:STACK_CHARS] if isinstance(text, str) else "",
+    )

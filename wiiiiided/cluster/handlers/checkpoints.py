@@ -1,0 +1,196 @@
+"""Before an attempt that follows another starts, all its nodes get the checkpoints of one machine.
+
+    the node that had rank 0 ── NodePull ──► <state>/checkpoints/<job>-<attempt>.tar ──► every node
+      does not answer, or has none: the next one of the last attempt, and the story names both
+      no node answers: the attempt fails, and says so; it never begins with half a set
+
+A set is one machine's, and once its tar is whole it is the attempt's: a coordinator that restarts
+meanwhile gives the same one to the nodes that have none yet. It goes when the attempt is ordered,
+or is over. It is bounded as outputs are, and of what a job left plain files alone are used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from wiiiiided.cluster.control.job import Job, Starting
+from wiiiiided.cluster.handlers.merge_tars import END, BadTar
+from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
+from wiiiiided.cluster.handlers.output_store import PIECE_BYTES, IncomingTar, TooLarge
+from wiiiiided.cluster.peering import messages as p
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.state.controller import Controller
+from wiiiiided.cluster.system.threads import in_thread
+from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
+from wiiiiided.errors import HostError
+from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import plain
+
+ALIVE_S = 5.0  # between two empty pieces, while a set is on its way here
+
+Key = tuple[int, int]  # job, attempt
+
+
+class Checkpoints:
+    """Of a coordinator. `limit` is the most that a set has, in bytes."""
+
+    def __init__(
+        self, directory: Path, asks: NodeRpc, keeper: Controller, limit: Callable[[], int]
+    ) -> None:
+        self.directory = directory
+        self.asks = asks
+        self.keeper = keeper
+        self.limit = limit
+        self._tasks: dict[Key, asyncio.Task[Path]] = {}
+        self._sets: set[Key] = set()  # that are here, or on their way
+
+    def start(self) -> None:
+        """Remove sets that no attempt waits for, and those that a killed daemon began."""
+        if not self.directory.is_dir():
+            return
+        for path in self.directory.iterdir():
+            number, _, attempt = path.stem.partition("-")
+            if path.name.startswith(".") or not (number.isdecimal() and attempt.isdecimal()):
+                path.unlink()
+            else:
+                self._sets.add((int(number), int(attempt)))
+        self.changed()
+
+    def changed(self) -> None:
+        """The state has changed: prepared attempts may have been ordered, or be over."""
+        for key in [key for key in self._sets if self._waiting(*key) is None]:
+            self._sets.discard(key)
+            if (task := self._tasks.get(key)) is not None:
+                task.cancel()
+            self._path(key).unlink(missing_ok=True)
+
+    async def close(self) -> None:
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+
+    # ---- to the nodes
+
+    async def bring(self, job: int, attempt: int) -> int:
+        """A descriptor of the attempt's set. HostError: why there is none."""
+        path = await self._gathered((job, attempt))
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    async def send(self, connection: RpcConnection, request: p.FetchCheckpoints) -> None:
+        """To a node of that attempt."""
+        job = self._waiting(request.id, request.attempt)
+        nodes = job.attempt.nodes if job is not None and job.attempt is not None else ()
+        if connection.peer is None or connection.peer.name not in nodes:
+            text = f"attempt {request.attempt} of job {request.id} is not being prepared there"
+            await connection.say(m.Refusal(FAILED, text))
+            return
+        bringing = asyncio.ensure_future(self.bring(request.id, request.attempt))
+        try:
+            while not (await asyncio.wait({bringing}, timeout=ALIVE_S))[0]:
+                await connection.send_blob(b"")
+            await _send(connection, bringing.result())
+        except HostError as problem:
+            await connection.say(m.Refusal(FAILED, str(problem)))
+        finally:
+            bringing.cancel()
+
+    # ---- from one of them
+
+    def _waiting(self, number: int, attempt: int) -> Job | None:
+        """The job, while that attempt of it is being prepared and needs checkpoints."""
+        job = self.keeper.state.jobs.get(number)
+        found = job.attempt if job is not None else None
+        if found is None or found.number != attempt or found.ordered or not found.checkpoints_from:
+            return None
+        return job if job is not None and isinstance(job.phase, Starting) else None
+
+    async def _gathered(self, key: Key) -> Path:
+        """Once for all nodes that ask; a node that goes away does not cancel it for the others."""
+        if key not in self._tasks:
+            self._sets.add(key)
+            task = self._tasks[key] = asyncio.ensure_future(self._gather(key))
+            task.add_done_callback(lambda done: self._over(key, done))
+        try:
+            return await asyncio.shield(self._tasks[key])
+        except asyncio.CancelledError:
+            if (here := asyncio.current_task()) is not None and here.cancelling():
+                raise
+            raise HostError("the attempt is not being prepared any more") from None
+
+    def _over(self, key: Key, done: asyncio.Task[Path]) -> None:
+        self._tasks.pop(key, None)
+        if not done.cancelled():
+            done.exception()  # marked as retrieved: the waiting nodes may all be gone
+
+    async def _gather(self, key: Key) -> Path:
+        path, job = self._path(key), self._waiting(*key)
+        if path.exists():
+            return path
+        if job is None or job.attempt is None:
+            raise HostError("the attempt is not being prepared any more")
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        missing: dict[str, str] = {}
+        empty: list[str] = []
+        for node in job.attempt.checkpoints_from:
+            try:
+                said = await self._receive(job, node, path)
+                self.keeper.tell(job, said if not missing else f"{said}, since {_listed(missing)}")
+                return path
+            except Refuse as no:
+                if no.code == NO_SUCH:
+                    empty.append(node)
+                else:
+                    missing[node] = plain(str(no))
+            except (NoAnswer, BadTar) as no:
+                missing[node] = plain(str(no))
+            except TooLarge as no:
+                raise HostError(f"those on {node} are too large: {no}") from no
+            except OSError as problem:
+                why = f"those of {node} cannot be kept on {self.asks.own}: {problem.strerror}"
+                raise HostError(why) from problem
+        if missing:
+            raise HostError(_listed(missing))
+        path.write_bytes(END)
+        self.keeper.tell(job, f"no checkpoints: {', '.join(empty)} never had its working directory")
+        return path
+
+    async def _receive(self, job: Job, node: str, path: Path) -> str:
+        """One machine's whole set, kept under its name when it is here; a sentence about it."""
+        state, limit = self.keeper.state, self.limit()
+        if node in state.absent:
+            raise NoAnswer(f"{node} does not answer")
+        asked = p.NodePull(job.id, job.spec.output.checkpoints, checkpoints=True)
+        with IncomingTar(path, limit, limit) as incoming:
+            await self.asks.pull_into(incoming.take, node, asked)
+            part = await in_thread(incoming.finish)
+        assert job.attempt is not None
+        others = ", ".join(name for name in job.attempt.nodes if name != node) or node
+        count = part.files - incoming.links
+        files = "1 file" if count == 1 else f"{count} files"
+        links = f"; {incoming.links} links among them are left out" if incoming.links else ""
+        return f"checkpoints of {node} go to {others}: {files}, {as_bytes(part.bytes)}{links}"
+
+    def _path(self, key: Key) -> Path:
+        return self.directory / f"{key[0]}-{key[1]}.tar"
+
+
+async def _send(connection: RpcConnection, fd: int) -> None:
+    digest = hashlib.sha256()
+    try:
+        while piece := os.read(fd, PIECE_BYTES):
+            digest.update(piece)
+            await connection.send_blob(piece)
+    finally:
+        os.close(fd)
+    await connection.end_blob()
+    await connection.say(p.CheckpointsSent(digest.hexdigest()))
+
+
+def _listed(missing: dict[str, str]) -> str:
+    return "; ".join(missing.values())

@@ -1,0 +1,291 @@
+"""When a job is over, its outputs are brought home: `pull` then needs no other machine to be on.
+
+    a job ends ──► every other node it was on is asked for its output.collect ──► Outputs
+                     does not answer ──► asked again when it is heard, until the job is forgotten
+                     too much        ──► nothing is kept; the nodes still have it
+
+Two jobs at once at most, one node after the other: no user waits for this, and running jobs use the
+same network. What has become of it is a line in the job's story, and a new line when that changes.
+Nothing but the directory is needed after a restart: a job that is over and whose collection is not
+there, or not complete, is taken up again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.handlers.merge_tars import BadTar
+from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
+from wiiiiided.cluster.handlers.output_store import CollectedPart, Collection, Outputs, TooLarge
+from wiiiiided.cluster.peering import messages as p
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.state.controller import Controller
+from wiiiiided.cluster.system.threads import in_thread
+from wiiiiided.domain.exit_codes import NO_SUCH
+from wiiiiided.domain.states import ENDED
+from wiiiiided.log import about, logger
+from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import plain
+
+AT_ONCE = 2
+AGAIN_S = 300.0  # before a node that is heard, and did not answer, is asked again
+LOOKED_AT = 1000  # of the latest ends, at the start
+
+
+class Collector:
+    """Brings outputs home. `limit` is the most that is kept of one job, in bytes."""
+
+    def __init__(
+        self, outputs: Outputs, asks: NodeRpc, keeper: Controller, limit: Callable[[], int]
+    ) -> None:
+        self.outputs = outputs
+        self.asks = asks
+        self.keeper = keeper
+        self.limit = limit
+        self._live: set[int] = set()  # jobs to be collected when they are over
+        self._open: dict[int, tuple[str, ...]] = {}  # jobs that are over, and the nodes to ask
+        self._waiting: dict[int, None] = {}  # of those the ones that have their turn, in order
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._heard: set[str] = set()
+        self._soon: asyncio.Handle | None = None
+        self._again: asyncio.TimerHandle | None = None
+        self._closed = False
+
+    def start(self) -> None:
+        """Take up what is not complete; drop what no job stands for any more."""
+        try:
+            for number in self.outputs.numbers():
+                if self.keeper.job(number) is None:
+                    self.outputs.remove(number)
+        except OSError as problem:
+            logger.warning("old outputs cannot be removed: %s", problem)
+        if self.asks.dialer is None:
+            return  # alone: what is here is kept, and there is no other node
+        self._live |= {job.id for job in self.keeper.state.jobs.values() if job.attempt is not None}
+        for job in reversed(self.keeper.store.ended(LOOKED_AT)):
+            self._over(job, at_start=True)
+        self.changed()
+        self._ask_again()
+
+    def changed(self) -> None:
+        """The state has changed: jobs may be over, nodes may be heard again."""
+        if self.asks.dialer is None or self._closed:
+            return
+        for claims in self.keeper.state.claims.values():
+            self._live.update(claims)  # now: with the next event they may be over
+        if self._soon is None:
+            self._soon = asyncio.get_running_loop().call_soon(self._look)
+
+    async def forget(self, number: int) -> None:
+        """The job was pruned."""
+        for jobs in (self._open, self._waiting):
+            jobs.pop(number, None)
+        if (task := self._tasks.get(number)) is not None:
+            await _ended(task)
+        await in_thread(self.outputs.remove, number)
+
+    async def close(self) -> None:
+        self._closed = True
+        for timer in (self._soon, self._again):
+            if timer is not None:
+                timer.cancel()
+        self._waiting.clear()
+        for task in list(self._tasks.values()):
+            await _ended(task)
+
+    # ---- whose turn it is
+
+    def _look(self) -> None:
+        self._soon = None
+        state = self.keeper.state
+        for number in [number for number in self._live if number not in state.jobs]:
+            self._live.discard(number)
+            if (job := self.keeper.job(number)) is not None:
+                self._over(job)
+        heard = {node for node in state.nodes if node not in state.absent}
+        self._give_turns(heard - self._heard)
+        self._heard = heard
+
+    def _over(self, job: Job, at_start: bool = False) -> None:
+        """It has its turn if there is something to bring home; at the start, when the first of its
+        nodes is heard."""
+        if job.state not in ENDED or job.attempt is None or not job.attempt.ordered:
+            return  # nothing ran since: what is here of an earlier attempt stays
+        found = self.outputs.read(job.id)
+        if found is not None and found.is_of(job):
+            missing = found.missing
+        else:
+            missing = job.attempt.nodes if found is not None or self._elsewhere(job) else ()
+        if missing:
+            self._open[job.id] = missing
+        if missing and not at_start:
+            self._waiting[job.id] = None
+            self._start_waiting()
+
+    def _elsewhere(self, job: Job) -> bool:
+        """Whether it names outputs, and another node may have some."""
+        nodes = job.attempt.nodes if job.attempt is not None else ()
+        return bool(job.spec.output.collect) and any(node != self.asks.own for node in nodes)
+
+    def _give_turns(self, nodes: set[str]) -> None:
+        """To jobs that wait for one of these."""
+        for number, missing in self._open.items():
+            if not nodes.isdisjoint(missing):
+                self._waiting[number] = None  # behind itself, if it is being collected just now
+        self._start_waiting()
+
+    def _start_waiting(self) -> None:
+        for number in list(self._waiting):
+            if len(self._tasks) >= AT_ONCE:
+                return
+            if number not in self._tasks:
+                del self._waiting[number]
+                self._tasks[number] = asyncio.ensure_future(self._take(number))
+
+    def _ask_again(self) -> None:
+        self._again = asyncio.get_running_loop().call_later(AGAIN_S, self._ask_again)
+        self._give_turns(self._heard)
+
+    async def _take(self, number: int) -> None:
+        try:
+            await self._collect(number)
+        except Exception:
+            logger.exception("a defect while collecting job %d", number, extra=about(number))
+        finally:
+            del self._tasks[number]
+            asyncio.get_running_loop().call_soon(self._start_waiting)
+
+    # ---- one job
+
+    async def _collect(self, number: int) -> None:
+        """All that can be had of it now; it stays open while there is more."""
+        try:
+            missing = await self._bring(number)
+        except OSError as problem:
+            text = "the outputs of job %d cannot be brought back yet: %s"
+            logger.warning(text, number, problem, extra=about(number))
+            return
+        if missing:
+            self._open[number] = missing
+        else:
+            self._open.pop(number, None)
+
+    async def _bring(self, number: int) -> tuple[str, ...]:
+        """Ask the nodes that were not asked yet; returns those that are still missing."""
+        collection = await self._begun(number)
+        if collection is None:
+            return ()
+        missing: dict[str, str] = {}
+        for node in collection.missing:
+            if (job := self._job_of(collection)) is None:
+                return ()
+            collection = await self._brought(job, collection, node, missing)
+        return (await self._told(collection, missing)).missing
+
+    async def _begun(self, number: int) -> Collection | None:
+        """What is here already, or a new collection; None: there is nothing to collect."""
+        job = self.keeper.job(number)
+        found = self.outputs.read(number)
+        if job is not None and found is not None and found.is_of(job):
+            return found
+        if job is None or job.state not in ENDED or job.attempt is None:
+            return None
+        if not self._elsewhere(job):
+            await in_thread(self.outputs.remove, number)
+            return None
+        new = Collection(number, job.attempt.number, job.attempt.nodes, self.asks.own)
+        return await in_thread(self.outputs.begin, new)
+
+    def _job_of(self, collection: Collection) -> Job | None:
+        """None: it was forgotten, or runs again, and its files are others now."""
+        job = self.keeper.job(collection.job)
+        return job if job is not None and collection.is_of(job) else None
+
+    async def _brought(
+        self, job: Job, collection: Collection, node: str, missing: dict[str, str]
+    ) -> Collection:
+        """With what one node has, if it can be had; else a sentence in `missing`."""
+        if collection.refused:
+            return collection
+        if why := self._unheard(node):
+            missing[node] = why
+            return collection
+        try:
+            part = await self._received(job, collection, node)
+            if self._job_of(collection) is None:
+                return collection
+            parts = {**collection.parts, node: part}
+            return await in_thread(self.outputs.write, replace(collection, parts=parts))
+        except NoAnswer as no:
+            missing[node] = plain(str(no))
+        except TooLarge as no:
+            return await self._refused(collection, str(no))
+        except (BadTar, Refuse) as no:
+            missing[node] = plain(f"what {node} sends cannot be used: {no}")
+        except OSError as problem:
+            missing[node] = f"those of {node} cannot be kept: {problem.strerror}"
+        return collection
+
+    def _unheard(self, node: str) -> str:
+        """Why it is not worth asking."""
+        state = self.keeper.state
+        if node not in state.nodes:
+            return f"{node} is no member any more"
+        return f"{node} does not answer" if node in state.absent else ""
+
+    async def _refused(self, collection: Collection, why: str) -> Collection:
+        try:
+            return await in_thread(self.outputs.refuse, collection, why)
+        except OSError:
+            return replace(collection, refused=why)  # until the next start
+
+    async def _received(self, job: Job, collection: Collection, node: str) -> CollectedPart:
+        asked = p.NodePull(job.id, job.spec.output.collect)
+        with self.outputs.receive(collection, node, self.limit()) as incoming:
+            problem = ""
+            try:
+                await self.asks.pull_into(incoming.take, node, asked)
+            except Refuse as no:
+                if no.code == NO_SUCH:
+                    return CollectedPart(0, 0)
+                if not incoming.is_whole:
+                    raise
+                problem = plain(str(no))
+            return await in_thread(incoming.finish, problem)
+
+    # ---- what is said about it
+
+    async def _told(self, collection: Collection, missing: dict[str, str]) -> Collection:
+        job = self._job_of(collection)
+        text = sentence(collection, missing)
+        if job is None or text == collection.said:
+            return collection
+        self.keeper.tell(job, text)
+        try:
+            return await in_thread(self.outputs.write, replace(collection, said=text))
+        except OSError:
+            return collection  # it may be said twice
+
+
+def sentence(collection: Collection, missing: dict[str, str]) -> str:
+    """What has become of it."""
+    if collection.refused:
+        others = ", ".join(node for node in collection.nodes if node != collection.own)
+        have = "has" if "," not in others else "have"
+        return f"outputs are not brought back: {collection.refused}; {others} still {have} them"
+    parts = collection.parts
+    here = ", ".join(node for node in parts if parts[node].files)
+    text = f"outputs of {here} brought back, {as_bytes(collection.bytes)}" if here else ""
+    if parts and not here:
+        text = f"no outputs on {', '.join(parts)}"
+    problems = (part.problem for part in parts.values() if part.problem)
+    return "; ".join([text or "outputs are not home yet", *problems, *missing.values()])
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)

@@ -1,0 +1,270 @@
+"""Reading ranks' logs while shims write and rotate them, a piece at a time.
+
+    rank-0.log.1   rank-0.log        a line: <seconds> <out|err|note> <text>
+    (older)        (now)
+
+A reader keeps which file it is in and the offset of the first line it has not given. When the
+current file is another, the old one is now .1: finish it there, then begin the new one. A file is
+known by its inode and its first line's time: inodes are used again as soon as they are free.
+No more than one piece per rank is held: a log may be as large as it likes, and so may the
+number of ranks. Lines of several ranks are merged by their time. Which ranks there are is told by
+the files: so a node knows it of its own allocation, whatever became of the job.
+
+    truncate(rank-0.log, 1 TiB)      ░░░░░░░ zeros ░░░░░░░░░░░░│▒ 2 × limits.log ▒│
+                                     never looked at           └ what is read of it, without zeros
+
+The file is the job's, and may be of any size without a block on the disk. A shim writes at most
+limits.log to one, so of a larger file only the end is read, and a note says so. All of this waits
+for a disk, which may be slow or gone: `Tail` and its `batches` are for a thread.
+"""
+
+from __future__ import annotations
+
+import heapq
+import os
+import re
+import time
+from collections.abc import Iterator
+from operator import attrgetter
+
+from wiiiiided.cluster.allocation.job_dirs import JobDirs
+from wiiiiided.cluster.rpc.messages import LogLine
+from wiiiiided.cluster.shim.lines import LINE_BYTES, parse
+from wiiiiided.cluster.system.settings import Settings
+from wiiiiided.domain.limits import MAX_WORKERS
+from wiiiiided.errors import HostError
+from wiiiiided.metrics.forecast import as_bytes
+
+PIECE_BYTES = 2 * LINE_BYTES  # of one rank at once; a line and its head fit in it
+MOST_LINES = 1_000_000  # that `tail` may ask for
+BATCH_CHARS = 1 << 18  # of log lines in one message; JSON may make each six bytes
+LINE_OVERHEAD = 80
+OVERTAKEN = "lines are missing here: the log was written faster than it was read"
+
+
+Identity = tuple[int, bytes]
+
+
+def identity(fd: int) -> Identity | None:
+    """Which file this is; None while it is empty."""
+    head = os.pread(fd, 17, 0)  # seconds and microseconds
+    return (os.fstat(fd).st_ino, head) if head else None
+
+
+class RankLog:
+    """One rank's log, from the beginning or from near the end, to where it is now."""
+
+    def __init__(
+        self, runs: JobDirs, job: int, attempt: int, rank: int, most_bytes: int, node: str = ""
+    ) -> None:
+        self.runs, self.job, self.attempt, self.rank = runs, job, attempt, rank
+        self.most_bytes = most_bytes  # of one file, from its end
+        self.node = node
+        self._file: Identity | None = None
+        self._offset = 0
+        self._overtaken = False
+
+    def lines(self) -> Iterator[LogLine]:
+        """What was written since the last call, to the end of what there is."""
+        while piece := self._piece():
+            yield from piece
+
+    def skip_to_last(self, lines: int) -> None:
+        """Leave out all but the last so many of the lines there are now."""
+        for suffix in ("", ".1"):
+            fd = self._open(suffix)
+            if fd is None:
+                return
+            try:
+                self._file = identity(fd)
+                floor = max(0, os.fstat(fd).st_size - self.most_bytes)
+                self._offset, found = _last_lines(fd, lines, floor)
+            finally:
+                os.close(fd)
+            lines -= found
+            if lines <= 0:
+                return
+            if floor:  # not ours: what is before it is none of our lines either
+                self._offset = 0
+                return
+
+    def _piece(self) -> list[LogLine]:
+        current = self._open("")
+        if current is None:
+            return []
+        try:
+            now = identity(current)
+            if now is None:
+                return []  # nothing is in it yet
+            if self._file is None and (older := self._open(".1")) is not None:
+                self._file = identity(older)
+                os.close(older)
+            if self._file not in (None, now):
+                found = self._rest_of_older()
+                if found:
+                    return found
+                self._offset, self._file = 0, now
+                if self._overtaken:
+                    self._overtaken = False
+                    return [self._note(OVERTAKEN)]
+            self._file = now
+            return self._read(current)
+        finally:
+            os.close(current)
+
+    def _rest_of_older(self) -> list[LogLine]:
+        older = self._open(".1")
+        if older is None:
+            return []
+        try:
+            if identity(older) == self._file:
+                return self._read(older)
+            self._overtaken = True  # rotated more than once since
+            return []
+        finally:
+            os.close(older)
+
+    def _read(self, fd: int) -> list[LogLine]:
+        notes = self._skip_what_is_not_ours(fd)
+        data = os.pread(fd, PIECE_BYTES, self._offset)
+        whole = data.rfind(b"\n") + 1
+        if not whole and len(data) == PIECE_BYTES:
+            whole = len(data)  # no shim writes such a line, but a job can
+        if not whole:
+            return [self._note(text) for text in notes]
+        self._offset += whole
+        texts = data[:whole].removesuffix(b"\n").split(b"\n")
+        lines = [self._line(raw.lstrip(b"\0")) for raw in texts]
+        # With the time of the line that follows: times of a rank only grow.
+        return [*(self._note(text, lines[0].at) for text in notes), *lines]
+
+    def _skip_what_is_not_ours(self, fd: int) -> list[str]:
+        """Go on at the file's end if it is larger than a shim makes one, and after zeros: a job has
+        stretched it, or a crash has. Notes in the place of what is left out."""
+        size = os.fstat(fd).st_size
+        notes: list[str] = []
+        if size - self._offset > self.most_bytes:
+            self._offset = size - self.most_bytes
+            text = f"this file has {as_bytes(size)}, more than its limit (limits.log) allows: only "
+            notes.append(f"{text}the last {as_bytes(self.most_bytes)} are read")
+            cut = os.pread(fd, PIECE_BYTES, self._offset).find(b"\n") + 1
+            self._offset += cut  # it was in the middle of a line
+        after = _after_zeros(fd, self._offset, size)
+        if after > self._offset:
+            text = f"{as_bytes(after - self._offset)} of zeros are left out here"
+            notes.append(f"{text}: no rank wrote them")
+            self._offset = after
+        return notes
+
+    def _line(self, raw: bytes) -> LogLine:
+        at, stream, text = parse(raw)
+        return LogLine(at, self.rank, stream, text, self.attempt, self.node)  # type: ignore[arg-type]
+
+    def _note(self, text: str, at: float | None = None) -> LogLine:
+        at = time.time() if at is None else at
+        return LogLine(at, self.rank, "note", text, self.attempt, self.node)
+
+    def _open(self, suffix: str) -> int | None:
+        try:
+            return self.runs.open(self.job, self.attempt, f"rank-{self.rank}.log{suffix}")
+        except (OSError, HostError):
+            return None
+
+
+class Tail:
+    """The logs of one attempt's ranks on this node, merged by time as far as they go."""
+
+    def __init__(
+        self,
+        runs: JobDirs,
+        job: int,
+        attempt: int,
+        ranks: tuple[int, ...] = (),
+        lines: int | None = None,
+        node: str = "",
+        log_bytes: int = Settings.log_bytes,
+    ) -> None:
+        self.runs, self.job, self.attempt, self.node = runs, job, attempt, node
+        # Twice: a shim ends a file a line later, and the limit may have been another then.
+        self._most_bytes = 2 * log_bytes
+        self._wanted = frozenset(ranks)
+        self._logs: dict[int, RankLog] = {}
+        self._look()
+        if lines is not None:
+            for log in self._logs.values():
+                log.skip_to_last(min(max(0, lines), MOST_LINES))
+
+    def more(self) -> Iterator[LogLine]:
+        """Everything new, oldest first. Nothing is looked at before the first line is wanted."""
+        self._look()
+        logs = (self._logs[rank].lines() for rank in sorted(self._logs))
+        yield from heapq.merge(*logs, key=attrgetter("at"))
+
+    def _look(self) -> None:
+        """A follower may be here before the ranks are."""
+        for rank in ranks_written(self.runs, self.job, self.attempt):
+            if rank not in self._logs and (not self._wanted or rank in self._wanted):
+                self._logs[rank] = RankLog(
+                    self.runs, self.job, self.attempt, rank, self._most_bytes, self.node
+                )
+
+
+def ranks_written(
+    runs: JobDirs, job: int, attempt: int, pattern: str = r"rank-(\d+)\.log"
+) -> list[int]:
+    """The ranks of an attempt that have such a file on this node."""
+    try:
+        names = os.listdir(runs.attempt(job, attempt))
+    except OSError:
+        return []
+    found = (re.fullmatch(pattern, name) for name in names)
+    ranks = sorted(int(match[1]) for match in found if match and _is_rank(match[1]))
+    return ranks[:MAX_WORKERS]
+
+
+def _is_rank(text: str) -> bool:
+    return text.isascii() and len(text) <= 6 and (text == "0" or text[0] != "0")
+
+
+def batches(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, ...]]:
+    """Lines in messages of a bounded size."""
+    batch: list[LogLine] = []
+    size = 0
+    for line in lines:
+        batch.append(line)
+        size += len(line.text) + LINE_OVERHEAD
+        if size > BATCH_CHARS:
+            yield tuple(batch)
+            batch, size = [], 0
+    if batch:
+        yield tuple(batch)
+
+
+def _last_lines(fd: int, lines: int, floor: int) -> tuple[int, int]:
+    """(offset, how many) of the last lines of a file, found from its end down to `floor`."""
+    end = os.fstat(fd).st_size
+    # What follows the last newline is not yet a line.
+    count, offset = -1, end
+    while offset > floor:
+        begin = max(floor, offset - PIECE_BYTES)
+        data = os.pread(fd, offset - begin, begin)
+        at = len(data)
+        while (at := data.rfind(b"\n", 0, at)) >= 0:
+            count += 1
+            if count == lines:
+                return begin + at + 1, lines
+        offset = begin
+    return floor, max(0, count + 1)
+
+
+def _after_zeros(fd: int, offset: int, size: int) -> int:
+    """`offset`, or where the zeros end that begin there; a hole is not read to be passed over."""
+    while os.pread(fd, 1, offset) == b"\0":
+        data = os.pread(fd, PIECE_BYTES, offset)
+        if data.strip(b"\0"):
+            break
+        try:
+            offset = os.lseek(fd, offset + len(data), os.SEEK_DATA)
+        except OSError:  # there is nothing but a hole
+            return max(offset + len(data), size)
+    return offset

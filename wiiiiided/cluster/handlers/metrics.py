@@ -1,0 +1,94 @@
+"""Answers in metrics: snapshots for `top`, records of runs, forecasts of a job's needs."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.start_estimate import Estimate, Left, left
+from wiiiiided.cluster.monitoring.sampler import LEAST_S
+from wiiiiided.cluster.monitoring.snapshot import SnapshotMaker
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.domain.exit_codes import USAGE
+from wiiiiided.domain.limits import MAX_NAME
+from wiiiiided.domain.metrics import RunForecast, RunRecord
+from wiiiiided.metrics.forecast import forecast
+
+READS: Final = 16  # names whose earlier runs are read for one answer
+MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks again
+
+
+class MetricsRequests:
+    """Requests whose answers are metrics."""
+
+    def __init__(self, picture: SnapshotMaker) -> None:
+        self.picture = picture
+        self.courses = picture.sampler.courses
+
+    async def watch(self, connection: RpcConnection, request: m.WatchSnapshots) -> None:
+        """Snapshots until the client goes; a slow one misses some, and delays no other."""
+        if not LEAST_S <= request.every_s <= MOST_S:
+            text = f"every {request.every_s:g} s is too often or too seldom"
+            raise Refuse(USAGE, f"{text}: from {LEAST_S:g} to {MOST_S:g} s are possible")
+        if request.once:
+            await self._look_twice()
+            await connection.say(self.picture.snapshot(request.every_s))
+            return
+        with self.picture.sampler.watching(request.every_s) as bell:
+            while True:
+                await bell.wait()
+                bell.clear()
+                await connection.say(self.picture.snapshot(request.every_s))
+
+    async def _look_twice(self) -> None:
+        """Until there is a fresh sample: rates and the use of the processor need two."""
+        sampler = self.picture.sampler
+        with sampler.watching(LEAST_S) as bell:
+            for _ in range(2):
+                await bell.wait()
+                bell.clear()
+                if sampler.machine.health.cpu is not None:
+                    return
+
+    def with_use(self, found: m.JobList) -> m.JobList:
+        """The same jobs, with what their ranks use where they run."""
+        live = {f.course.id: f.course.uses() for f in self.courses.live.values()}
+        jobs = (
+            replace(job, cpu=live[job.id][0], memory=live[job.id][1]) if job.id in live else job
+            for job in found.jobs
+        )
+        return replace(found, jobs=tuple(jobs))
+
+    def starts(self, looks: int) -> Estimate:
+        """When each queued job starts, once for all of an answer. Records of a few names are read
+        for it; the next answer knows more."""
+        keeper, eta = self.picture.keeper, self.courses.left_s()
+        now, reads = keeper.clock(), READS
+
+        def lasts(job: Job) -> Left:
+            nonlocal reads
+            name = job.spec.name
+            if not self.courses.knows(name):
+                if not reads:
+                    return Left(None, why=f'earlier runs named "{name}" have not been read yet')
+                reads -= 1
+            return left(job, now, self.courses.longest(name), eta.get(job.id))
+
+        return Estimate(keeper.state, now, lasts, looks)
+
+    def runs(self, job: int) -> tuple[RunRecord, ...]:
+        return tuple(self.courses.of(job))
+
+    def run(self, job: int) -> RunRecord | None:
+        """The latest, without its points."""
+        found = self.courses.latest(job)
+        return None if found is None else replace(found, points=())
+
+    def forecast(self, name: str) -> RunForecast:
+        if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
+            raise Refuse(USAGE, f"a job's name has 1 to {MAX_NAME} printable characters")
+        return forecast(name, self.courses.done(name))

@@ -1,0 +1,1 @@
+"""Several machines as one: its members, the links between daemons, the roles."""

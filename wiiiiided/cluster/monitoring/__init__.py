@@ -1,0 +1,1 @@
+"""Looking at what runs, without being felt: samples, attempts, records, snapshots."""

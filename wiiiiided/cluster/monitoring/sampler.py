@@ -1,0 +1,170 @@
+"""When to look: once a second while a job runs, oftener while a client watches, else never.
+
+    a job runs       │  s      s      s      s      s        EVERY_S
+    top -i 0.5       │  s  s  s  s  s  s  s  s  s  s         as the watcher asks, never < LEAST_S
+    neither          │                                       no timer at all
+
+A watcher is woken by the sample that is due for it, so that what they show is fresh and
+two samples of the same moment are never taken. What other nodes send (`take`) comes when it comes
+and counts from the next sample on. A defect in here is logged and disturbs no job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
+from wiiiiided.cluster.monitoring.defects import Defects
+from wiiiiided.cluster.monitoring.host_stats import HostStats
+from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.state.controller import Controller
+from wiiiiided.metrics.snapshot import Health, Trend, node_rates
+
+EVERY_S: Final = 1.0
+LEAST_S: Final = 0.25
+EARLY_S: Final = 0.05  # a watcher that is due this soon is served now: timers do not strike alike
+FLUSH_S: Final = 0.2  # after an end: a burst of short jobs is written at once
+
+
+@dataclass(eq=False)
+class Watcher:
+    every_s: float
+    due: float
+    bell: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Heard(NamedTuple):
+    """What a node said of itself last, and when that came."""
+
+    health: Health
+    at: float
+
+
+class Sampler:
+    """Looks at this machine and all jobs at the pace that watchers need."""
+
+    def __init__(
+        self,
+        keeper: Controller,
+        courses: AttemptTracker,
+        machine: HostStats,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.keeper = keeper
+        self.courses = courses
+        self.machine = machine
+        self.trends: dict[str, Trend] = {}  # by node
+        self.heard: dict[str, Heard] = {}  # of other nodes
+        self.sampled_at = float("-inf")
+        self.changes = 0  # of the state, that were seen
+        self._loop = loop
+        self._watchers: set[Watcher] = set()
+        self._timer: asyncio.TimerHandle | None = None
+        self._flusher: asyncio.TimerHandle | None = None
+        self._guarded = Defects().guarded
+
+    def adopt(self) -> None:
+        """At the start, before anything can end."""
+        self.changed()
+        self._guarded(self.courses.end_what_was_left)
+
+    def changed(self) -> None:
+        """The state has changed: jobs may have come or gone."""
+        self.changes += 1
+        self._guarded(self._update)
+        if self.courses.waiting and self._flusher is None:
+            self._flusher = self._loop.call_later(FLUSH_S, self._flush)
+        self._plan()
+
+    def take(self, node: str, figures: NodeFigures) -> None:
+        """What another node has sent; it may be anything."""
+        health = Health(_share(figures.cpu), _share(figures.memory_used), figures.swapping)
+        self.heard[node] = Heard(health, self._loop.time())
+        self._guarded(lambda: self.courses.take(node, figures))
+
+    @contextlib.contextmanager
+    def watching(self, every_s: float) -> Iterator[asyncio.Event]:
+        """An event that is set for every sample that is due: at once, then every `every_s`."""
+        watcher = Watcher(every_s, self._loop.time())
+        self._watchers.add(watcher)
+        if self.age_s < LEAST_S:
+            self._serve(watcher, self.sampled_at)
+        self._plan()
+        try:
+            yield watcher.bell
+        finally:
+            self._watchers.discard(watcher)
+            self._plan()
+
+    @property
+    def now(self) -> float:
+        return self._loop.time()
+
+    @property
+    def age_s(self) -> float:
+        return self.now - self.sampled_at
+
+    def refresh(self) -> None:
+        """Make sure that what is known is not older than a second."""
+        if self.age_s > EVERY_S + LEAST_S:
+            self._tick()
+
+    def close(self) -> None:
+        for timer in (self._timer, self._flusher):
+            if timer is not None:
+                timer.cancel()
+        self._guarded(self.courses.close)
+
+    # ---- the timer
+
+    def _plan(self) -> None:
+        due = [watcher.due for watcher in self._watchers]
+        if self.courses.live:
+            due.append(self.sampled_at + EVERY_S)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if due:
+            at = max(min(due), self.sampled_at + LEAST_S)
+            self._timer = self._loop.call_at(at, self._tick)
+
+    def _tick(self) -> None:
+        self.sampled_at = self._loop.time()
+        self._guarded(self._sample)
+        for watcher in self._watchers:
+            if watcher.due <= self.sampled_at + EARLY_S:
+                self._serve(watcher, self.sampled_at)
+        self._plan()
+
+    def _serve(self, watcher: Watcher, at: float) -> None:
+        watcher.due = at + watcher.every_s
+        watcher.bell.set()
+
+    def _sample(self) -> None:
+        news = self.courses.sample()
+        self.machine.look()
+        courses = [followed.course for followed in self.courses.live.values()]
+        working = {node for course in courses for node, _ in course.fresh.values()}
+        for node in [node for node in self.trends if node not in working]:
+            del self.trends[node]
+        for node in news:
+            self.trends.setdefault(node, Trend()).take(node_rates(node, courses))
+
+    def _update(self) -> None:
+        state = self.keeper.state
+        self.courses.update(state)
+        self.heard = {node: heard for node, heard in self.heard.items() if node in state.nodes}
+
+    def _flush(self) -> None:
+        self._flusher = None
+        self._guarded(self.courses.flush)
+
+
+def _share(value: float | None) -> float | None:
+    """A share of something, as another node says it."""
+    return value if value is not None and math.isfinite(value) and 0 <= value <= 1 else None

@@ -1,1 +1,0 @@
-"""Several machines as one: who belongs, the links between daemons, the roles."""

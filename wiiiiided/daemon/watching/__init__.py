@@ -1,1 +1,0 @@
-"""Looking at what runs, without being felt: samples, courses, records, the picture."""

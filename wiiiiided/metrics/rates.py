@@ -1,0 +1,264 @@
+"""What happens per second, from a rank's counters: two samples make a rate, ranks make a sum.
+
+Some counters move only when an operation ends: one that takes ten seconds brings ten seconds of
+waiting at once. So a rate is taken between two moments at which something had just ended, and
+stays until the next, for as long as that may reasonably take:
+
+    samples      s─────s─────s─────s─────s─────s─────s        one a second
+    moved        *                       *           *
+    rate over    ├───────────────────────┤
+                                         ├───────────┤
+
+Steps and samples are exact: a page says when its script last spoke, so a rate is whole steps over
+the time they took, whenever the daemon looked. It covers ten steps, or a minute where they are
+longer: at a step every two seconds, nodes that are looked at in different moments of a step would
+show 0 and 0.5 by turns, and all take the same steps.
+
+Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %, and an
+even job of nine steps a second jumps between eight and ten).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Final, NamedTuple, TypeVar
+
+from msgspec.structs import replace
+
+from wiiiiided.domain.metrics import METRICS, Metrics, RankSample, Rates
+
+SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
+STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
+STEPS, STEPS_S = 10, 60.0  # that a rate of steps covers: so many, or two of them in so long
+NOTABLE: Final = 0.05  # of the time: a shorter wait for a peer is not worth its name
+OVERDUE: Final = 3.0  # times the usual length of a step, and there are none any more
+
+T = TypeVar("T", int, float)
+
+COUNTERS: Final = (
+    *("operations", "failed", "shm_bytes", "wire_out", "wire_in", "wire_out_raw", "wire_in_raw"),
+    *("exchange_s", "waiting_s", "encode_s", "decode_s"),
+)
+
+
+def fell(old: RankSample, new: RankSample) -> bool:
+    """Whether a counter is smaller than before: what no counter of one process does."""
+    if old.pid != new.pid:
+        return False
+    if any(getattr(new, name) < getattr(old, name) for name in COUNTERS):
+        return True
+    return old.samples is not None and (new.samples is None or new.samples < old.samples)
+
+
+def moved(old: RankSample, new: RankSample) -> bool:
+    """Whether something ended, or the script said something."""
+    return (
+        new.operations != old.operations
+        or new.step != old.step
+        or new.samples != old.samples
+        or new.failed != old.failed
+        or new.pid != old.pid
+    )
+
+
+def blank(first: RankSample, at: float) -> RankSample:
+    """The rank when its page was made: nothing was counted yet."""
+    return RankSample(first.rank, at, first.pid, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
+
+
+def between(old: RankSample, new: RankSample) -> Rates:
+    """Per second, from one sample to a later one; nothing when they are of two processes."""
+    span = new.at - old.at
+    if span <= 0 or old.pid != new.pid:
+        return Rates(measured=new.measured)
+    said = _said_span(old, new, span)
+    waiting = (new.waiting_s - old.waiting_s) / span
+    # An operation is counted when it ends, its waiting already before.
+    exchange = max(waiting, (new.exchange_s - old.exchange_s) / span)
+    return Rates(
+        steps=_steps(old, new, said),
+        samples=None if new.samples is None else (new.samples - (old.samples or 0)) / said,
+        operations=(new.operations - old.operations) / span,
+        shm=(new.shm_bytes - old.shm_bytes) / span,
+        wire_out=(new.wire_out - old.wire_out) / span,
+        wire_in=(new.wire_in - old.wire_in) / span,
+        wire_out_raw=(new.wire_out_raw - old.wire_out_raw) / span,
+        wire_in_raw=(new.wire_in_raw - old.wire_in_raw) / span,
+        exchange=_share(exchange),
+        waiting=_share(waiting),
+        encode=_share((new.encode_s - old.encode_s) / span),
+        decode=_share((new.decode_s - old.decode_s) / span),
+        measured=new.measured,
+    )
+
+
+def _said_span(old: RankSample, new: RankSample, span: float) -> float:
+    """From what the script said then to what it has said now."""
+    if old.said_at is None or new.said_at is None or new.said_at <= old.said_at:
+        return span
+    return new.said_at - old.said_at
+
+
+def _steps(old: RankSample, new: RankSample, span: float) -> float | None:
+    # A script may begin at 0 again, every epoch: then it is not known how many there were.
+    if old.step is None or new.step is None or new.step < old.step:
+        return None
+    return (new.step - old.step) / span
+
+
+def _share(value: float) -> float:
+    """Operations overlap, and one may have begun long before: still a share of the time."""
+    return min(1.0, max(0.0, value))
+
+
+def together(rates: Sequence[Rates]) -> Rates:
+    """Several ranks as one: bytes, samples, operations are summed; steps and shares are means."""
+    if len(rates) < 2:
+        return rates[0] if rates else Rates(measured=False)
+    samples = [rate.samples for rate in rates if rate.samples is not None]
+    steps = [rate.steps for rate in rates if rate.steps is not None]
+    counted = [rate for rate in rates if rate.measured]
+    number = max(1, len(counted))
+    return Rates(
+        steps=sum(steps) / len(steps) if steps else None,
+        samples=sum(samples) if samples else None,
+        operations=sum(rate.operations for rate in counted),
+        shm=sum(rate.shm for rate in counted),
+        wire_out=sum(rate.wire_out for rate in counted),
+        wire_in=sum(rate.wire_in for rate in counted),
+        wire_out_raw=sum(rate.wire_out_raw for rate in counted),
+        wire_in_raw=sum(rate.wire_in_raw for rate in counted),
+        exchange=sum(rate.exchange for rate in counted) / number,
+        waiting=sum(rate.waiting for rate in counted) / number,
+        encode=sum(rate.encode for rate in counted) / number,
+        decode=sum(rate.decode for rate in counted) / number,
+        measured=bool(counted),
+    )
+
+
+def waited_most(old: RankSample, new: RankSample) -> int | None:
+    """The peer that the rank waited for longest, if that was NOTABLE of the time at least."""
+    waits = {peer: s - old.waited_for.get(peer, 0.0) for peer, s in new.waited_for.items()}
+    peer = max(waits, key=waits.__getitem__, default=None)
+    notable = peer is not None and waits[peer] >= NOTABLE * (new.at - old.at)
+    return peer if notable else None
+
+
+def total_of(values: Iterable[T | None]) -> T | None:
+    """The sum of what is known; None where nothing is."""
+    known = [value for value in values if value is not None]
+    return sum(known[1:], known[0]) if known else None
+
+
+def metrics_of(samples: Iterable[RankSample]) -> Metrics:
+    """What ranks report by name, in the mean; None where one of them is not a finite number. Eight
+    names, those of the first ranks: ranks may report different ones."""
+    found: dict[str, list[float | None]] = {}
+    for sample in samples:
+        for name, value in sample.metrics.items():
+            if name in found or len(found) < METRICS:
+                found.setdefault(name, []).append(value)
+    return {name: _mean(values) for name, values in found.items()}
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known and len(known) == len(values) else None
+
+
+def one_word(words: Iterable[str]) -> str:
+    """What all of several say, "mixed" where they differ; empty ones say nothing."""
+    found = {word for word in words if word}
+    return found.pop() if len(found) == 1 else "mixed" if found else ""
+
+
+class ProgressMark(NamedTuple):
+    """What a script said at one moment."""
+
+    at: float
+    step: int
+    samples: int | None
+
+
+class ProgressRates:
+    """The rates of what a rank's script says. `steps` and `samples` stay between two steps."""
+
+    def __init__(self) -> None:
+        self.steps: float | None = None
+        self.samples: float | None = None
+        self._said: deque[ProgressMark] = deque()
+        self._paused = False
+
+    def take(self, sample: RankSample) -> None:
+        if sample.step is None:
+            return
+        said = self._said
+        at = sample.at if sample.said_at is None else sample.said_at
+        now = ProgressMark(at, sample.step, sample.samples)
+        last = said[-1] if said else None
+        if last is not None and now[1:] == last[1:]:
+            self._miss(sample.at - last.at)
+            return
+        if last is not None and (self._paused or now.step < last.step or at <= last.at):
+            # A pause is no part of the steps that follow. A new epoch counts from 0 again: how
+            # many there were is not known.
+            said.clear()
+        self._paused = False
+        said.append(now)
+        while len(said) > 2 and _enough(said[1], now):
+            said.popleft()
+        if len(said) > 1:
+            first, span = said[0], at - said[0].at
+            self.steps = (now.step - first.step) / span
+            if now.samples is not None:
+                self.samples = (now.samples - (first.samples or 0)) / span
+
+    def _miss(self, since_s: float) -> None:
+        """Nothing new: when the next step is overdue by far, it has stopped."""
+        step_s = 1 / self.steps if self.steps else 0.0
+        if self.steps is not None and since_s > max(STALL_S, OVERDUE * step_s):
+            self.steps = 0.0
+            self.samples = None if self.samples is None else 0.0
+            self._paused = True
+
+
+def _enough(first: ProgressMark, now: ProgressMark) -> bool:
+    """Whether a rate from there on covers what it must."""
+    span, steps = now.at - first.at, now.step - first.step
+    return (span >= SMOOTH_S and steps >= STEPS) or (span >= STEPS_S and steps >= 2)
+
+
+class RateMeter:
+    """The rates of one rank, sample after sample."""
+
+    def __init__(self) -> None:
+        self.rates: Rates | None = None  # None: only one sample so far
+        self.waits_for: int | None = None  # the peer it waited for longest, if for any notably
+        self._ends: deque[RankSample] = deque()  # samples at which something had just ended
+        self._period_s = 0.0  # between the last two of them
+        self._spoken = ProgressRates()
+
+    def take(self, sample: RankSample) -> None:
+        self._count(sample)
+        said = self._spoken
+        said.take(sample)
+        if self.rates is not None:
+            self.rates = replace(self.rates, steps=said.steps, samples=said.samples)
+
+    def _count(self, sample: RankSample) -> None:
+        ends = self._ends
+        if not ends or ends[-1].pid != sample.pid:
+            ends.clear()
+            ends.append(sample)
+            self.rates, self._period_s, self._spoken = None, 0.0, ProgressRates()
+            self.waits_for = None
+        elif moved(ends[-1], sample):
+            self._period_s = sample.at - ends[-1].at
+            ends.append(sample)
+            while len(ends) > 2 and sample.at - ends[1].at >= SMOOTH_S:
+                ends.popleft()
+            self.rates = between(ends[0], sample)
+            self.waits_for = waited_most(ends[0], sample)
+        elif sample.at - ends[-1].at > max(STALL_S, 2 * self._period_s):
+            self.rates = between(ends[-1], sample)

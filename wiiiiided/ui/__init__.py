@@ -1,0 +1,1 @@
+"""What people see and write: commands, the screen, reports, job files."""

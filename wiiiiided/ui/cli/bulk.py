@@ -1,0 +1,70 @@
+"""The same change to several jobs: a job that refuses it does not keep the others from it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Sequence
+
+from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
+from wiiiiided.cluster.rpc.messages import JobView
+from wiiiiided.domain.exit_codes import FAILED
+from wiiiiided.domain.states import STATES
+from wiiiiided.domain.sweep import sweep_number
+from wiiiiided.ui.cli.jobs import line
+from wiiiiided.ui.cli.screen import say
+from wiiiiided.ui.cli.units_text import job_id
+
+
+def ids_of(texts: Sequence[str], client: Client, states: Container[str]) -> list[int]:
+    """The numbers, each once, in the order given; of a sweep, those of its jobs in these states.
+    All are checked before anything is done."""
+    found: list[int] = []
+    for text, number, sweep in [split(text) for text in texts]:
+        if not sweep:
+            found.append(number)
+            continue
+        jobs = client.sweep(sweep)
+        found += (chosen := [job.id for job in jobs if job.state in states])
+        if not chosen:
+            raise NothingToDo(f"{text} has no job that this would change: {tally(jobs)}")
+    return list(dict.fromkeys(found))
+
+
+def split(text: str) -> tuple[str, int, int]:
+    """A word, and the number of the job or of the sweep that it is."""
+    sweep = sweep_number(text)
+    return (text, job_id(text), 0) if sweep is None else (text, 0, sweep)
+
+
+class NothingToDo(ClientError):
+    """No job of the sweep is in a state in which the command would change it."""
+
+    code = FAILED
+
+
+def tally(jobs: Iterable[JobView]) -> str:
+    """`4 done, 1 failed, 1 queued`, in the order in which a job goes through them."""
+    counts = Counter(job.state for job in jobs)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+
+
+def refused(problem: ClientError) -> int:
+    """Say why not; the code to end with."""
+    say(f"wiiiiide: {problem}")
+    if problem.hint:
+        say(problem.hint)
+    return problem.code
+
+
+def each(
+    texts: Sequence[str], client: Client, change: Callable[[int], JobView], states: Container[str]
+) -> int:
+    """Change each job and say what it is now; the first code that is not 0. Of a sweep, its jobs in
+    these states."""
+    codes = []
+    for number in ids_of(texts, client, states):
+        try:
+            say(line(change(number)))
+        except DaemonRefused as problem:  # anything else will not be better for the next
+            codes.append(refused(problem))
+    return codes[0] if codes else 0

@@ -1,0 +1,36 @@
+"""`wiiiiide check`: whether a job file is right, without a daemon and without running anything."""
+
+from __future__ import annotations
+
+from wiiiiided.cluster.archive.scan import PackError, survey
+from wiiiiided.ui.cli import plan, screen
+from wiiiiided.ui.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
+from wiiiiided.ui.cli.options import Json
+from wiiiiided.ui.cli.sections import put
+from wiiiiided.ui.cli.text import clean
+from wiiiiided.ui.jobfile.problem import Invalid
+
+
+def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
+    """Say whether a job file is right, and what it asks for. Needs no daemon.
+
+    Every problem is listed with its line and a suggestion; the exit code is 3 then.
+    """
+    try:
+        job = read(file, sets)
+        ships = survey(job.directory)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        return report(unshippable(job, problem), as_json)
+    if as_json:
+        screen.put_json(plan.as_json(job, ships, None))
+    else:
+        put([plan.section(f"{clean(job.file)}: ok", job, ships)])
+    for note in (*ships.notes, *notes(job)):
+        screen.say(f"note: {note}")
+    try:
+        job.secrets()
+    except NotReady as missing:
+        screen.say(f"note: {missing}")
+    return 0

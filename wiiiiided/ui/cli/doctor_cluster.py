@@ -1,0 +1,146 @@
+"""What `wiiiiide doctor` thinks of the cluster: pure, one finding a line, like doctor_checks.
+
+cluster    what this machine is, and whether the coordinator hears it
+one port   whether its own port answers
+node b     with --peers: whether b's port answers from here, and what that says
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from wiiiiided.cluster.rpc.messages import DaemonStatus
+from wiiiiided.ui.cli.doctor_finding import Finding
+
+if TYPE_CHECKING:
+    from wiiiiided.ui.cli.doctor_checks import Facts
+
+LEAST_MTU = 1280  # what every IPv6 link carries; less is a tunnel worth a look
+
+
+@dataclass(frozen=True)
+class PortProbe:
+    """How a TCP connection to a port went: its time, or what kept it from coming about."""
+
+    seconds: float | None = None
+    problem: str = ""  # refused | silent | no-route | forbidden | other
+    words: str = ""  # the kernel's, for `other`
+    mtu: int | None = None
+
+
+@dataclass(frozen=True)
+class PeerFacts:
+    """Another machine of the cluster, seen from this one."""
+
+    name: str
+    endpoint: str
+    state: str
+    version: str
+    reach: PortProbe | None  # None: it has no address
+
+
+def cluster(facts: Facts) -> Finding | None:
+    """None without a daemon: the line about it says enough."""
+    status = facts.daemon
+    if status is None:
+        return None
+    if status.role == "alone":
+        return Finding("ok", "cluster", "none: this machine is alone")
+    if status.role == "coordinator":
+        return Finding("ok", "cluster", f"{status.cluster}, this machine coordinates it")
+    words = f"{status.cluster}, a member; {status.coordinator} coordinates it"
+    if status.linked:
+        return Finding("ok", "cluster", words)
+    return Finding(
+        "fail",
+        "cluster",
+        f"{words}, and does not hear this machine; jobs that run go on",
+        f"is {status.coordinator} on, its daemon running, its port open? wiiiiide doctor there. "
+        "If this machine was removed: wiiiiide leave, and join with a new token",
+    )
+
+
+def one_port(facts: Facts) -> Finding | None:
+    """Only of a machine in a cluster."""
+    status, found = facts.daemon, facts.port
+    if status is None or not status.node.endpoint or found is None:
+        return None
+    endpoint = status.node.endpoint
+    if found.seconds is not None:
+        return Finding("ok", "one port", f"{endpoint} answers; a firewall must let others through")
+    return Finding(
+        "fail",
+        "one port",
+        f"{endpoint} does not answer on this machine itself",
+        f"is {status.node.address} still its address (ip addr), and the port free "
+        f"(ss -ltnp 'sport = {status.node.port}')? the daemon tries again every 2 s",
+    )
+
+
+def examine_peers(status: DaemonStatus, peers: Sequence[PeerFacts]) -> list[Finding]:
+    """A finding for each of the others."""
+    if not peers:
+        return [Finding("ok", "nodes", "there is no other")]
+    return [_peer(status, peer) for peer in peers]
+
+
+def _peer(status: DaemonStatus, peer: PeerFacts) -> Finding:
+    title, found = f"node {peer.name}", peer.reach
+    if found is None:
+        return Finding("warn", title, "its address is not known", "wiiiiide doctor there")
+    if found.seconds is None:
+        words, do = _unreachable(peer, found)
+        return Finding("fail", title, f"{peer.endpoint} {words}", do)
+    words = f"{peer.endpoint} answers in {found.seconds * 1e3:.1f} ms"
+    if found.mtu is not None:
+        words += f", MTU {found.mtu}"
+    return _reachable(status, peer, found, words)
+
+
+def _reachable(status: DaemonStatus, peer: PeerFacts, found: PortProbe, words: str) -> Finding:
+    title = f"node {peer.name}"
+    if peer.state == "lost":
+        return Finding(
+            "fail",
+            title,
+            f"{words}, but the coordinator does not hear it",
+            f"on {peer.name}: wiiiiide doctor, systemctl status wiiiiided",
+        )
+    if peer.version and peer.version != status.version:
+        return Finding(
+            "warn",
+            title,
+            f"{words}; it has wiiiiided {peer.version}, this machine {status.version}",
+            "bring all to one version; daemons one version apart work together meanwhile",
+        )
+    if found.mtu is not None and found.mtu < LEAST_MTU:
+        return Finding(
+            "warn", title, words, "look at the tunnel or VPN on the way: packets are small there"
+        )
+    return Finding("ok", title, f"{words}, {peer.state}")
+
+
+def _unreachable(peer: PeerFacts, found: PortProbe) -> tuple[str, str]:
+    number = peer.endpoint.rpartition(":")[2]
+    if found.problem == "refused":
+        return "refuses", (
+            f"no daemon listens there, or a firewall rejects: on {peer.name}, systemctl status "
+            f"wiiiiided and wiiiiide doctor"
+        )
+    if found.problem == "silent":
+        return "does not answer", (
+            f"{peer.name} is off, or a firewall drops: let TCP port {number} in on {peer.name} "
+            "from all nodes"
+        )
+    if found.problem == "no-route":
+        return (
+            "has no route from here",
+            f"ip route get {peer.endpoint.rpartition(':')[0].strip('[]')}",
+        )
+    if found.problem == "forbidden":
+        return "may not be connected to from here", (
+            f"a firewall of this machine forbids it: let TCP port {number} out"
+        )
+    return f"cannot be reached: {found.words}", "look at the network of both machines"

@@ -1,0 +1,158 @@
+"""From the words of a command line to a job that can be sent, for check, submit and run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+import typer
+
+from wiiiiided.cluster.archive.ignore import OURS, PULLED, BadRules, left_out
+from wiiiiided.cluster.archive.scan import PackError
+from wiiiiided.cluster.client import ClientError
+from wiiiiided.config import passed
+from wiiiiided.domain.exit_codes import INVALID
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.ui.cli.screen import put_json, say
+from wiiiiided.ui.jobfile.problem import Invalid, Problem
+from wiiiiided.ui.jobfile.read import examine
+from wiiiiided.ui.jobfile.rules import Complaint
+from wiiiiided.ui.jobfile.source import text_of
+from wiiiiided.ui.jobfile.writer import toml
+
+JobFile = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the job file: --set run.env.LR=0.1"
+    ),
+]
+
+
+class NotReady(ClientError):
+    """The job file is right, but something it needs is not there."""
+
+    code = INVALID
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job file that was read."""
+
+    file: str
+    spec: JobSpec
+    warnings: tuple[Problem, ...] = ()
+    empty: str = ""  # a folder with nothing in it, in place of the working directory
+
+    @property
+    def directory(self) -> str:
+        """What is shipped."""
+        if self.empty:
+            return self.empty
+        return os.path.normpath(os.path.join(os.path.dirname(self.file), self.spec.run.workdir))
+
+    def secrets(self) -> dict[str, str]:
+        """The values of run.pass_env, all of them."""
+        found = passed(self.spec.run.pass_env)
+        missing = [name for name in self.spec.run.pass_env if name not in found]
+        if missing:
+            raise NotReady(
+                f"{self.file}: run.pass_env names {', '.join(missing)}, which "
+                f"{'is' if len(missing) == 1 else 'are'} not set here",
+                "export it before you submit, or leave it out of run.pass_env",
+            )
+        return found
+
+
+def read(
+    path: str,
+    sets: list[str] | None,
+    name: str | None = None,
+    after: tuple[int, ...] = (),
+    swept: Sequence[str] = (),
+) -> LoadedJob:
+    """The job in a file, changed by options, `swept` being those of one combination of a sweep.
+    Raises Invalid with everything that is wrong."""
+    file = os.path.join(path, "job.toml") if os.path.isdir(path) else path
+    options = [*(sets or ()), *(() if name is None else (f"name={toml(name)}",))]
+    spec, warnings = examine(text_of(file), file, options, Shipped, swept)
+    if after:
+        policy = spec.policy
+        both = tuple(dict.fromkeys((*policy.after, *after)))
+        policy = msgspec.structs.replace(policy, after=both)
+        spec = msgspec.structs.replace(spec, policy=policy)
+    return LoadedJob(file, spec, warnings)
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A working directory, and what of it stays at home."""
+
+    path: str
+
+    def left_out(self, name: str) -> Complaint | None:
+        try:
+            found = left_out(self.path, name)
+        except BadRules:  # told when the folder is surveyed
+            return None
+        if found is None:
+            return None
+        line = f" by its line {found.pattern}" if found.pattern else ""
+        rule = f"{found.by} leaves {found.name} out{line}"
+        match found.by:
+            case "":
+                told = "set run.python to the environment's whole path, or rename it"
+                return Complaint(f"{found.name} never is", told)
+            case by if by == PULLED:
+                told = f"remove {found.name}{PULLED} to ship it"
+                return Complaint(f"{found.name} was made by wiiiiide pull", told)
+            case by if by == OURS:
+                return Complaint(rule, f"take that line out, or add !/{found.name} below it")
+            case _:
+                return Complaint(
+                    rule, f"add the line !/{found.name} to {OURS}, which is heard first"
+                )
+
+
+def unshippable(job: LoadedJob, problem: PackError) -> Invalid:
+    """What is wrong with the folder, told as what is wrong with the file is."""
+    return Invalid([Problem(job.file, None, "", str(problem))])
+
+
+def notes(job: LoadedJob) -> Iterator[str]:
+    """What is no mistake, yet may not be what was meant."""
+    spec = job.spec
+    yield from map(str, job.warnings)
+    several = spec.resources.nodes[1] != 1
+    if several and spec.policy.restart.max > 0 and not spec.output.checkpoints:
+        yield (
+            "it may run on several machines and be restarted, and each has a working directory of "
+            "its own: what rank 0 saves the others do not find there. output.checkpoints = "
+            '["ckpt/**"] gives it to all before a restart; not needed where every machine saves, '
+            "or all save to a shared file system"
+        )
+    if spec.policy.hang_timeout_s is not None and spec.network.backend != "wiiiiide":
+        yield (
+            f'policy.hang_timeout with network.backend = "{spec.network.backend}" counts only '
+            "when the script calls wiiiiided.torch.progress(step)"
+        )
+    if spec.network.interface != "auto" and spec.network.backend == "wiiiiide":
+        yield (
+            "network.interface is for gloo and nccl; with wiiiiide ranks are reached through their "
+            "machine's one port, at the address that the machine has in the cluster"
+        )
+
+
+def report(invalid: Invalid, as_json: bool) -> int:
+    """All problems, one per line; the exit code for them."""
+    if as_json:
+        problems = [msgspec.to_builtins(problem) for problem in invalid.problems]
+        put_json({"ok": False, "problems": problems})
+    for problem in invalid.problems:
+        say(str(problem))
+    return INVALID

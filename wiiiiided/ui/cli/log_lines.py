@@ -1,0 +1,160 @@
+"""Log lines on a screen: which rank, which stream, and what must not be overlooked.
+
+    0 │ epoch 1 loss 0.412            stdout
+    1 ! UserWarning: …                stderr: the mark is there without colours too
+    1 ! Traceback (most recent …      a traceback: all of it in red, also one on stdout
+    0 · rotated …                     a note of the shim
+    b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
+    05:11:54.123 0 │ …                with -t, each with its time
+
+What a rank writes is untrusted: it is cleaned here. Its colours pass on a terminal that shows any,
+and end with their line. Of a line that was overwritten with carriage
+returns, as progress bars do, the last version is shown, as on a terminal.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from wiiiiided.cluster.client import ClientError
+from wiiiiided.cluster.rpc.messages import JobView, LogLine
+from wiiiiided.text import clean_colours
+from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.text import cell, clean, columns
+from wiiiiided.ui.cli.units_text import moment
+
+TRACEBACK = "Traceback (most recent call last)"
+
+
+class NoSuchRank(ClientError):
+    """The job has fewer ranks than that."""
+
+    code = 2
+
+
+def check_ranks(job: JobView, ranks: Sequence[int]) -> None:
+    """A rank that the job does not have would just be silent."""
+    if job.attempt and job.workers and max(ranks, default=0) >= job.workers:
+        has = "rank 0 only" if job.workers == 1 else f"ranks 0 to {job.workers - 1}"
+        raise NoSuchRank(f"job {job.id} has {has}")
+
+
+class NoSuchAttempt(ClientError):
+    """The job has not been tried so often."""
+
+    code = 6
+
+
+def check_attempt(job: JobView, attempt: int | None) -> None:
+    """An attempt that was never made has no lines, which is not the same as silence."""
+    if attempt is None or 0 < attempt <= job.attempt:
+        return
+    made = {0: "has not been started yet", 1: "has had attempt 1 only"}
+    has = made.get(job.attempt, f"has had attempts 1 to {job.attempt}")
+    raise NoSuchAttempt(f"there is no attempt {attempt}: job {job.id} {has}")
+
+
+class NoSuchNode(ClientError):
+    """The job has no allocation there."""
+
+    code = 6
+
+
+def check_node(job: JobView, node: str | None) -> None:
+    """A node without an allocation of the job would just be silent."""
+    if node is not None and job.attempt and node not in job.nodes:
+        problem = f"attempt {job.attempt} of job {job.id} has no allocation on {node}"
+        raise NoSuchNode(f"{problem}: it is on {', '.join(job.nodes)}" if job.nodes else problem)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which lines are shown. Chosen here, not by the daemon: a pattern may take for ever, and then
+    it is only this command that does."""
+
+    node: str | None = None
+    pattern: re.Pattern[str] | None = None
+    since: float | None = None  # seconds since 1970
+
+    @property
+    def nodes(self) -> tuple[str, ...]:
+        """Those to be asked; none is all."""
+        return () if self.node is None else (self.node,)
+
+    @property
+    def chooses(self) -> bool:
+        """Whether silence may be the choice and not the job's."""
+        return self.pattern is not None or self.since is not None
+
+    def takes(self, line: LogLine, job: JobView | None) -> bool:
+        # A machine alone does not say its name.
+        alone = "" if job is None or len(job.nodes) != 1 else job.nodes[0]
+        if self.node is not None and (line.node or alone) != self.node:
+            return False
+        if self.since is not None and line.at < self.since:
+            return False
+        return self.pattern is None or self.pattern.search(shown(line)) is not None
+
+
+ALL = Wanted()
+
+
+def shown(line: LogLine) -> str:
+    """Of a line that was overwritten its last version, as on a terminal."""
+    return line.text.rstrip("\r").rpartition("\r")[2]
+
+
+class Lines:
+    """Prints log lines, with `times` when each was written; the job's view says how wide ranks and
+    nodes get."""
+
+    def __init__(self, job: JobView | None = None, times: bool = False) -> None:
+        self.job = job
+        self._times = times
+        self._drawn = sys.stdout.isatty()  # colours of the job's own are left out, or pass
+        self._in_traceback: set[int] = set()
+        self._bar = "│" if screen.can_print("│", sys.stdout) else "|"
+        self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
+
+    def put(self, line: LogLine) -> None:
+        text = clean_colours(shown(line), False) if self._drawn else clean(shown(line))
+        bad = self._is_traceback(line, text)
+        mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
+        if bad:
+            mark = "!"
+        when = f"{moment(line.at)} " if self._times else ""
+        prefix = f"{when}{self._whose(line)} {mark}"
+        if bad or line.stream == "note":
+            colour = screen.RED if bad else screen.DIM
+            screen.put(screen.paint(f"{prefix} {text}".rstrip(), colour, sys.stdout))
+            return
+        if screen.colourful(sys.stdout):
+            text = clean_colours(shown(line), True)
+        colour = screen.RED if line.stream == "err" else screen.DIM
+        screen.put(f"{screen.paint(prefix, colour, sys.stdout)} {text}".rstrip())
+
+    def _whose(self, line: LogLine) -> str:
+        """The rank, with its node where the job has several; all as wide as the widest."""
+        workers, nodes = (1, ()) if self.job is None else (self.job.workers, self.job.nodes)
+        rank = f"{line.rank:>{len(str(max(0, workers - 1)))}}"
+        if len(nodes) < 2:
+            return rank
+        node = cell(line.node)
+        widest = max(columns(cell(name)) for name in (*nodes, line.node))
+        return " " * (widest - columns(node)) + (f"{node}:{rank}" if node else f" {rank}")
+
+    def _is_traceback(self, line: LogLine, text: str) -> bool:
+        """Its first line, what is indented below it, and the error itself, which is not."""
+        if line.stream == "note":
+            return False
+        if text.lstrip().startswith(TRACEBACK):
+            self._in_traceback.add(line.rank)
+            return True
+        if line.rank not in self._in_traceback:
+            return False
+        if text and not text[0].isspace():
+            self._in_traceback.discard(line.rank)
+        return True

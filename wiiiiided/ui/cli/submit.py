@@ -1,0 +1,278 @@
+"""`wiiiiide submit`: a job file and its folder go to the daemon, and come back as a number.
+
+job.toml ──read──► spec ─┐
+folder ──pack──► tar ────┼──► daemon ──► id on stdout, a sentence on stderr
+environment ──► secrets ─┘
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Annotated, TypeVar
+
+import typer
+
+from wiiiiided.cluster.archive.pack import Packed, PackError, pack
+from wiiiiided.cluster.archive.scan import size_words, survey
+from wiiiiided.cluster.client import Client, ClientError, DaemonLost, NoDaemon, Progress
+from wiiiiided.cluster.rpc.messages import Submitted
+from wiiiiided.domain.exit_codes import NEVER
+from wiiiiided.domain.metrics import RunForecast
+from wiiiiided.domain.node import Node
+from wiiiiided.domain.rank_layout import Layout
+from wiiiiided.domain.spec import Resources
+from wiiiiided.ui.cli import plan, screen
+from wiiiiided.ui.cli.bulk import split
+from wiiiiided.ui.cli.candidates import LIVE, jobs
+from wiiiiided.ui.cli.daemon import connect
+from wiiiiided.ui.cli.follow import follow
+from wiiiiided.ui.cli.jobfile import (
+    JobFile,
+    LoadedJob,
+    NotReady,
+    Sets,
+    notes,
+    read,
+    report,
+    unshippable,
+)
+from wiiiiided.ui.cli.jobs import with_start
+from wiiiiided.ui.cli.options import DryRun, Json
+from wiiiiided.ui.cli.progress import counted, waiting
+from wiiiiided.ui.cli.sections import put
+from wiiiiided.ui.cli.text import clean
+from wiiiiided.ui.jobfile.problem import Invalid
+
+Result = TypeVar("Result")
+
+ALONE = "this machine alone"
+UNKNOWN = "what earlier runs needed is not known"
+NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none
+ASK_S = 2.0  # a dry run does not wait longer for what is only good to know
+
+
+class NeverHere(NotReady):
+    """This machine can never run the job."""
+
+    code = NEVER
+
+
+def command(
+    file: JobFile,
+    sweeps: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--sweep",
+            metavar="KEY=VALUES",
+            help="A job for each value: run.env.LR=0.1,0.01 or run.env.SEED=1..3; of several "
+            "--sweep, for each combination.",
+        ),
+    ] = None,
+    dry_run: DryRun = False,
+    following: Annotated[
+        bool,
+        typer.Option("-f", "--follow", help="Show its output, and end with its exit code."),
+    ] = False,
+    after: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ID",
+            help="Start when this job is done; may be given several times.",
+            autocompletion=jobs(LIVE),
+        ),
+    ] = None,
+    sets: Sets = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Call it so, whatever the job file says.")
+    ] = None,
+    hold: Annotated[bool, typer.Option("--hold", help="Queue it held; release starts it.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Queue a job. Its folder is sent along, without what .gitignore and .wiiiiideignore name.
+
+    Prints the job's number: id=$(wiiiiide submit job.toml). With -f, Ctrl-C stops the watching,
+    not the job.
+    """
+    if sweeps and following:
+        raise typer.BadParameter("-f follows one job; without it, wiiiiide wait waits for a sweep")
+    earlier = _earlier([text for texts in after or () for text in texts.split(",")])
+    made = partial(read, file, sets, name, earlier)
+    if sweeps:
+        from wiiiiided.ui.cli import submit_sweep
+
+        return submit_sweep.run(sweeps, made, hold, dry_run, as_json)
+    return queue(made, dry_run=dry_run, hold=hold, following=following, as_json=as_json)
+
+
+def queue(
+    made: Callable[[], LoadedJob],
+    *,
+    dry_run: bool = False,
+    hold: bool = False,
+    following: bool = False,
+    as_json: bool = False,
+) -> int:
+    """Queue the job that is made, or say what would run; every problem of it is told."""
+    try:
+        job = made()
+        if dry_run:
+            return _dry_run(job, as_json)
+        return _submit(job, hold, following, as_json)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        return report(unshippable(job, problem), as_json)
+
+
+def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
+    """The jobs to start after; those of a sweep are all of them."""
+    given = [split(text) for text in texts]
+    found: list[int] = []
+    for _, number, sweep in given:
+        found += [number] if number else [job.id for job in connect().sweep(sweep)]
+    return tuple(found)
+
+
+def _dry_run(job: LoadedJob, as_json: bool) -> int:
+    with waiting("looking at the folder"):
+        ships = survey(job.directory)
+    job.secrets()
+    (dry,) = dry_runs([job])
+    if as_json:
+        screen.put_json(plan.as_json(job, ships, dry))
+    else:
+        title = f"{clean(job.file)}: ok; nothing was queued. It would be"
+        put([plan.section(title, job, ships, dry)])
+    for note in (*ships.notes, *notes(job)):
+        screen.say(f"note: {note}")
+    return 0
+
+
+def dry_runs(jobs: Sequence[LoadedJob]) -> list[plan.Dry]:
+    """What each would do; jobs that ask for the same are asked about once."""
+    from wiiiiided.cluster.control import placement
+
+    nodes, where, problem = _nodes()
+    name = jobs[0].spec.name
+    forecast, expects = (None, f"{UNKNOWN}: {problem}") if problem else _forecast(name)
+    layouts: dict[Resources, Layout] = {}
+    for job in jobs:
+        if job.spec.resources not in layouts:
+            try:
+                layouts[job.spec.resources] = placement.plan(job.spec, nodes)
+            except placement.NeverRuns as never:
+                raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
+    return [plan.Dry(layouts[job.spec.resources], forecast, expects) for job in jobs]
+
+
+def _nodes() -> tuple[list[Node], str, str]:
+    """The machines it would be placed on, what to call them, and what is wrong with the daemon: the
+    cluster's as the daemon knows them, else this one."""
+    from wiiiiided.cluster.system import probe
+
+    try:
+        found = connect().nodes(within_s=NODES_S)
+    except NoDaemon:
+        return [probe.this_node()], ALONE, ""
+    except ClientError as problem:
+        screen.say("note: planned for this machine alone: the others are not known")
+        return [probe.this_node()], ALONE, str(problem)
+    where = f"the cluster {found.cluster}" if found.cluster else ALONE
+    return [one.node for one in found.nodes], where, ""
+
+
+def _forecast(name: str) -> tuple[RunForecast | None, str]:
+    """What earlier runs of that name needed, as the daemon knows it; a dry run needs none."""
+    try:
+        found = connect().predict(name, within_s=ASK_S)
+    except (NoDaemon, DaemonLost):
+        return None, f"no daemon answers: {UNKNOWN}"
+    except ClientError as problem:
+        return None, f"{UNKNOWN}: {problem}"
+    return found, found.text
+
+
+def _submit(job: LoadedJob, hold: bool, following: bool, as_json: bool) -> int:
+    secrets = job.secrets()
+    client = connect()
+
+    def ask(packed: Packed, progress: Progress) -> Submitted:
+        return client.submit(job.spec, packed, secrets, hold=hold, progress=progress)
+
+    submitted, sent = send(client, job, ask, as_json)
+    sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
+    _tell(submitted, job, sentence, sent, following, as_json)
+    if not following:
+        return 0
+    sys.stdout.flush()
+    try:
+        return follow(client, submitted.id, as_json=as_json, told=sentence)
+    except KeyboardInterrupt:
+        screen.say(
+            f"\ndetached; job {submitted.id} goes on. wiiiiide logs -f {submitted.id} shows it "
+            f"again, wiiiiide cancel {submitted.id} ends it"
+        )
+        raise
+
+
+def _tell(
+    submitted: Submitted, job: LoadedJob, sentence: str, sent: int, following: bool, as_json: bool
+) -> None:
+    if as_json:
+        made = {"id": submitted.id, "name": job.spec.name, "why": submitted.why}
+        made["starts"] = submitted.starts
+        screen.put_json({**made, "sent_bytes": sent})
+    elif sys.stdout.isatty() and not following:
+        screen.put(clean(with_start(sentence, submitted.starts)))
+    else:
+        if not following:
+            screen.put(str(submitted.id))
+        screen.say(with_start(sentence, submitted.starts))
+
+
+def send(
+    client: Client, job: LoadedJob, ask: Callable[[Packed, Progress], Result], as_json: bool
+) -> tuple[Result, int]:
+    """The daemon's answer, and how many bytes of the job's folder it wanted."""
+    # So that nothing is packed for a daemon that is not there.
+    status = client.status()
+    try:
+        answer, sent = _packed(job, ask)
+    except ClientError as refusal:
+        if status.problem not in str(refusal):
+            screen.say(f"note: the daemon says: {status.problem}")
+        raise
+    if status.problem:
+        screen.say(f"note: the daemon says: {status.problem}")
+    if not as_json and not job.empty:
+        screen.say(_shipped(sent, status.role))
+    return answer, sent
+
+
+def _packed(job: LoadedJob, ask: Callable[[Packed, Progress], Result]) -> tuple[Result, int]:
+    sent = 0
+    with waiting("packing the folder"):
+        packed = pack(job.directory)
+    try:
+        for note in (*packed.notes, *notes(job)):
+            screen.say(f"note: {note}")
+        with counted("sending the folder") as tell:
+
+            def progress(done: int, total: int) -> None:
+                nonlocal sent
+                sent = done
+                tell(done, total)
+
+            return ask(packed, progress), sent
+    finally:
+        packed.remove()
+
+
+def _shipped(sent: int, role: str) -> str:
+    if sent:
+        return f"sent {size_words(sent)}"
+    # Nodes were not asked: each gets the folder from there when a job is placed on it.
+    who = "the daemon" if role == "alone" else "the coordinator"
+    return f"nothing sent: {who} has the folder already"

@@ -1,0 +1,112 @@
+"""`wiiiiide submit --sweep`: one job file and its folder become many jobs, all queued or none.
+
+job.toml ──read once for each combination──► specs ───┐
+folder ──packed and sent once──────────────► tar ─────┼──► daemon ──► s12 on stdout
+environment ───────────────────────────────► secrets ─┘
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from wiiiiided.cluster.archive.pack import Packed, PackError
+from wiiiiided.cluster.archive.scan import survey
+from wiiiiided.cluster.client import Progress
+from wiiiiided.cluster.rpc.framing import REQUEST_BYTES
+from wiiiiided.cluster.rpc.messages import SweepJob, Swept, encode
+from wiiiiided.domain.sweep import label, sweep_id
+from wiiiiided.ui.cli import plan, screen
+from wiiiiided.ui.cli.daemon import connect
+from wiiiiided.ui.cli.jobfile import LoadedJob, NotReady, report, unshippable
+from wiiiiided.ui.cli.progress import waiting
+from wiiiiided.ui.cli.sections import FactSection, put
+from wiiiiided.ui.cli.submit import dry_runs, send
+from wiiiiided.ui.cli.text import cell, clean
+from wiiiiided.ui.cli.units_text import count
+from wiiiiided.ui.jobfile.problem import Invalid
+from wiiiiided.ui.jobfile.sweeps import combinations
+
+Trial = tuple[dict[str, str], LoadedJob]  # a setting, and the job with it
+
+
+def run(
+    sweeps: Sequence[str],
+    made: Callable[..., LoadedJob],
+    hold: bool,
+    dry_run: bool,
+    as_json: bool,
+) -> int:
+    """All combinations, queued or only listed; every problem of them is told."""
+    try:
+        with waiting("reading the job file"):
+            trials = combinations(sweeps, lambda swept: made(swept=swept))
+        secrets = {name: value for _, job in trials for name, value in job.secrets().items()}
+        return _list(trials, as_json) if dry_run else _submit(trials, secrets, hold, as_json)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        return report(unshippable(trials[0][1], problem), as_json)
+
+
+def _list(trials: Sequence[Trial], as_json: bool) -> int:
+    first = trials[0][1]
+    with waiting("looking at the folder"):
+        ships = survey(first.directory)
+    dries = dry_runs([job for _, job in trials])
+    if as_json:
+        found = plan.as_json(first, ships, dries[0])
+        made = [
+            {"setting": setting, "job": msgspec.to_builtins(job.spec)} for setting, job in trials
+        ]
+        screen.put_json({**found, "jobs": made})
+        return 0
+    many = count(len(trials), "job")
+    title = f"{clean(first.file)}: ok; nothing was queued. It would be {many}, the first"
+    names = [(cell(_name(setting, job)),) for setting, job in trials]
+    jobs = FactSection("jobs", names, lambda row: f"  {row[0]}")
+    put([plan.section(title, first, ships, dries[0]), jobs], between=None)
+    return 0
+
+
+def _submit(trials: Sequence[Trial], secrets: dict[str, str], hold: bool, as_json: bool) -> int:
+    jobs = [SweepJob(job.spec, setting) for setting, job in trials]
+    if len(encode(jobs)) > REQUEST_BYTES // 2:
+        text = f"{count(len(jobs), 'job')} of this size are more than one request can hold"
+        raise NotReady(f"{trials[0][1].file}: {text}", "sweep fewer values at once")
+    client = connect()
+
+    def ask(packed: Packed, progress: Progress) -> Swept:
+        return client.submit_sweep(jobs, packed, secrets, hold=hold, progress=progress)
+
+    swept, sent = send(client, trials[0][1], ask, as_json)
+    _tell(swept, trials, sent, as_json)
+    return 0
+
+
+def _tell(swept: Swept, trials: Sequence[Trial], sent: int, as_json: bool) -> None:
+    name, sweep = trials[0][1].spec.name, sweep_id(swept.id)
+    numbered = list(zip(swept.jobs, trials, strict=True))
+    if as_json:
+        made = [{"id": number, "setting": setting} for number, (setting, _) in numbered]
+        head = {"sweep": sweep, "name": name, "jobs": made}
+        told = {"why": swept.why, "starts": swept.starts, "sent_bytes": sent}
+        screen.put_json({**head, **told})
+        return
+    first, last = swept.jobs[0], swept.jobs[-1]
+    numbers = f"job {first}" if first == last else f"jobs {first} to {last}"
+    sentence = f"sweep {sweep} ({name}): {numbers}; job {first} {swept.why}"
+    if swept.starts.startswith("starts "):  # else `why` of any of them says why not
+        sentence += f"; job {last} {swept.starts}"
+    if sys.stdout.isatty():
+        screen.put(clean(sentence))
+        screen.say(f"wiiiiide ps {sweep} lists them, wiiiiide report {sweep} compares them")
+    else:
+        screen.put(sweep)
+        screen.say(sentence)
+
+
+def _name(setting: dict[str, str], job: LoadedJob) -> str:
+    return f"{job.spec.name} {label(setting)}"

@@ -1,0 +1,36 @@
+"""All attempts of a job as a table: where, from when to when, how each ended and why.
+
+The same rows serve the page and the terminal.
+"""
+
+from __future__ import annotations
+
+from wiiiiided.cluster.rpc.messages import JobRecords
+from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.ui.report import words
+from wiiiiided.ui.report.history import is_running, length_of
+from wiiiiided.ui.report.summary import ending
+
+TITLES = ("attempt", "nodes", "started", "ended", "lasted", "end", "why")
+NODES, WHY = 60, 400  # characters
+
+
+def attempt_rows(records: JobRecords) -> list[tuple[str, ...]]:
+    """Oldest first."""
+    return [_row(records, run) for run in records.runs]
+
+
+def _row(records: JobRecords, run: RunRecord) -> tuple[str, ...]:
+    running = is_running(records, run)
+    why = run.reason
+    if not why and run is records.runs[-1] and not running and records.job.state == "failed":
+        why = records.job.why  # of a record that an older daemon wrote
+    return (
+        str(run.attempt),
+        words.short(words.listed(run.nodes), NODES),
+        words.moment(run.started_at),
+        words.moment(run.ended_at),
+        words.span(length_of(run)),
+        words.short(ending(run, running), NODES),
+        words.short(why, WHY) or words.UNKNOWN,
+    )

@@ -1,0 +1,128 @@
+"""The charts of one attempt: where time went, by node and by rank; batches; bytes on the wire."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.ui.report import words
+from wiiiiided.ui.report.charts import Bar, BarChart, ChartFigure
+from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report.ranks import (
+    RANKS,
+    NodeSum,
+    Split,
+    codecs_of,
+    is_measured,
+    measured,
+    nodes_of,
+    operations_of,
+    split_of,
+    spread,
+)
+from wiiiiided.ui.report.summary import has_figures, split_words, wire_words
+from wiiiiided.ui.report.ticks import Scale, amounts, sizes
+
+NODES = 64  # bars; the sums count all
+WHOLE = Scale(0.0, 1.0, tuple((n / 4, f"{25 * n} %") for n in range(5)))
+PARTS = (
+    ("compute", "compute and the rest"),
+    ("exchange", "exchange"),
+    ("waiting", "waiting for others"),
+)
+
+
+def rank_charts(run: RunRecord) -> Iterator[ChartFigure]:
+    if not has_figures(run):
+        return
+    nodes = nodes_of(run)
+    yield from _time(run, nodes)
+    yield from _batches(run, nodes)
+    yield from _wire(run, nodes)
+
+
+def _time(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
+    length = length_of(run)
+    if length <= 0 or not is_measured(run):  # the summary says so
+        return
+    told = split_words(run)[:1].upper() + split_words(run)[1:] + ", mean of the ranks."
+    ranks = [
+        _split_bar(f"rank {rank.rank} on {rank.node}", split_of(rank, length))
+        for rank in measured(run)[:RANKS]
+    ]
+    if len(nodes) > 1:
+        bars = [_split_bar(node.name, node.split) for node in nodes[:NODES] if node.split]
+        said = told + _left_out(len(nodes), NODES)
+        yield ChartFigure("Time by node", said, BarChart(WHOLE, bars), PARTS)
+    said = (told if len(nodes) < 2 else "") + _left_out(len(measured(run)), RANKS)
+    yield ChartFigure("Time by rank", said, BarChart(WHOLE, ranks), PARTS)
+
+
+def _left_out(many: int, most: int) -> str:
+    return f" The first {most} of {many:,}." if many > most else ""
+
+
+def _split_bar(name: str, split: Split) -> Bar:
+    shares = split.shares
+    seconds = (split.compute, split.exchange, split.waiting)
+    parts = tuple(
+        (kind, part, f"{words.share(part)} {told}, {words.span(spent)}")
+        for (kind, told), part, spent in zip(PARTS, shares, seconds, strict=True)
+    )
+    compute, exchange, waiting = (f"{100 * part:.0f}" for part in shares)
+    return Bar(name, f"{compute} · {exchange} · {waiting} %", parts)
+
+
+def _batches(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
+    """Steps by node: the bar is the mean of its ranks, the whisker goes from least to most."""
+    said = all(node.steps is not None for node in nodes)
+    what = "steps" if said else "operations"
+    spreads = [node.steps if said and node.steps else node.operations for node in nodes]
+    most = max((each.high for each in spreads), default=0)
+    if most <= 0:
+        return
+    bars = []
+    for node, each in zip(nodes[:NODES], spreads, strict=False):
+        samples = "" if node.samples is None else f", {words.number(node.samples)} samples"
+        apart = "" if each.low == each.high else f" ({each.low:,.0f}–{each.high:,.0f})"
+        mean, more = words.number(each.mean), f"{apart} {what}{samples}"
+        part = ("one", each.mean, f"{words.count(node.ranks, 'rank')}, {mean}{more}")
+        bars.append(Bar(node.name, mean, (part,), more, (each.low, each.high)))
+    told = batches_words(run) + _left_out(len(nodes), NODES)
+    chart = BarChart(amounts(0.0, most, words.number), bars)
+    yield ChartFigure(f"Batches by node ({what} of a rank)", told, chart)
+
+
+def batches_words(run: RunRecord) -> str:
+    """How far apart the ranks are, in a sentence."""
+    steps = spread([rank.totals.step for rank in run.ranks])
+    what = "step" if steps else "operation"
+    steps = steps or spread([operations_of(rank) for rank in run.ranks])
+    if steps is None or steps.high <= 0:
+        return ""
+    if steps.low == steps.high:
+        who = "All ranks are" if len(run.ranks) > 1 else "Its one rank is"
+        return f"{who} at {words.count(int(steps.high), what)}."
+    apart = words.share(steps.share)
+    return f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart."
+
+
+def _wire(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
+    most = max((max(node.raw, node.wire) for node in nodes), default=0)
+    told = wire_words(run)
+    if most <= 0 or not told:
+        return
+    bars = []
+    for node in nodes[:NODES]:
+        raw, wire = words.size(node.raw), words.size(node.wire)
+        parts = (
+            ("raw", float(node.raw), f"{raw} before the codec"),
+            ("wire", float(node.wire), f"{wire} travelled"),
+        )
+        bars.append(Bar(node.name, f"{raw} → {wire}", parts))
+    why = "".join(f" {name}: {reason}." for name, reason in codecs_of(run) if reason)
+    keys = (("raw", "before the codec"), ("wire", "as it travelled"))
+    chart = BarChart(sizes(most), bars, stacked=False)
+    yield ChartFigure(
+        "Sent to other hosts", f"{told}.{why}" + _left_out(len(nodes), NODES), chart, keys
+    )

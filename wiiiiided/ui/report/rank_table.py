@@ -1,0 +1,56 @@
+"""The ranks of an attempt as a table; on a telephone each of them becomes a card.
+
+The same rows serve the page and the terminal.
+"""
+
+from __future__ import annotations
+
+from wiiiiided.domain.metrics import RankRecord, RunRecord
+from wiiiiided.ui.report import words
+from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report.ranks import RANKS, split_of, waits_most_for
+
+TITLES = (
+    *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting"),
+    *("waits most for", "sent", "received", "codec", "coding", "memory", "cpu", "slowest for"),
+)
+NAME = 24  # characters of a name in a row; the charts show the whole of it on hovering
+# Where long titles may be divided, should the screen be narrow.
+DIVIDED = {
+    title.replace("|", ""): title.replace("|", "\u00ad")
+    for title in ("com|pute", "ex|change", "wait|ing", "re|ceived", "sam|ples", "mem|ory")
+}
+LEFT = frozenset({"node", "waits most for", "codec"})  # words; the others are numbers
+
+
+def rank_rows(run: RunRecord) -> list[tuple[str, ...]]:
+    length = length_of(run)
+    return [_row(rank, length) for rank in run.ranks[:RANKS]]
+
+
+def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
+    total = rank.totals
+    shares = split_of(rank, length).shares if total.measured else (None, None, None)
+    peer = waits_most_for(rank)
+    cores = None if total.cpu_s is None or length <= 0 else total.cpu_s / length
+    return (
+        str(rank.rank),
+        words.short(rank.node, NAME),
+        words.number(total.step),
+        words.number(total.samples),
+        "nan" if total.diverged else words.number(total.loss),
+        *map(words.share, shares),
+        words.UNKNOWN if peer is None else f"rank {peer[0]}, {words.span(peer[1])}",
+        words.size(total.wire_out) if total.wire_out else words.UNKNOWN,
+        words.size(total.wire_in) if total.wire_in else words.UNKNOWN,
+        words.short(total.codec, NAME) or words.UNKNOWN,
+        words.span(total.encode_s + total.decode_s) if total.codec else words.UNKNOWN,
+        words.size(rank.memory_peak),
+        words.UNKNOWN if cores is None else f"{cores:.2f}",
+        words.span(rank.straggled_s) if rank.straggled_s > 0 else words.UNKNOWN,
+    )
+
+
+def shown_columns(rows: list[tuple[str, ...]]) -> list[int]:
+    """Those in which at least one rank has something."""
+    return [n for n in range(len(TITLES)) if any(row[n] != words.UNKNOWN for row in rows)]

@@ -1,0 +1,253 @@
+"""The few lines that everybody wants first, and the sentences that explain the charts.
+
+They are the same on the page, on the terminal and in `wiiiiide show`, so they are made once.
+"""
+
+from __future__ import annotations
+
+import shlex
+import signal
+from collections.abc import Iterator
+
+from wiiiiided.cluster.rpc.messages import JobRecords
+from wiiiiided.domain.metrics import RankRecord, RunRecord
+from wiiiiided.metrics.straggler import of_run, turns_of_run
+from wiiiiided.ui.report import ranks, words
+from wiiiiided.ui.report.history import is_running, length_of
+
+Pair = tuple[str, str]
+NOT_MEASURED = (
+    "exchange and waiting are not measured: the job uses no group of the backend wiiiiide"
+)
+NAN = "nan at last"
+# How the sentence about a job begins in some states: it would say the state once more.
+_REPEATS = {
+    "running": "runs",
+    "starting": "is being started",
+    "stopping": "is being stopped",
+    "hung": "hangs",
+    "held": "is held",
+}
+
+
+def facts(records: JobRecords) -> Iterator[Pair]:
+    """What the job is, and how its latest attempt went."""
+    job = records.job
+    yield "state", job.state + beyond_state(job.state, job.why)
+    if command := command_of(records):
+        yield "command", command
+    yield "submitted", words.moment(job.submitted_at)
+    yield from _times(records)
+    run = latest(records)
+    nodes = run.nodes if run is not None and run.nodes else job.nodes
+    yield "nodes", words.listed(nodes) if nodes else "none yet"
+    yield "workers", words.number(run.workers if run is not None else job.workers)
+    if job.attempt:
+        yield "attempts", _attempts(records)
+    if job.apart and job.apart not in job.why:
+        yield "steps", job.apart
+    if run is not None:
+        yield from figures(run)
+
+
+def command_of(records: JobRecords) -> str:
+    """What the job runs, as one would type it; empty where that is not told."""
+    run = records.spec.get("run")
+    argv = run.get("command") if isinstance(run, dict) else None
+    return shlex.join(map(str, argv)) if isinstance(argv, list | tuple) else ""
+
+
+def beyond_state(state: str, why: str) -> str:
+    """What the sentence about a job says beyond its state, to stand right behind it:
+    `cancelled` + ` by ada`, `running` + ` on a`, `failed` + `: rank 1 ended with exit code 1`."""
+    for lead in (state, _REPEATS.get(state, state)):
+        rest = why.removeprefix(lead)
+        if rest != why and rest[:1] in ("", " ", ":", ";", ","):
+            return rest
+    return f": {why}" if why else ""
+
+
+def is_loud(title: str, text: str) -> bool:
+    """A fact that must not be overlooked."""
+    return title == "loss" and text.startswith(NAN)
+
+
+def _times(records: JobRecords) -> Iterator[Pair]:
+    job = records.job
+    if job.started_at is None:
+        yield "started", "never"
+    else:
+        first = records.runs[0].started_at if records.runs else job.started_at
+        yield "started", words.moment(first)
+    if job.ended_at is not None:
+        code = "" if job.code is None else f", exit code {code_words(job.code)}"
+        yield "ended", words.moment(job.ended_at) + code
+    if records.runs:
+        ran = sum(map(length_of, records.runs))
+        last = records.runs[-1]
+        so_far = "" if last.ended_at is not None else ", as far as it was seen"
+        so_far = " so far" if is_running(records, last) else so_far
+        yield "ran for", words.span(ran) + so_far
+    elif job.started_at is not None and job.ended_at is not None:
+        yield "ran for", words.span(job.ended_at - job.started_at)
+
+
+def _attempts(records: JobRecords) -> str:
+    made = records.job.attempt
+    seen = len(records.runs)
+    return str(made) if made <= seen else f"{made}; figures of {seen or 'none'}"
+
+
+def latest(records: JobRecords) -> RunRecord | None:
+    """The attempt that counts: the last with figures, else the last."""
+    told = [run for run in records.runs if has_figures(run)]
+    return (told or records.runs)[-1] if records.runs else None
+
+
+def has_figures(run: RunRecord) -> bool:
+    """Whether its ranks counted or reported anything; an untouched stats page does not."""
+    said = any(
+        ranks.operations_of(r) or r.totals.step is not None or r.totals.samples is not None
+        for r in run.ranks
+    )
+    return said or any(
+        (p.rates.measured and p.rates.operations) or p.step is not None for p in run.points
+    )
+
+
+def figures(run: RunRecord) -> Iterator[Pair]:
+    """An attempt in a few numbers; nothing of what it never said."""
+    length = length_of(run)
+    step, total, samples = ranks.steps_of(run), ranks.total_of(run), ranks.samples_of(run)
+    if step is not None:
+        of = "" if total is None else f" of {total:,}"
+        yield "steps", f"{step:,}{of}" + _pace(run, "steps", step)
+    if samples is not None:
+        yield "samples", f"{samples:,}" + _pace(run, "samples", samples)
+    elif step is None and (operations := sum(ranks.operations_of(r) or 0 for r in run.ranks)):
+        told = f"{operations:,}" + _pace(run, "operations", operations)
+        yield "operations", told + ("" if len(run.ranks) == 1 else ", all ranks together")
+    if said := loss_words(run):
+        yield "loss", said
+    if run.ranks and length > 0 and has_figures(run):
+        yield "time", split_words(run)
+    if sentence := wire_words(run):
+        yield "wire", sentence
+    if (memory := ranks.memory_of(run)) is not None:
+        yield "memory", f"{words.size(memory)} at most in a rank"
+    if (cores := ranks.cpu_of(run)) is not None:
+        yield (
+            "cpu",
+            f"{cores:.2f} cores in the mean"
+            + ("" if len(run.ranks) == 1 else ", all ranks together"),
+        )
+    if metrics := ranks.metrics_of(run):
+        yield "metrics", ", ".join(f"{name} {metric_words(v)}" for name, v in metrics.items())
+    if slowest := slowest_of(run):
+        yield "slowest", straggler_words(run, slowest)
+    elif turns := turns_of_run(run, length):
+        yield "slowest", f"none: {turns}"
+
+
+def _pace(run: RunRecord, name: str, many: int) -> str:
+    """How many a second while it trained; where only the whole is known, that is said."""
+    pace, length = pace_of(run, name), length_of(run)
+    if pace is not None:
+        return f", {words.number(pace)}/s"
+    return f", {words.number(many / length)}/s, start-up included" if length > 0 else ""
+
+
+def pace_of(run: RunRecord, name: str) -> float | None:
+    """The mean of a rate, from the first point in which it moved to the last: the level of its
+    chart. The first itself counts only where there is little else: most of it may be start-up."""
+    seen = [(getattr(point.rates, name), point.span) for point in run.points]
+    moved = [at for at, (rate, _) in enumerate(seen) if rate]
+    if not moved:
+        return None
+    first = moved[0] + (len(moved) > 2)
+    known = [(rate, span) for rate, span in seen[first : moved[-1] + 1] if rate is not None]
+    whole = sum(span for _, span in known)
+    return sum(rate * span for rate, span in known) / whole if whole > 0 else None
+
+
+def loss_words(run: RunRecord) -> str:
+    """The last loss; that it is no number any more is said first. Empty where none was said."""
+    loss = ranks.loss_of(run)
+    if ranks.diverged(run):
+        return NAN + ("" if loss is None else f" ({words.number(loss)} before)")
+    return "" if loss is None else f"{words.number(loss)} at last"
+
+
+def metric_words(value: float | None) -> str:
+    return "nan" if value is None else words.number(value)
+
+
+def split_words(run: RunRecord) -> str:
+    """Where the ranks' time went, in the mean."""
+    length = length_of(run)
+    whole = ranks.mean_split([ranks.split_of(rank, length) for rank in ranks.measured(run)])
+    if whole is None:
+        return NOT_MEASURED
+    compute, exchange, waiting = map(words.share, whole.shares)
+    return f"{compute} compute, {exchange} exchange, {waiting} waiting for others"
+
+
+def wire_words(run: RunRecord) -> str:
+    """What the codec saved, in a sentence; empty where nothing went to another host."""
+    nodes = ranks.nodes_of(run)
+    raw, wire = sum(node.raw for node in nodes), sum(node.wire for node in nodes)
+    if not wire:
+        return ""
+    names = words.listed(tuple(name for name, _ in ranks.codecs_of(run)))
+    told = f"{words.size(raw)} sent to other hosts travelled as {words.size(wire)}"
+    if raw <= 0 or wire >= raw:
+        return told + ", headers included"
+    return f"{told}: {words.share(1 - wire / raw)} saved" + (f" by {names}" if names else "")
+
+
+def slowest_of(run: RunRecord) -> RankRecord | None:
+    """The one rank that held the others up, if there was one over the whole run."""
+    slowest = of_run(run)
+    return next((rank for rank in run.ranks if rank.rank == slowest), None)
+
+
+def straggler_words(run: RunRecord, rank: RankRecord) -> str:
+    """For how long it was the slowest, and what that cost the others: two different times."""
+    length = length_of(run)
+    part = f" ({words.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
+    told = f"rank {rank.rank} on {rank.node} was the slowest for {words.span(rank.straggled_s)}"
+    waited = ranks.waited_for(run, rank.rank)
+    cost = "" if waited is None else f"; the others waited {words.span(waited)} for it"
+    return told + part + cost
+
+
+def why_nothing(records: JobRecords) -> str:
+    """The sentence of a report without figures; empty where there are some."""
+    if any(map(has_figures, records.runs)):
+        return ""
+    if not records.job.attempt:
+        return "This job has not run: there are no figures."
+    if not records.runs:
+        return "Nobody looked at this job while it ran: no figures were kept."
+    return (
+        "This job's ranks counted nothing: they neither used the wiiiiide backend nor called "
+        "wiiiiided.torch.progress(…). What is known without them is below."
+    )
+
+
+def code_words(code: int) -> str:
+    """An exit code with the signal it stands for: "137 (SIGKILL)"."""
+    try:
+        return f"{code} ({signal.Signals(code - 128).name})" if code > 128 else str(code)
+    except ValueError:
+        return str(code)
+
+
+def ending(run: RunRecord, running: bool = False) -> str:
+    """How an attempt ended, in a word or two."""
+    if running:
+        return "running"
+    if run.ended_at is None:
+        return run.state or "no end seen"
+    code = "" if run.code in (None, 0) else f", exit code {code_words(run.code or 0)}"
+    return (run.state or "ended") + code

@@ -1,0 +1,167 @@
+"""A sweep compared: what each of its jobs was set to, and what came of it. Pure.
+
+    JobRecords of each job ─► trial ─┐
+    a job that has not begun ─► trial ┴─► Comparison ─► page, and cli/sweep_lines
+
+The smallest last loss comes first, then losses that are no number any more, then jobs that said
+none. Of the losses over steps a few are drawn: more lines than colours could not be told apart. The
+table has all jobs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from wiiiiided.cluster.rpc.messages import JobRecords, JobView
+from wiiiiided.domain.states import STATES
+from wiiiiided.domain.sweep import label, short_names
+from wiiiiided.ui.report import ranks, words
+from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report.sanitize import sanitized
+from wiiiiided.ui.report.summary import latest
+from wiiiiided.ui.report.ticks import Scale, amounts, around, times
+
+LINES = 8  # that are drawn: as many as there are colours
+POINTS = 200  # of a line
+LETTERS = "abcdefgh"  # which line is whose, also without colours
+VALUE = 40  # characters of a value in the table
+
+Said = tuple[int | None, float, float]  # step, seconds since the job began, loss
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One job of the sweep."""
+
+    job: JobView
+    step: int | None = None
+    loss: float | None = None  # the last that was a number
+    diverged: bool = False  # it is none any more
+    ran_s: float | None = None
+    said: tuple[Said, ...] = ()  # thinned; a step that was made twice counts as made last
+
+    @property
+    def lowest(self) -> float | None:
+        seen = [loss for _, _, loss in self.said] + ([] if self.loss is None else [self.loss])
+        return min(seen, default=None)
+
+    @property
+    def counts_steps(self) -> bool:
+        """One that begins each epoch at 0 again does not."""
+        steps = [step for step, _, _ in self.said]
+        known = [step for step in steps if step is not None]
+        return len(known) == len(steps) and known == sorted(known)
+
+    @property
+    def order(self) -> tuple[bool, bool, float, int]:
+        return (self.loss is None, self.diverged, self.loss or 0.0, self.job.id)
+
+
+def trial_of(records: JobRecords) -> Trial:
+    records = sanitized(records)
+    run = latest(records)
+    if run is None:
+        return Trial(records.job)
+    said: list[Said] = []
+    before = 0.0
+    for one in records.runs:
+        points = [point for point in one.points if point.loss is not None]
+        first = points[0].step if points else None
+        if first is not None:  # it goes on after a checkpoint, and makes some steps again
+            said = [past for past in said if past[0] is None or past[0] < first]
+        said += [(point.step, before + point.at, point.loss or 0.0) for point in points]
+        before += length_of(one)
+    every = -(-len(said) // POINTS) or 1
+    thinned = [*said[:-1][::every], *said[-1:]]
+    steps, loss = ranks.steps_of(run), ranks.loss_of(run)
+    return Trial(records.job, steps, loss, ranks.diverged(run), before, tuple(thinned))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    trials: tuple[Trial, ...]  # the smallest last loss first
+    keys: tuple[str, ...]  # that were swept
+
+    @property
+    def sweep(self) -> str:
+        return self.trials[0].job.sweep
+
+    @property
+    def name(self) -> str:
+        job = self.trials[0].job
+        return job.name.removesuffix(f" {label(job.setting)}")
+
+    @property
+    def drawn(self) -> tuple[Trial, ...]:
+        return tuple(trial for trial in self.trials if trial.said)[:LINES]
+
+    @property
+    def by_steps(self) -> bool:
+        """Whether all that are drawn count steps on and on; else they are drawn over time."""
+        return all(trial.counts_steps for trial in self.drawn)
+
+    def lines(self) -> list[list[tuple[float, float]]]:
+        """Of each that is drawn: step, or seconds, and loss."""
+        return [
+            [(float(step or 0) if self.by_steps else at, loss) for step, at, loss in trial.said]
+            for trial in self.drawn
+        ]
+
+    def scales(self) -> tuple[Scale, Scale]:
+        """From left to right, and from below to above."""
+        points = [point for line in self.lines() for point in line]
+        far = max(x for x, _ in points)
+        across = amounts(0.0, far, words.number, 8) if self.by_steps else times(far)
+        return across, around([loss for _, loss in points])
+
+
+def compare(trials: Iterable[Trial]) -> Comparison:
+    ordered = tuple(sorted(trials, key=lambda trial: trial.order))
+    keys = dict.fromkeys(key for trial in ordered for key in trial.job.setting)
+    return Comparison(ordered, tuple(keys))
+
+
+# ---- in words
+
+
+def facts(found: Comparison) -> Iterator[tuple[str, str]]:
+    counts = Counter(trial.job.state for trial in found.trials)
+    states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
+    yield "jobs", f"{len(found.trials)}: {states}"
+    yield "swept", words.listed(found.keys)
+    best = found.trials[0]
+    if best.loss is not None and not best.diverged:
+        setting = label(best.job.setting)
+        yield "smallest", f"{words.number(best.loss)} at last: job {best.job.id}, {setting}"
+
+
+def told(found: Comparison) -> str:
+    """The sentence of the chart."""
+    over = "steps" if found.by_steps else "time"
+    many = sum(bool(trial.said) for trial in found.trials)
+    if many <= LINES:
+        return f"Over {over}, of every job that said one"
+    return f"Over {over}, of the {LINES} jobs with the smallest last; {many - LINES} are not drawn"
+
+
+def titles(found: Comparison) -> tuple[str, ...]:
+    return ("line", "job", *short_names(found.keys), "state", "steps", "loss", "lowest", "ran for")
+
+
+def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
+    letters = dict(zip((trial.job.id for trial in found.drawn), LETTERS, strict=False))
+    for trial in found.trials:
+        job = trial.job
+        loss = words.number(trial.loss)
+        yield (
+            letters.get(job.id, ""),
+            str(job.id),
+            *(words.short(job.setting.get(key, words.UNKNOWN), VALUE) for key in found.keys),
+            job.state,
+            words.number(trial.step),
+            f"nan ({loss} before)" if trial.diverged else loss,
+            words.number(trial.lowest),
+            words.span(trial.ran_s),
+        )

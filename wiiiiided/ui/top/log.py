@@ -1,0 +1,115 @@
+"""The lines of one job for the log pane, through a second connection; the newest LINES of them.
+
+Every machine sends its lines as they are written, so they are put in the order of time here. Within
+a rank it stays as it came: a clock that was set back turns no line round.
+
+Selecting another job closes the connection and opens one for it. A connection that is lost comes
+back with the watch: kept lines are thrown away then, since the daemon sends its tail again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+
+from wiiiiided.cluster.client import Client, ClientError
+from wiiiiided.cluster.client.connection import Connection
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.ui.top.background import Errands
+from wiiiiided.ui.top.feed import answers
+from wiiiiided.ui.top.ui import LogView
+
+LINES = 1000
+TAIL = 100  # of each rank, to begin with
+ERRAND = "log"
+
+Moment = tuple[int, float]  # an attempt, and when
+
+
+class LogTail:
+    def __init__(self, client: Client, errands: Errands) -> None:
+        self._client, self._errands = client, errands
+        self.connection: Connection | None = None
+        self._job: int | None = None
+        self._asked: int | None = None  # the job that the errand is for
+        self._lines: list[tuple[Moment, m.LogLine]] = []
+        self._note = ""
+        self._wanted = False  # a connection is to be opened
+
+    def close(self) -> None:
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+    def want(self, job: int | None) -> None:
+        """Show this job's lines from now on; None: no job's."""
+        if job != self._job:
+            self.close()
+            self._lines.clear()
+            self._job, self._wanted, self._note = job, job is not None, "opening"
+        if self._wanted and (wanted := self._job) is not None:
+            tail = lambda: (wanted, self._client.tailing(wanted, TAIL))  # noqa: E731
+            if self._errands.run(ERRAND, tail):
+                self._asked, self._wanted = wanted, False
+
+    def again(self) -> None:
+        """The daemon is back: go on where the connection was lost."""
+        self._wanted = self._job is not None and self.connection is None and self._note != OVER
+
+    def opened(self, result: object) -> None:
+        """The errand's result; the selection may have moved on meanwhile."""
+        if isinstance(result, ClientError):
+            if self._asked == self._job:
+                self._note = str(result)
+            return
+        assert isinstance(result, tuple)
+        job, connection = result
+        if job != self._job:
+            connection.close()
+            self._wanted = self._job is not None
+            return
+        self.close()
+        self._lines.clear()
+        self.connection, self._note = connection, ""
+
+    def read(self) -> int:
+        """How many lines have come."""
+        count = 0
+        if self.connection is None:
+            return 0
+        try:
+            for answer in answers(self.connection):
+                if isinstance(answer, m.LogLines):
+                    self._lines = merged(self._lines, answer.lines)
+                    count += len(answer.lines)
+                elif isinstance(answer, m.EndOfAnswers):
+                    self.close()
+                    self._note = OVER
+                    break
+        except ClientError as problem:
+            self.close()
+            self._note = str(problem)
+        return count
+
+    def view(self) -> LogView | None:
+        if self._job is None:
+            return None
+        note = self._note or ("" if self._lines else "nothing was written so far")
+        return LogView(self._job, tuple(line for _, line in self._lines), note)
+
+
+def merged(
+    lines: list[tuple[Moment, m.LogLine]], new: Sequence[m.LogLine]
+) -> list[tuple[Moment, m.LogLine]]:
+    """All in the order of time, the newest LINES of them."""
+    last: dict[int, Moment] = {line.rank: moment for moment, line in lines}
+    found = list(lines)
+    for line in new:
+        moment = max((line.attempt, line.at), last.get(line.rank, (0, 0.0)))
+        last[line.rank] = moment
+        found.append((moment, line))
+    found.sort(key=itemgetter(0))  # stable, and quick: nearly all of it is in order
+    return found[-LINES:]
+
+
+OVER = "end of the log"
