@@ -43,12 +43,13 @@ def test_a_share_that_nobody_asks_after_ends_itself_as_lost(tmp_path: Path) -> N
 def test_a_share_that_is_started_late_has_been_alone_since_the_coordinator_was_heard(
     tmp_path: Path,
 ) -> None:
-    heard_at = orphan_timeout.now() - 3600.0
+    # The clock begins with the machine: one that was booted a minute ago has no hour behind it.
+    alone_s = orphan_timeout.now() // 2
     with Attempt(
-        tmp_path, ["sleep", "1000"], alone_s=600.0, heard_at=heard_at, grace_s=30.0
+        tmp_path, ["sleep", "1000"], alone_s=alone_s, heard_at=1.0, grace_s=30.0
     ) as attempt:
         end = attempt.run()
-        assert (end.lost, end.stopped) == (True, "alone for 600 s (policy.stop_alone)")
+        assert (end.lost, end.stopped) == (True, f"alone for {alone_s:g} s (policy.stop_alone)")
 
 
 def test_a_share_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
