@@ -55,6 +55,7 @@ class Config:
     codec: str = "auto"  # WIIIIIDE_CODEC: auto | none | lz4; what travels between hosts
     checksum: str = "auto"  # WIIIIIDE_CHECKSUM: auto | on | off; a sum over each payload
     tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
+    keep_memory: bool = True  # WIIIIIDE_KEEP_MEMORY: on | off; freed memory stays for the next step
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
@@ -72,6 +73,7 @@ class Config:
             codec=_choice(env, "WIIIIIDE_CODEC", ("auto", "none", "lz4")),
             checksum=_choice(env, "WIIIIIDE_CHECKSUM", ("auto", "on", "off")),
             tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
+            keep_memory=_choice(env, "WIIIIIDE_KEEP_MEMORY", ("on", "off")) == "on",
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),

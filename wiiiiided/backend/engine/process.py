@@ -29,7 +29,7 @@ from wiiiiided.backend.engine.loop import ProgressLoop
 from wiiiiided.backend.engine.mesh import LinkReport, Mesh
 from wiiiiided.backend.engine.poller import EpollPoller
 from wiiiiided.backend.net.link import WideLink
-from wiiiiided.backend.shm import board, stats
+from wiiiiided.backend.shm import board, malloc, stats
 from wiiiiided.backend.shm.kernels import DTYPE_NAMES
 from wiiiiided.backend.wire.local_frame import HEADER, HEADER_BYTES, Frame, FrameKind
 from wiiiiided.config import Config
@@ -89,6 +89,8 @@ def enter() -> RankProcess:
             if _interface is not None:
                 config = replace(config, interface=_interface)
             log.set_tier(config.log)
+            if config.keep_memory:
+                malloc.keep_freed()
             _current = RankProcess(config)
             atexit.register(_at_exit)
             # Children of multiprocessing leave by os._exit, without atexit; these do run there.
