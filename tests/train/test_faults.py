@@ -77,7 +77,7 @@ def _dies_before(me: Rank, where: str) -> str:
         def fail(*_: Any) -> None:
             raise KeyboardInterrupt
 
-        run._gradients.reduce = fail  # type: ignore[method-assign]
+        run._gradients.average = fail  # type: ignore[method-assign]
     before = [p.detach().clone() for p in model.parameters()]
     try:
         optimizer.step()

@@ -16,9 +16,11 @@ from torch import nn
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.torch import parallel
+from wiiiiided.train import layout
 
 BATCH = 4
-WORLDS = [1, 2, 3, "ab", "aab"]
+# The last two: also small gradients stay where the backward left them, as only large ones do.
+WORLDS = [(1, 0), (2, 0), (3, 0), ("ab", 0), ("aab", 0), ("aabc", 0), (2, 64), (3, 64)]
 
 
 class Net(nn.Module):
@@ -120,7 +122,13 @@ class Keeping(torch.optim.Optimizer):
                 self.state[p]["seen"] = [1]
 
 
-def _as_one_process(me: Rank) -> None:
+def _leave_private(nbytes: int) -> None:
+    if nbytes:
+        layout.PRIVATE_BYTES = nbytes  # type: ignore[misc]
+
+
+def _as_one_process(me: Rank, private: int) -> None:
+    _leave_private(private)
     for name, make in OPTIMIZERS.items():
         model, plain = _seeded(Net), _seeded(Net)
         optimizer, reference = make(model.parameters()), make(plain.parameters())
@@ -147,9 +155,9 @@ def _as_one_process(me: Rank) -> None:
         _same_weights(me, model)
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_ranks_equal_one_process_with_the_whole_batch(world: int | str) -> None:
-    run_ranks(_as_one_process, world)
+@pytest.mark.parametrize(("world", "private"), WORLDS)
+def test_ranks_equal_one_process_with_the_whole_batch(world: int | str, private: int) -> None:
+    run_ranks(_as_one_process, world, private)
 
 
 def _train(me: Rank, model: nn.Module, optimizer: Any, steps: range, size: int = 0) -> None:
@@ -196,9 +204,9 @@ def _weighted(me: Rank) -> None:
     counts = [BATCH - 2 * (rank % 2) for rank in range(me.size)]
     if me.size > 2:
         counts[0] = 0
-        weigh = run._weighting
+        average = run._gradients.average
         if me.rank == 0:  # it comes late to the averaging: nothing of it may be lost
-            run._weighting = lambda records: (time.sleep(0.2), weigh(records))[1]  # type: ignore[method-assign]
+            run._gradients.average = lambda *given: (time.sleep(0.2), average(*given))  # type: ignore[method-assign]
     ends = [sum(counts[: rank + 1]) for rank in range(me.size)]
     for step in range(3):
         x, y = _data(step, me.size)
@@ -400,12 +408,13 @@ def _compiled(me: Rank) -> None:
         _close(a, b, "compiled")
 
 
-@pytest.mark.parametrize("world", [1, 3, "aab"])
-def test_the_ways_programs_train(world: int | str) -> None:
-    run_ranks(_every_way, world)
+@pytest.mark.parametrize(("world", "private"), [(1, 0), (3, 0), ("aab", 0), (2, 64), (3, 64)])
+def test_the_ways_programs_train(world: int | str, private: int) -> None:
+    run_ranks(_every_way, world, private)
 
 
-def _every_way(me: Rank) -> None:
+def _every_way(me: Rank, private: int) -> None:
+    _leave_private(private)
     for body in (
         *(_accumulated, _weighted, _clipped, _groups_and_schedulers),
         *(_half_precision_and_strides, _ways_of_training, _buffers, _compiled),
@@ -653,12 +662,12 @@ def _writes_from_outside(me: Rank) -> None:
     with torch.no_grad():
         first.weight.mul_(1.5)
     _raises(UsageError, r"first.weight was changed.*run.modify", optimizer.step)
-    run._remember()
+    run._shared.weights.remember()
     dist.barrier()
     first.weight.data.mul_(1.5)  # no version tells of this one
     dist.barrier()
     _raises(UsageError, r"first.weight was changed.*run.modify", optimizer.step)
-    run._remember()
+    run._shared.weights.remember()
     dist.barrier()
     first.weight.data = first.weight.data.clone()
     _raises(UsageError, r"memory of first.weight was replaced", optimizer.step)
@@ -751,11 +760,12 @@ def _refused(me: Rank) -> None:
     _raises(UsageError, "is sparse", lambda: sparse(torch.tensor([1])).sum().backward())
 
 
-def _careful(me: Rank) -> None:
+def _careful(me: Rank, private: int) -> None:
+    _leave_private(private)
     for body in (_gradients_between, _writes_from_outside, _disagreements, _refused):
         body(me)
 
 
-@pytest.mark.parametrize("world", [2, "aab"])
-def test_nothing_is_silently_wrong(world: int | str) -> None:
-    run_ranks(_careful, world)
+@pytest.mark.parametrize(("world", "private"), [(2, 0), ("aab", 0), (2, 64)])
+def test_nothing_is_silently_wrong(world: int | str, private: int) -> None:
+    run_ranks(_careful, world, private)

@@ -1,8 +1,10 @@
-"""A host's shared memory for training: control words, weights, and each rank's gradients.
+"""A host's shared memory for training: control words, weights, and the rows of gradients.
 
-    │ control                                     │ weights │ gradients of place 0 │ of place 1 │ …
+    │ control                                     │ weights │ rows for place 0 │ for place 1 │ …
       place r: began, completed, loads, left   (64 bytes each)
       records, even and odd: of each place the words and presence bytes that `publish` exchanges
+
+A rank lays what another rank updates into its row there; `layout` draws rows.
 
 A *place* is a rank's number among those of its host. Every word has one writer. Records come in
 two copies because a rank may publish its next one while a slower rank still reads this one; it
@@ -30,7 +32,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -42,7 +44,7 @@ from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import HostError, PeerLost, UsageError
-from wiiiiided.train.layout import ALIGN, offsets
+from wiiiiided.train.layout import ALIGN, Row, aligned, offsets
 
 _MAP_FIXED: Final = 0x10  # Linux's number; Python's mmap module has no name for it
 WORDS: Final = 8  # int64 words at the head of a record
@@ -135,15 +137,15 @@ def _make_all_private() -> None:
 class HostMemory:
     """The memory of one `Parallel` on this host."""
 
-    def __init__(self, group: Group, sizes: list[int]) -> None:
-        """`sizes`: the parameters' bytes. A collective call of the host's ranks."""
+    def __init__(self, group: Group, sizes: list[int], rows: Sequence[Row]) -> None:
+        """`sizes`: the parameters' bytes; `rows`: by place. A collective call of the host."""
         self._group = group
         self.place, self.places = group.team.rank, group.team.size
         self.offsets, self.area_bytes = offsets(sizes)
-        self._record_bytes = -(-(WORDS * 8 + len(sizes)) // ALIGN) * ALIGN
+        self._record_bytes = aligned(WORDS * 8 + len(sizes))
         control = ALIGN * self.places + 2 * self.places * self._record_bytes
-        _, self._weights_at = offsets([control])
-        total = self._weights_at + self.area_bytes * (1 + self.places)
+        self._weights_at = aligned(control)
+        self._rows, total = self._place_rows(rows, self._weights_at + self.area_bytes)
         self.common = Common(group, "memory of wide.parallel", total)
         words = self.common.bytes[: ALIGN * self.places].view(np.int64)
         stride = ALIGN // 8
@@ -156,6 +158,17 @@ class HostMemory:
         ]
         self._parity = 0
 
+    def _place_rows(self, rows: Sequence[Row], at: int) -> tuple[list[list[tuple[int, int]]], int]:
+        """Where each row begins and ends: [place that updates][place that it comes from]."""
+        found: list[list[tuple[int, int]]] = []
+        for owner, row in enumerate(rows):
+            found.append([])
+            for sender in range(self.places):
+                nbytes = row.staged_bytes if sender == owner else row.nbytes
+                found[-1].append((at, at + nbytes))
+                at += nbytes
+        return found, at
+
     def _record(self, parity: int, place: int, count: int) -> Record:
         at = ALIGN * self.places + (parity * self.places + place) * self._record_bytes
         raw = self.common.bytes[at : at + self._record_bytes]
@@ -167,22 +180,14 @@ class HostMemory:
         """A parameter's weights, flat."""
         return self.common.tensor(self._weights_at + self.offsets[parameter], count, dtype)
 
-    def gradient(self, place: int, parameter: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-        """A parameter's gradient on the rank at `place`, flat."""
-        at = self._gradients_at(place) + self.offsets[parameter]
-        return self.common.tensor(at, count, dtype)
-
-    def gradients(self, place: int, begin: int, end: int) -> Bytes:
-        """The bytes [begin, end) of a rank's gradients."""
-        at = self._gradients_at(place)
-        return self.common.bytes[at + begin : at + end]
+    def row(self, owner: int, sender: int) -> torch.Tensor:
+        """The gradients, as bytes, that `sender` has of what `owner` updates."""
+        begin, end = self._rows[owner][sender]
+        return self.common.tensor(begin, end - begin, torch.uint8)
 
     def weights(self) -> Bytes:
         """All weights as bytes."""
         return self.common.bytes[self._weights_at : self._weights_at + self.area_bytes]
-
-    def _gradients_at(self, place: int) -> int:
-        return self._weights_at + self.area_bytes * (1 + place)
 
     # -- meetings ----
 

@@ -1,0 +1,194 @@
+"""Sums of segments over hosts: each rank exchanges what it has with its counterparts alone.
+
+An all_reduce gives every rank all of the result. Where the ranks of a host share memory, each
+needs only the part that it works on: its host's sum of that part goes to the rank of each other
+host that works on the same part, and nothing is gathered inside a host.
+
+    a segment     one rank of each host has it:  rank 0 ── rank 2 ── rank 5
+    a piece       up to 1 MiB of a segment, numbered over all segments, the same on all ranks
+
+    two hosts     each sends the other its values, both add them in the order of hosts: one trip
+    more hosts    host h adds up share h of a piece and sends the sum back: two trips, and
+                  2(H-1)/H of the piece in each direction, the least there is
+
+In turn i a rank sends piece i of those it takes part in, adds up piece i-w and, with more than two
+hosts, has the sums of piece i-2w. Ranks go through their pieces in the order of numbers, so the
+least piece that is not done finds all its ranks ready for it: nothing waits in a circle.
+
+Places. Where all segments of a rank have the same counterparts, nobody sends further ahead than w
+pieces, and places are posted WINDOW ahead. Where hosts have different numbers of ranks, one
+counterpart may be far ahead with another: then all places are posted before the first is sent.
+
+Every element is added up in the order of hosts, by one rank of each host or by one in all: the bits
+are the same everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from wiiiiided.backend.collectives.pieces import pieces, share_bounds
+from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.engine.operation import Plan, Wait
+from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.slots import Array
+
+PIECE_BYTES: Final = 1 << 20  # as the pieces of an all_reduce (bench/two_hosts.py)
+_EMPTY: Final = np.empty(0, np.uint8)
+_SUMS, _RESULTS = 0, 1  # lanes
+
+
+@dataclass(frozen=True)
+class HostSegment:
+    """A segment of which this rank has its host's values; they become the sum over all hosts."""
+
+    values: Array  # flat
+    members: tuple[int, ...]  # by host: the rank that has this segment there
+    first: int  # the number of its first piece
+
+
+@dataclass(frozen=True)
+class _Piece:
+    number: int
+    values: Array
+    members: tuple[int, ...]
+
+
+def count_pieces(elements: int, itemsize: int) -> int:
+    """How many numbers a segment takes."""
+    return len(pieces(elements, PIECE_BYTES // itemsize))
+
+
+def exchange_segments(group: Group, call: CallSignature, segments: Sequence[HostSegment]) -> Plan:
+    """The plan. All ranks of the group call it, also those that have no segment."""
+    return _SegmentExchange(group, call, segments).plan()
+
+
+class _SegmentExchange:
+    """One exchange under way."""
+
+    def __init__(self, group: Group, call: CallSignature, segments: Sequence[HostSegment]) -> None:
+        self._group, self._wide, self._call = group, across(group), call
+        self._host, self._hosts = self._wide.host, len(self._wide.hosts)
+        self._split = self._hosts > 2
+        self._pieces = [piece for segment in segments for piece in _cut(segment)]
+        even = len({segment.members for segment in segments}) <= 1
+        count = len(self._pieces)
+        self._window = min(WINDOW, count) if even else count
+        self._incoming: dict[int, list[Ticket]] = {}
+        self._outgoing: dict[int, list[Ticket]] = {}
+        self._collected: dict[int, list[Ticket]] = {}
+        self._sequence = 0
+
+    def _make_buffers(self) -> None:
+        """A ring for what the other hosts send of what is added up here."""
+        self._ring = min(self._window + FLIGHT + 1, max(len(self._pieces), 1))
+        self._row = PIECE_BYTES // (self._hosts if self._split else 1) + 64 * 8
+        others = self._hosts - 1
+        raw = self._wide.buffer("segments", self._ring * others * self._row)
+        self._heard = raw.reshape(self._ring, others, self._row)
+
+    def plan(self) -> Plan:
+        self._make_buffers()  # here: a rank without memory for it fails the group, not only itself
+        yield from meet(self._group, self._call, _EMPTY, False, post=self._post_first)
+        count, w = len(self._pieces), FLIGHT
+        v = w if self._split else 0
+        for turn in range(count + w + v if count else 0):
+            if turn + self._window < count:
+                self._post(turn + self._window)
+            if turn < count:
+                self._post_results(turn)
+                self._send(turn)
+            if 0 <= (k := turn - w) < count:
+                yield from self._await(self._incoming.pop(k), "gradients of other hosts")
+                yield from self._await(self._outgoing.pop(k), "the network to take gradients")
+                self._combine(k)
+            if v and 0 <= (k := turn - w - v) < count:
+                yield from self._await(self._collected.pop(k), "sums of other hosts")
+                yield from self._await(self._outgoing.pop(k, []), "the network to take sums")
+
+    def _await(self, tickets: list[Ticket], what: str) -> Iterator[Wait]:
+        if not all(ticket.done for ticket in tickets):
+            yield self._wide.tickets(tickets, what)
+
+    # -- the phases ----
+
+    def _post_first(self, sequence: int) -> None:
+        self._sequence = sequence
+        for k in range(self._window):
+            self._post(k)
+
+    def _post(self, k: int) -> None:
+        """Where the other hosts' values of what I add up go."""
+        self._incoming[k] = [
+            self._wide.post(rank, self._sequence, _SUMS, number, self._heard_of(k, host))
+            for host, rank, number in self._others(k)
+            if self._share(k, self._host).size
+        ]
+
+    def _post_results(self, k: int) -> None:
+        """Where the other hosts' sums go. They need my values, which I have not sent yet."""
+        if self._split:
+            self._collected[k] = [
+                self._wide.post(rank, self._sequence, _RESULTS, number, share)
+                for host, rank, number in self._others(k)
+                if (share := self._share(k, host)).size
+            ]
+
+    def _send(self, k: int) -> None:
+        self._outgoing[k] = [
+            self._wide.send(rank, self._sequence, _SUMS, number, share)
+            for host, rank, number in self._others(k)
+            if (share := self._share(k, host)).size
+        ]
+
+    def _others(self, k: int) -> Iterator[tuple[int, int, int]]:
+        """The other hosts with their ranks, and the number of the piece."""
+        piece = self._pieces[k]
+        for host, rank in enumerate(piece.members):
+            if host != self._host:
+                yield host, rank, piece.number
+
+    def _combine(self, k: int) -> None:
+        """The hosts' values become the sum, in the order of hosts."""
+        mine = self._share(k, self._host)
+        if not mine.size:
+            return
+        values = [mine if h == self._host else self._heard_of(k, h) for h in range(self._hosts)]
+        total = mine if self._hosts == 2 else values[0]
+        np.add(values[0], values[1], out=total)
+        for more in values[2:]:
+            np.add(total, more, out=total)
+        if total is not mine:
+            mine[:] = total
+        if self._split:
+            self._outgoing[k] = [
+                self._wide.send(rank, self._sequence, _RESULTS, number, mine)
+                for _, rank, number in self._others(k)
+            ]
+
+    def _share(self, k: int, host: int) -> Array:
+        """What a host adds up of a piece: with two hosts, each all of it."""
+        values = self._pieces[k].values
+        if not self._split:
+            return values
+        begin, end = share_bounds(values.size, self._hosts)[host]
+        return values[begin:end]
+
+    def _heard_of(self, k: int, host: int) -> Array:
+        """Where another host's values of my share of a piece are received."""
+        mine = self._share(k, self._host)
+        row: Array = self._heard[k % self._ring, host if host < self._host else host - 1]
+        return row[: mine.nbytes].view(mine.dtype)
+
+
+def _cut(segment: HostSegment) -> Iterator[_Piece]:
+    cuts = pieces(segment.values.size, PIECE_BYTES // segment.values.itemsize)
+    for nth, (begin, end) in enumerate(cuts):
+        yield _Piece(segment.first + nth, segment.values[begin:end], segment.members)

@@ -1,0 +1,378 @@
+"""A rank's gradients between backward and step, and how those of all ranks become the average.
+
+    backward    what another rank updates is copied to this rank's row there; what this rank
+                updates stays where the backward left it, if it is large (`layout` draws rows)
+    step        each rank adds up its part of everybody's gradients: of its own rows, in the
+                order of ranks, and divides by the number of ranks
+    several     the sums of its part go to the rank of each other host that updates the same part
+    hosts       (collectives.wide.segment_exchange), and come back as the average of all
+
+The order of ranks is the order of the sum, so the bits do not depend on the order of arrival. A
+parameter that had no gradient on some ranks counts as zero there; on all ranks, as without
+gradient. Ranks that worked through different numbers of samples are weighted by them.
+
+Half precision is summed in float32 and rounded once, at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from wiiiiided.backend.collectives.wide.segment_exchange import (
+    HostSegment,
+    count_pieces,
+    exchange_segments,
+)
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
+from wiiiiided.backend.shm.slots import Array
+from wiiiiided.errors import UsageError
+from wiiiiided.train.gradient import PendingGradient
+from wiiiiided.train.layout import Row, segments
+from wiiiiided.train.memory import HostMemory, run_plan
+
+# Sum and division of a block are done while it is in the L2 cache.
+BLOCK_BYTES: Final = 256 * 1024
+_MOST_KEPT: Final = 16  # sets of parameters with gradients; a program has one or two
+_EXCHANGE: Final = CallSignature.of("the exchange of gradients in optimizer.step()")
+
+Presence = np.ndarray[Any, np.dtype[np.uint8]]  # of each parameter, whether it has a gradient
+Weights = list[float] | None  # of each rank of the group; None: all count alike
+
+
+@dataclass(frozen=True)
+class HostRows:
+    """How gradients lie on every host of the group."""
+
+    rows: Sequence[Sequence[Row]]  # by host and place
+    ranks: Sequence[Sequence[int]]  # by host and place: the group's rank
+    host: int
+    place: int
+
+    @property
+    def mine(self) -> Row:
+        """The parts that this rank updates."""
+        return self.rows[self.host][self.place]
+
+    @property
+    def here(self) -> Sequence[Row]:
+        """The rows of this host, by place."""
+        return self.rows[self.host]
+
+    @property
+    def alone(self) -> bool:
+        """Whether there is one host."""
+        return len(self.rows) == 1
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """Where a stretch of a parameter's gradient is copied to."""
+
+    begin: int
+    end: int
+    slot: torch.Tensor
+
+
+@dataclass(frozen=True)
+class _StagedRun:
+    """Staged parts of one dtype, one behind the other: added up in one call."""
+
+    dtype: torch.dtype
+    rows: list[Array]  # by place
+    out: Array
+
+
+class GradientStore:
+    """This rank's gradients, the rows of what it updates, and their average."""
+
+    def __init__(
+        self,
+        memory: HostMemory,
+        face: dist.ProcessGroup,
+        group: Group,
+        parameters: Sequence[torch.Tensor],
+        names: Sequence[str],
+        layout: HostRows,
+    ) -> None:
+        self._memory, self._face, self._group = memory, face, group
+        self._parameters, self._names, self._layout = parameters, names, layout
+        me, places = memory.place, range(memory.places)
+        self._rows = [memory.row(me, sender) for sender in places]
+        # Where averages go: an operand that numpy may write to while it reads the others.
+        self._out_place = me if me == 0 or memory.places == 2 else 0
+        outgoing = {owner: memory.row(owner, me) for owner in places}
+        self._copies = [self._copies_of(i, outgoing) for i in range(len(parameters))]
+        mine = layout.mine.by_parameter.items()
+        found = {i: [placed for placed in parts if placed.private] for i, parts in mine}
+        self._private = {i: parts for i, parts in found.items() if parts}
+        self._held: list[torch.Tensor | None] = [None] * len(parameters)
+        dtypes = {p.dtype for p in parameters}
+        self._combine: dict[torch.dtype, Combine] = {
+            dtype: combiner("AVG", dtype, face.size()) for dtype in dtypes
+        }
+        # By which parameters have gradients: training repeats itself, and a step of a small
+        # network has no time to make views anew.
+        self._runs: dict[bytes, list[_StagedRun]] = {}
+        self._exchanges: dict[bytes, list[HostSegment]] = {}
+        self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
+        self.pending = [
+            PendingGradient(self, i, parameter, face) for i, parameter in enumerate(parameters)
+        ]
+
+    def _copies_of(self, i: int, outgoing: dict[int, torch.Tensor]) -> list[_Copy]:
+        found = []
+        for owner, row in enumerate(self._layout.here):
+            for part, at, private in row.by_parameter.get(i, ()):
+                if not (private and owner == self._memory.place):
+                    slot = _stretch(outgoing[owner], at, part.count, self._parameters[i].dtype)
+                    found.append(_Copy(part.begin, part.end, slot))
+        return found
+
+    # -- from backward to step ----
+
+    def label(self, i: int) -> str:
+        """The parameter's name."""
+        return self._names[i]
+
+    def keep(self, i: int, gradient: torch.Tensor, theirs: bool = False) -> None:
+        """Store a parameter's gradient. `theirs`: a program put it there and may look at it."""
+        if gradient.layout is not torch.strided:
+            raise UsageError(
+                f"the gradient of {self._names[i]} is sparse: use dense gradients "
+                "(Embedding(sparse=False)), or DistributedDataParallel over this backend"
+            )
+        flat = self._flat(i, gradient)
+        for copy in self._copies[i]:
+            copy.slot.copy_(flat[copy.begin : copy.end])
+        if self._private.get(i):
+            shared = theirs and flat.data_ptr() == gradient.data_ptr()
+            self._held[i] = flat.clone() if shared else flat
+        pending = self.pending[i]
+        pending.reduced = False
+        self._parameters[i].grad = pending
+
+    def add(self, i: int, gradient: torch.Tensor, **scale: Any) -> None:
+        """Another backward has come to a parameter."""
+        flat = self._flat(i, gradient)
+        for copy in self._copies[i]:
+            copy.slot.add_(flat[copy.begin : copy.end], **scale)
+        for held, part in self._held_parts(i):
+            held.add_(flat[part.begin : part.end], **scale)
+
+    def parts(self, i: int) -> list[torch.Tensor]:
+        """Where this rank's gradient of a parameter lies, flat, in parts."""
+        held = [part for part, _ in self._held_parts(i)]
+        return [*(copy.slot for copy in self._copies[i]), *held]
+
+    def _held_parts(self, i: int) -> Iterator[tuple[torch.Tensor, Any]]:
+        for part, _, _ in self._private.get(i, ()):
+            held = self._held[i]
+            if held is None:
+                held = self._held[i] = torch.zeros(
+                    self._parameters[i].numel(), dtype=self._parameters[i].dtype
+                )
+            yield held[part.begin : part.end], part
+
+    def let_go(self) -> None:
+        """Before a backward: the memory of gradients that are discarded may be used for others."""
+        for i in self._private:
+            if self._parameters[i].grad is None:
+                self._held[i] = None
+
+    def _flat(self, i: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient in the order of its parameter's memory."""
+        parameter = self._parameters[i]
+        if gradient.stride() != parameter.stride() or gradient.dtype is not parameter.dtype:
+            ordered = torch.empty_strided(
+                parameter.shape, parameter.stride(), dtype=parameter.dtype
+            )
+            gradient = ordered.copy_(gradient)
+        return gradient.detach().as_strided((parameter.numel(),), (1,), gradient.storage_offset())
+
+    # -- the average ----
+
+    def average(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
+        """Make the average of what this rank updates.
+
+        `here`: of each rank of this host, in order of places, what has a gradient; `anywhere`: of
+        all ranks of the group together.
+        """
+        if weights is None and all(np.array_equal(presence, anywhere) for presence in here):
+            self._add_up_runs(anywhere)
+        else:
+            self._add_up_parts(here, anywhere, weights)
+        if not self._layout.alone:
+            self._exchange(anywhere)
+
+    def average_of(self, k: int) -> torch.Tensor:
+        """The average of the k-th part that this rank updates, flat."""
+        part, at, private = self._layout.mine.placed[k]
+        if private and self._out_place == self._memory.place:
+            held = self._held[part.parameter]
+            assert held is not None
+            return held[part.begin : part.end]
+        row = self._rows[self._out_place]
+        return _stretch(row, at, part.count, self._parameters[part.parameter].dtype)
+
+    def _add_up_runs(self, present: Presence) -> None:
+        """All ranks have the same gradients, and count alike."""
+        key = present.tobytes()
+        if key not in self._runs:
+            if len(self._runs) >= _MOST_KEPT:
+                self._runs.clear()
+            self._runs[key] = list(self._staged_runs(present))
+        for run in self._runs[key]:
+            self._add_up(run.dtype, run.rows, run.out)
+        for k, (part, at, private) in enumerate(self._layout.mine.placed):
+            if private and present[part.parameter]:
+                dtype = self._parameters[part.parameter].dtype
+                rows = [carrier(row) for row in self._rows_of(part, at)]
+                self._add_up(dtype, rows, carrier(self.average_of(k)))
+
+    def _add_up(self, dtype: torch.dtype, rows: list[Array], out: Array) -> None:
+        combine, step = self._combine[dtype], BLOCK_BYTES // dtype.itemsize
+        for at in range(0, out.size, step):
+            combine([row[at : at + step] for row in rows], out[at : at + step])
+
+    def _rows_of(self, part: Any, at: int) -> list[torch.Tensor]:
+        """Every rank's gradients of a private part, in order of places."""
+        dtype = self._parameters[part.parameter].dtype
+        rows = [
+            _stretch(row, at, part.count, dtype) if place != self._memory.place else torch.empty(0)
+            for place, row in enumerate(self._rows)
+        ]
+        (mine,) = (held for held, other in self._held_parts(part.parameter) if other is part)
+        rows[self._memory.place] = mine
+        return rows
+
+    def _staged_runs(self, present: Presence) -> Iterator[_StagedRun]:
+        begin = end = 0
+        dtype: torch.dtype | None = None
+        for part, at, private in self._layout.mine.placed:
+            if private or not present[part.parameter]:
+                continue
+            mine = self._parameters[part.parameter].dtype
+            if dtype is not None and (mine is not dtype or at != end):
+                yield self._run(dtype, begin, end)
+                dtype = None
+            if dtype is None:
+                dtype, begin = mine, at
+            end = at + part.count * mine.itemsize
+        if dtype is not None:
+            yield self._run(dtype, begin, end)
+
+    def _run(self, dtype: torch.dtype, begin: int, end: int) -> _StagedRun:
+        rows = [carrier(row[begin:end].view(dtype)) for row in self._rows]
+        return _StagedRun(dtype, rows, self._sums(dtype, begin, end))
+
+    def _sums(self, dtype: torch.dtype, begin: int, end: int) -> Array:
+        """Where this host's sums go: what is rounded at the end only, to float32 of its own."""
+        if self._layout.alone or dtype.itemsize >= 4:
+            return carrier(self._rows[self._out_place][begin:end].view(dtype))
+        name = _name(dtype)
+        if name not in self._wide:
+            nbytes = self._layout.mine.nbytes // dtype.itemsize * 4
+            self._wide[name] = np.zeros(nbytes // 4, np.float32)
+        return self._wide[name][begin // dtype.itemsize : end // dtype.itemsize]
+
+    def _add_up_parts(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
+        """Ranks differ in what they have, or in what they count for."""
+        ranks = self._layout.ranks[self._layout.host]
+        for k, (part, at, private) in enumerate(self._layout.mine.placed):
+            if not anywhere[part.parameter]:
+                continue
+            dtype = self._parameters[part.parameter].dtype
+            nbytes = part.count * dtype.itemsize
+            out = (
+                self.average_of(k)
+                if private and self._held_for(part.parameter)
+                else torch.from_numpy(self._sums(dtype, at, at + nbytes))
+            )
+            rows = (
+                self._rows_of(part, at)
+                if private
+                else [_stretch(row, at, part.count, dtype) for row in self._rows]
+            )
+            chosen = [
+                (row, 1 / self._face.size() if weights is None else weights[rank])
+                for row, rank, presence in zip(rows, ranks, here, strict=True)
+                if presence[part.parameter]
+            ]
+            _weighted_sum(chosen, out if out.dtype.is_floating_point else out.view(dtype))
+
+    def _held_for(self, i: int) -> bool:
+        """Have memory for a private average, also where this rank had no gradient."""
+        for _ in self._held_parts(i):
+            pass
+        return True
+
+    # -- between hosts ----
+
+    def _exchange(self, present: Presence) -> None:
+        key = present.tobytes()
+        if key not in self._exchanges:
+            if len(self._exchanges) >= _MOST_KEPT:
+                self._exchanges.clear()
+            self._exchanges[key] = self._host_segments(present)
+        found = self._exchanges[key]
+        plan = exchange_segments(self._group, _EXCHANGE, found)
+        nbytes = sum(segment.values.nbytes for segment in found)
+        run_plan(self._group, "the exchange of gradients", plan, nbytes)
+        self._round()
+
+    def _host_segments(self, present: Presence) -> list[HostSegment]:
+        layout = self._layout
+        dtypes = [_name(p.dtype) for p in self._parameters]
+        sizes = [p.element_size() for p in self._parameters]
+        chosen = [int(i) for i in np.flatnonzero(present)]
+        found, first = [], 0
+        for segment in segments(layout.rows, chosen, dtypes, sizes):
+            dtype: torch.dtype = getattr(torch, segment.dtype)
+            count = segment.nbytes // dtype.itemsize
+            if segment.members[layout.host] == layout.place:
+                begin = segment.begins[layout.host]
+                values = self._sums(dtype, begin, begin + segment.nbytes)
+                members = tuple(
+                    ranks[place] for ranks, place in zip(layout.ranks, segment.members, strict=True)
+                )
+                found.append(HostSegment(values, members, first))
+            first += count_pieces(count, max(dtype.itemsize, 4))
+        return found
+
+    def _round(self) -> None:
+        """Half precision, summed over all hosts, becomes what the optimizer takes."""
+        for name, sums in self._wide.items():
+            dtype: torch.dtype = getattr(torch, name)
+            for part, at, _ in self._layout.mine.placed:
+                if self._parameters[part.parameter].dtype is dtype:
+                    begin = at // dtype.itemsize
+                    rounded = _stretch(self._rows[self._out_place], at, part.count, dtype)
+                    rounded.copy_(torch.from_numpy(sums[begin : begin + part.count]))
+
+
+def _stretch(row: torch.Tensor, at: int, count: int, dtype: torch.dtype) -> torch.Tensor:
+    """A part of a row, as numbers."""
+    return row[at : at + count * dtype.itemsize].view(dtype)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _weighted_sum(rows: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor) -> None:
+    """Each row by its weight, summed block by block in float32 or wider; nothing: zeros."""
+    wide = torch.float64 if out.dtype is torch.float64 else torch.float32
+    step = BLOCK_BYTES // wide.itemsize
+    for at in range(0, out.numel(), step):
+        total = torch.zeros(min(step, out.numel() - at), dtype=wide)
+        for row, weight in rows:
+            total.add_(row[at : at + step].to(wide), alpha=weight)
+        out[at : at + step].copy_(total)

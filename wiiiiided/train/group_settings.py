@@ -1,0 +1,89 @@
+"""The settings of an optimizer's groups: learning rates and the like, which all ranks must share.
+
+Weights are shared, so all ranks must step alike. A digest of the settings is compared in every
+step; where it differs the ranks tell each other their settings in words, and the error names the
+setting and both values.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.errors import Mismatch
+from wiiiiided.train.agreement import tell_all
+
+
+class GroupSettings:
+    """What can be told in words of one optimizer's groups."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, face: dist.ProcessGroup) -> None:
+        self._optimizer, self._face = optimizer, face
+        self._known: list[tuple[Any, ...]] = []
+        self._digest = 0
+
+    def digest(self) -> int:
+        """All settings as a number. They seldom change: looking is cheaper than telling."""
+        now = [
+            tuple(_comparable(value) for key, value in group.items() if key != "params")
+            for group in self._optimizer.param_groups
+        ]
+        if now != self._known:
+            self._known = now
+            self._digest = zlib.crc32(repr(self._told()).encode())
+        return self._digest
+
+    def _told(self) -> list[dict[str, Any]]:
+        """Of each group what can be told in words; a learning rate may be a tensor."""
+        return [
+            {
+                key: float(value) if isinstance(value, torch.Tensor) else value
+                for key, value in group.items()
+                if _is_setting(key, value)
+            }
+            for group in self._optimizer.param_groups
+        ]
+
+    def difference(self) -> Mismatch:
+        """Which setting differs between ranks. A collective call."""
+        mine = [f"{k}={v!r}" for settings in self._told() for k, v in settings.items()]
+        texts = tell_all(self._face, "\n".join(mine))
+        first = texts[0].split("\n")
+        for rank, text in enumerate(texts):
+            for line, other in zip(first, text.split("\n"), strict=False):
+                if line != other:
+                    return Mismatch(
+                        f"the optimizer has {line} on rank 0 and {other} on rank {rank}: weights "
+                        "are shared, so all ranks must step alike (a scheduler that looks at this "
+                        "rank's own loss? give all ranks the average)"
+                    )
+        return Mismatch("the ranks' optimizers have different settings")
+
+    def take(self, source: int) -> None:
+        """One rank alone has loaded the optimizer: its settings for all. A collective call."""
+        theirs = json.loads(tell_all(self._face, json.dumps(self._told()))[source])
+        for group, settings in zip(self._optimizer.param_groups, theirs, strict=True):
+            for key, value in settings.items():
+                if isinstance(group.get(key), torch.Tensor):
+                    group[key].fill_(value)
+                else:
+                    group[key] = tuple(value) if isinstance(value, list) else value
+
+
+def _comparable(value: Any) -> Any:
+    """A value as it is now, also when it is changed in place later."""
+    if isinstance(value, torch.Tensor):
+        return None if value.dim() else float(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _is_setting(key: str, value: Any) -> bool:
+    """A group's value that can be told in words: a number, a flag, a pair of numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.dim() == 0
+    plain = value if isinstance(value, tuple) else (value,)
+    return key != "params" and all(isinstance(v, int | float | str | None) for v in plain)

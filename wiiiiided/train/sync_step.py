@@ -1,0 +1,217 @@
+"""One step of all ranks together, from gradients to weights.
+
+    meet      all ranks have their gradients where others can read them; what must agree is compared
+    average   each rank its part of everybody's gradients (`gradients`)
+    update    … and that part of the weights, with the user's own optimizer
+    meet      all parts are written: the next forward reads them where they lie
+
+What ranks tell each other at a meeting is a *record*: words, and a byte for each parameter that
+says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+import torch
+
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.errors import Mismatch, UsageError
+from wiiiiided.train.agreement import gather
+from wiiiiided.train.gradients import Weights
+from wiiiiided.train.group_settings import GroupSettings
+from wiiiiided.train.memory import WORDS, Bytes, Record, Words, meet
+from wiiiiided.train.shared_model import SharedModel, no_gradients
+
+_STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
+_CLIP: Final = CallSignature.of("run.clip_grad_norm_() of wide.parallel")
+_WRITTEN: Final = CallSignature.of("the end of optimizer.step() of wide.parallel")
+_LOADED: Final = CallSignature.of("weights that another host has loaded")
+
+# Words of a record.
+_SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
+_LOADED_OPTIMIZER, _LOADED_MODEL, _FRESH_STATE, _NEW, _AVERAGED = 1, 2, 4, 8, 16
+
+
+class SyncStep:
+    """The steps of one `Parallel` whose ranks go together."""
+
+    def __init__(self, shared: SharedModel, has_buffers: bool) -> None:
+        self._shared, self._has_buffers = shared, has_buffers
+        self._memory, self._gradients = shared.memory, shared.gradients
+        self._settings = GroupSettings(shared.optimizer, shared.face)
+        self._here = np.array(shared.layout.ranks[shared.layout.host])
+        self._present = no_gradients(len(shared.parameters))
+        self._words = np.zeros(WORDS, np.int64)
+        self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
+        self._flags = 0
+        self.number = 0  # of the last step
+        self.samples: float | None = None  # of this rank's batch, for the next step
+
+    # -- what users call ----
+
+    def step(self, inner: Callable[[], Any]) -> None:
+        """What the divided optimizer calls in place of its own step."""
+        shared, number = self._shared, self.number + 1
+        self._memory.begin(number)
+        try:
+            present = self._exchange(_STEP)
+            self._memory.check_left(number)
+        except UsageError:  # before the meeting, or of all ranks alike: no rank goes on to write
+            self._memory.begin(self.number)
+            raise
+        except BaseException:
+            self._memory.leave(number)
+            raise
+        if self._factor is not None:
+            shared.scale_average(present, self._factor)
+            self._factor = None
+        shared.update(inner, present)
+        fresh = shared.state.look()
+        self._memory.complete(number)
+        self.number, self.samples = number, None
+        shared.weights.written()
+        self._words[:] = 0
+        self._words[_FLAGS] = _FRESH_STATE if fresh else 0
+        records = self._memory.publish(_WRITTEN, self._words, self._present)
+        if any(record.words[_FLAGS] & _FRESH_STATE for record in records):
+            shared.state.share()
+        shared.weights.remember()
+
+    def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """Clip the averaged gradient and return its norm."""
+        present = self._exchange(_CLIP)
+        before = torch.ones(()) if self._factor is None else self._factor
+        total = self._norm(present, kind) * before
+        if error_if_nonfinite and not bool(torch.isfinite(total)):
+            raise UsageError(f"the norm of the averaged gradient is {float(total)}")
+        # Applied in the step, when all meet again: until then a rank may throw its gradient away
+        # and begin another backward, which writes where the average lies.
+        self._factor = before * torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        return total
+
+    def _norm(self, present: Bytes, kind: float) -> torch.Tensor:
+        """The norm of the averaged gradient: every rank measures its part."""
+        norms, most = self._shared.norms(present, kind), math.isinf(kind)
+        total = norms.max() if most else norms.pow(kind).sum()
+        # Every host has the whole gradient: the ranks of the first host make it up.
+        first = list(self._shared.layout.ranks[0])
+        chosen = gather(self._shared.face, total.reshape(1)).flatten()[first]
+        norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
+        whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
+        return norm if whole else norm.float()
+
+    # -- loading ----
+
+    def loaded_model(self) -> None:
+        """This rank has loaded the model."""
+        self._flags |= _LOADED_MODEL
+        self._shared.weights.loaded()
+
+    def loaded_optimizer(self) -> None:
+        """This rank has loaded the optimizer: at the next meeting the others take it over."""
+        self._flags |= _LOADED_OPTIMIZER
+
+    def bring_up_to_date(self) -> None:
+        """The optimizer's state, before a program looks at it."""
+        if not self._flags & _LOADED_OPTIMIZER:  # what this rank has loaded is newer
+            self._shared.state.refresh()
+
+    # -- the meeting ----
+
+    def _exchange(self, call: CallSignature) -> Bytes:
+        """Meet, compare what must agree, average. Returns which parameters have a gradient."""
+        self._shared.check_groups()
+        self._shared.weights.check()
+        self._flags |= self._collect()
+        words = self._words
+        words[:] = 0
+        words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
+        words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
+        records = self._publish(call, words)
+        self._take_over(records)
+        weights = _weighting(records)
+        anywhere: Bytes = np.maximum.reduce([record.present for record in records])
+        ages = {int(record.words[_FLAGS]) & (_NEW | _AVERAGED) for record in records} - {0}
+        if len(ages) > 1 or _NEW | _AVERAGED in ages:
+            raise UsageError(
+                "some gradients have been averaged already and some are new: between "
+                "clip_grad_norm_ and step there can be no other backward, unless all are zeroed"
+            )
+        if ages == {_NEW}:
+            here = records if self._shared.alone else [records[rank] for rank in self._here]
+            self._gradients.average([record.present for record in here], anywhere, weights)
+            for pending in self._gradients.pending:
+                pending.reduced = True
+            self._factor = None
+        return anywhere
+
+    def _collect(self) -> int:
+        """Which parameters have a gradient here, and of which age, as flags.
+
+        A gradient that a program put there is copied.
+        """
+        ages = 0
+        for i, parameter in enumerate(self._shared.parameters):
+            gradient, pending = parameter.grad, self._gradients.pending[i]
+            self._present[i] = gradient is not None
+            if gradient is not None:
+                if gradient is not pending:
+                    self._gradients.keep(i, gradient, theirs=True)
+                ages |= _AVERAGED if pending.reduced else _NEW
+        return ages
+
+    def _publish(self, call: CallSignature, words: Words) -> list[Record]:
+        """Every rank's record, in order of ranks."""
+        if self._shared.alone:
+            return self._memory.publish(call, words, self._present)
+        meet(self._shared.group, call)
+        mine = torch.from_numpy(np.concatenate([words.view(np.uint8), self._present]))
+        found = gather(self._shared.face, mine).numpy()
+        head = WORDS * 8
+        return [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
+
+    def _take_over(self, records: Sequence[Record]) -> None:
+        """What ranks have loaded since the last meeting; then all must have the same settings."""
+        flags = [int(record.words[_FLAGS]) for record in records]
+        self._flags = 0
+        loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_MODEL]
+        if loaders and self._has_buffers and 0 not in loaders:
+            raise UsageError(
+                f"rank {loaders[0]} has loaded a model with buffers, and rank 0, whose buffers "
+                "count, has not: load it on rank 0, or on all ranks"
+            )
+        if loaders and not self._shared.alone:
+            self._shared.spread_weights(loaders[0])
+            meet(self._shared.group, _LOADED)
+            self._shared.weights.remember()
+        loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_OPTIMIZER]
+        if loaders:
+            self._shared.state.take(loaders[0])
+            self._settings.take(loaders[0])
+            mine = torch.tensor([self._settings.digest()])
+            digests = gather(self._shared.face, mine).flatten().tolist()
+        else:
+            digests = [int(record.words[_SETTINGS]) for record in records]
+        if len(set(digests)) > 1:
+            raise self._settings.difference()
+
+
+def _weighting(records: Sequence[Record]) -> Weights:
+    """What each rank counts for, if they differ."""
+    said = [int(record.words[_SAMPLES]) for record in records]
+    if all(word == -1 for word in said):
+        return None
+    if any(word == -1 for word in said):
+        raise Mismatch(
+            f"rank {said.index(-1)} did not call run.samples() before this step and another "
+            "rank did: all ranks say how many samples they had, or none"
+        )
+    counts = [float(np.int64(word).view(np.float64)) for word in said]
+    total = sum(counts)
+    if len(set(counts)) == 1:
+        return None
+    return [count / total for count in counts]
