@@ -11,6 +11,7 @@ from wiiiiided.train.layout import (
     ALIGN,
     CUT,
     PRIVATE_BYTES,
+    WHOLE,
     Row,
     offsets,
     owners,
@@ -19,7 +20,7 @@ from wiiiiided.train.layout import (
     slices,
 )
 
-COUNTS = st.lists(st.integers(0, 5000), min_size=0, max_size=20)
+COUNTS = st.lists(st.integers(0, 5000) | st.integers(15000, 60000), min_size=0, max_size=20)
 KINDS = {"float32": 4, "bfloat16": 2, "float64": 8}
 MODELS = st.lists(
     st.tuples(st.integers(0, 40000), st.sampled_from(sorted(KINDS))), min_size=0, max_size=12
@@ -29,11 +30,13 @@ MODELS = st.lists(
 @given(COUNTS, st.integers(1, 9))
 def test_every_element_is_updated_by_one_rank(counts: list[int], ranks: int) -> None:
     for divide in (slices, owners):
-        seen = [[0] * count for count in counts]
+        ends: list[list[tuple[int, int]]] = [[] for _ in counts]
         for part in (part for mine in divide(counts, ranks) for part in mine):
-            for at in range(part.begin, part.end):
-                seen[part.parameter][at] += 1
-        assert all(times == 1 for row in seen for times in row)
+            ends[part.parameter].append((part.begin, part.end))
+        for count, found in zip(counts, ends, strict=True):
+            bounds = [0, *(end for _, end in sorted(found))]
+            assert [begin for begin, _ in sorted(found)] == bounds[:-1]
+            assert bounds[-1] == count
 
 
 @given(COUNTS, st.integers(1, 9))
@@ -41,7 +44,16 @@ def test_slices_are_even_up_to_a_cut_and_one_a_parameter(counts: list[int], rank
     divided = slices(counts, ranks)
     assert all(len({p.parameter for p in mine}) == len(mine) for mine in divided)
     shares = [sum(part.count for part in mine) for mine in divided]
-    assert max(shares) - min(shares) <= 2 * CUT + 1
+    working = min(ranks, max(1, sum(counts) // WHOLE))
+    assert not any(shares[working:])
+    even = all(count >= WHOLE for count in counts)
+    assert max(shares[:working]) - min(shares[:working]) <= (2 * CUT + 1 if even else 2 * WHOLE)
+    assert all(
+        part.count == counts[part.parameter]
+        for mine in divided
+        for part in mine
+        if counts[part.parameter] < WHOLE
+    )
 
 
 def test_owners_get_the_largest_first() -> None:

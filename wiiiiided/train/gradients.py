@@ -16,7 +16,8 @@ Half precision is summed in float32 and rounded once, at the end.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,8 +35,8 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
-from wiiiiided.train.gradient import PendingGradient
-from wiiiiided.train.layout import Row, segments
+from wiiiiided.train.gradient import ScatteredGradient, StagedGradient, UnaveragedGradient
+from wiiiiided.train.layout import PlacedPart, Row, segments
 from wiiiiided.train.memory import HostMemory, run_plan
 
 # Sum and division of a block are done while it is in the L2 cache.
@@ -123,9 +124,23 @@ class GradientStore:
         self._runs: dict[bytes, list[_StagedRun]] = {}
         self._exchanges: dict[bytes, list[HostSegment]] = {}
         self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
-        self.pending = [
-            PendingGradient(self, i, parameter, face) for i, parameter in enumerate(parameters)
+        self._averages = [self._lasting_average(placed) for placed in layout.mine.placed]
+        # What stands in a parameter's `grad` between backward and step.
+        self._staged = [self._staged_slot(i) for i in range(len(parameters))]
+        self.pending: list[UnaveragedGradient] = [
+            ScatteredGradient(self, i, parameters[i], face)
+            if slot is None
+            else StagedGradient(self, i, slot, face)
+            for i, slot in enumerate(self._staged)
         ]
+
+    def _staged_slot(self, i: int) -> torch.Tensor | None:
+        """The one place of a parameter's gradient, in its shape; None if it lies in parts."""
+        parameter, copies = self._parameters[i], self._copies[i]
+        if len(copies) != 1 or i in self._private:
+            return None
+        slot = copies[0].slot
+        return slot.as_strided(parameter.shape, parameter.stride(), slot.storage_offset())
 
     def _copies_of(self, i: int, outgoing: dict[int, torch.Tensor]) -> list[_Copy]:
         found = []
@@ -144,28 +159,29 @@ class GradientStore:
 
     def keep(self, i: int, gradient: torch.Tensor, theirs: bool = False) -> None:
         """Store a parameter's gradient. `theirs`: a program put it there and may look at it."""
-        if gradient.layout is not torch.strided:
-            raise UsageError(
-                f"the gradient of {self._names[i]} is sparse: use dense gradients "
-                "(Embedding(sparse=False)), or DistributedDataParallel over this backend"
-            )
+        pending = self.pending[i]
+        _check_dense(gradient, pending)
         flat = self._flat(i, gradient)
         for copy in self._copies[i]:
             copy.slot.copy_(flat[copy.begin : copy.end])
         if self._private.get(i):
             shared = theirs and flat.data_ptr() == gradient.data_ptr()
             self._held[i] = flat.clone() if shared else flat
-        pending = self.pending[i]
         pending.reduced = False
         self._parameters[i].grad = pending
 
-    def add(self, i: int, gradient: torch.Tensor, **scale: Any) -> None:
+    def add(self, i: int, gradient: torch.Tensor, alpha: float = 1) -> None:
         """Another backward has come to a parameter."""
         flat = self._flat(i, gradient)
         for copy in self._copies[i]:
-            copy.slot.add_(flat[copy.begin : copy.end], **scale)
+            copy.slot.add_(flat[copy.begin : copy.end], alpha=alpha)
         for held, part in self._held_parts(i):
-            held.add_(flat[part.begin : part.end], **scale)
+            held.add_(flat[part.begin : part.end], alpha=alpha)
+
+    def taker(self, i: int) -> Callable[[torch.Tensor], None]:
+        """The hook on a parameter: a backward has come to it."""
+        slot = self._staged[i]
+        return _Taker(self, i) if slot is None else _StagedTaker(self.pending[i], slot)
 
     def parts(self, i: int) -> list[torch.Tensor]:
         """Where this rank's gradient of a parameter lies, flat, in parts."""
@@ -202,8 +218,8 @@ class GradientStore:
     def average(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
         """Make the average of what this rank updates.
 
-        `here`: of each rank of this host, in order of places, what has a gradient; `anywhere`: of
-        all ranks of the group together.
+        `here`: of each rank of this host, in order of places, what has a gradient, or nothing if
+        that is the same on all ranks; `anywhere`: of all ranks of the group together.
         """
         if weights is None and all(np.array_equal(presence, anywhere) for presence in here):
             self._add_up_runs(anywhere)
@@ -214,11 +230,19 @@ class GradientStore:
 
     def average_of(self, k: int) -> torch.Tensor:
         """The average of the k-th part that this rank updates, flat."""
-        part, at, private = self._layout.mine.placed[k]
-        if private and self._out_place == self._memory.place:
+        average = self._averages[k]
+        if average is None:
+            part = self._layout.mine.placed[k].part
             held = self._held[part.parameter]
             assert held is not None
-            return held[part.begin : part.end]
+            average = held[part.begin : part.end]
+        return average
+
+    def _lasting_average(self, placed: PlacedPart) -> torch.Tensor | None:
+        """Where a part's average lies in every step; None: where the backward left it."""
+        part, at, private = placed
+        if private and self._out_place == self._memory.place:
+            return None
         row = self._rows[self._out_place]
         return _stretch(row, at, part.count, self._parameters[part.parameter].dtype)
 
@@ -356,6 +380,45 @@ class GradientStore:
                     begin = at // dtype.itemsize
                     rounded = _stretch(self._rows[self._out_place], at, part.count, dtype)
                     rounded.copy_(torch.from_numpy(sums[begin : begin + part.count]))
+
+
+class _Taker:
+    """Takes the gradient of a parameter whose gradients lie in parts."""
+
+    def __init__(self, store: GradientStore, number: int) -> None:
+        # Weakly: a parameter lives as long as the store that holds it.
+        self._store, self._number = weakref.ref(store), number
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        store, gradient = self._store(), parameter.grad
+        if store is None or gradient is None or gradient is store.pending[self._number]:
+            return
+        store.keep(self._number, gradient)
+
+
+class _StagedTaker:
+    """Takes the gradient of a parameter whose gradients lie in one place. Made for speed."""
+
+    def __init__(self, pending: UnaveragedGradient, slot: torch.Tensor) -> None:
+        self._pending, self._slot = pending, slot
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        gradient, pending = parameter.grad, self._pending
+        if gradient is pending:  # autograd has added to it
+            pending.check_new()
+        elif gradient is not None:
+            _check_dense(gradient, pending)
+            self._slot.copy_(gradient)
+            pending.reduced = False
+            parameter.grad = pending
+
+
+def _check_dense(gradient: torch.Tensor, pending: UnaveragedGradient) -> None:
+    if gradient.layout is not torch.strided:
+        raise UsageError(
+            f"the gradient of {pending.label} is sparse: use dense gradients "
+            "(Embedding(sparse=False)), or DistributedDataParallel over this backend"
+        )
 
 
 def _stretch(row: torch.Tensor, at: int, count: int, dtype: torch.dtype) -> torch.Tensor:

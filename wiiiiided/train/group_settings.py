@@ -24,16 +24,17 @@ class GroupSettings:
     def __init__(self, optimizer: torch.optim.Optimizer, face: dist.ProcessGroup) -> None:
         self._optimizer, self._face = optimizer, face
         self._known: list[tuple[Any, ...]] = []
+        self._fixed = False  # all known values are of kinds that cannot change in place
         self._digest = 0
 
     def digest(self) -> int:
         """All settings as a number. They seldom change: looking is cheaper than telling."""
-        now = [
-            tuple(_comparable(value) for key, value in group.items() if key != "params")
-            for group in self._optimizer.param_groups
-        ]
-        if now != self._known:
+        # The lists of parameters are compared too: as the same objects, so at no cost.
+        now = [tuple(group.values()) for group in self._optimizer.param_groups]
+        if not self._fixed or now != self._known:
             self._known = now
+            told = [_is_fixed(v) for g in self._optimizer.param_groups for v in g.items()]
+            self._fixed = all(told)
             self._digest = zlib.crc32(repr(self._told()).encode())
         return self._digest
 
@@ -74,11 +75,11 @@ class GroupSettings:
                     group[key] = tuple(value) if isinstance(value, list) else value
 
 
-def _comparable(value: Any) -> Any:
-    """A value as it is now, also when it is changed in place later."""
-    if isinstance(value, torch.Tensor):
-        return None if value.dim() else float(value)
-    return tuple(value) if isinstance(value, list) else value
+def _is_fixed(item: tuple[str, Any]) -> bool:
+    """Whether a value can only be changed by putting another in its place."""
+    key, value = item
+    plain = value if isinstance(value, tuple) else (value,)
+    return key == "params" or all(isinstance(v, int | float | str | None) for v in plain)
 
 
 def _is_setting(key: str, value: Any) -> bool:

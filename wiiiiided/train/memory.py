@@ -1,14 +1,21 @@
 """A host's shared memory for training: control words, weights, and the rows of gradients.
 
     │ control                                     │ weights │ rows for place 0 │ for place 1 │ …
-      place r: began, completed, loads, left   (64 bytes each)
-      records, even and odd: of each place the words and presence bytes that `publish` exchanges
+      began, completed, loads, left, fresh: a word for each place
+      records, even and odd: of each place the words and presence bytes that ranks tell each other
 
 A rank lays what another rank updates into its row there; `layout` draws rows.
 
 A *place* is a rank's number among those of its host. Every word has one writer. Records come in
-two copies because a rank may publish its next one while a slower rank still reads this one; it
-cannot be two ahead, since each publishing begins with a wait for all.
+two copies because a rank may write its next one while a slower rank still reads this one; it
+cannot be two ahead, since all meet between two records.
+
+A step is one operation of the group's board with two meetings (`StepMeeting`):
+
+    a rank that updates       arrive ── wait for all ── average, update ── arrive ── wait for all
+    one that has no part      arrive ─ arrive ───────────────────────────────────── wait for all
+
+The second kind sleeps once. Of ten ranks that train a small model nine are of it.
 
 Torn steps. A rank writes `began = n` before it meets the others for step n, and `completed = n`
 after its last weight. A weight is written only after all have met: so if all have begun step n and
@@ -44,10 +51,11 @@ from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import HostError, PeerLost, UsageError
-from wiiiiided.train.layout import ALIGN, Row, aligned, offsets
+from wiiiiided.train.layout import Row, aligned, offsets
 
 _MAP_FIXED: Final = 0x10  # Linux's number; Python's mmap module has no name for it
 WORDS: Final = 8  # int64 words at the head of a record
+_COUNTERS: Final = 5
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -78,6 +86,49 @@ def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
 def meet(group: Group, call: CallSignature) -> None:
     """Wait until all ranks of this host have called the same."""
     run_plan(group, call.text, host_barrier(group.team, call))
+
+
+class StepMeeting:
+    """The two meetings of a step. No other operation of the group may come between them."""
+
+    def __init__(self, group: Group, call: CallSignature) -> None:
+        self._group, self._team, self._call = group, group.team, call
+
+    def enter(self) -> None:
+        """Wait until all ranks of this host have begun the step; `leave` must follow."""
+        run_plan(self._group, self._call.text, self._enter())
+
+    def leave(self) -> None:
+        """This rank's part is done: wait for all others'."""
+        run_plan(self._group, self._call.text, self._leave())
+
+    def pass_by(self) -> None:
+        """Both at once, for a rank that has no part."""
+        self._group.number()  # the numbers of operations stay the same on all ranks
+        run_plan(self._group, self._call.text, self._pass_by())
+
+    def _announce(self) -> None:
+        team = self._team
+        team.parity ^= 1
+        team.board.announce(self._call, team.parity)
+
+    def _verify(self) -> None:
+        if not self._team.board.same_calls(self._call, self._team.parity):
+            self._team.verify(self._call)
+
+    def _enter(self) -> Plan:
+        self._announce()
+        yield self._team.arrive()
+        self._verify()
+
+    def _leave(self) -> Plan:
+        yield self._team.arrive()
+
+    def _pass_by(self) -> Plan:
+        self._announce()
+        self._team.arrive()
+        yield self._team.arrive()
+        self._verify()
 
 
 class Common:
@@ -143,19 +194,20 @@ class HostMemory:
         self.place, self.places = group.team.rank, group.team.size
         self.offsets, self.area_bytes = offsets(sizes)
         self._record_bytes = aligned(WORDS * 8 + len(sizes))
-        control = ALIGN * self.places + 2 * self.places * self._record_bytes
-        self._weights_at = aligned(control)
+        self._records_at = _COUNTERS * aligned(8 * self.places)
+        self._weights_at = self._records_at + 2 * self.places * self._record_bytes
         self._rows, total = self._place_rows(rows, self._weights_at + self.area_bytes)
         self.common = Common(group, "memory of wide.parallel", total)
-        words = self.common.bytes[: ALIGN * self.places].view(np.int64)
-        stride = ALIGN // 8
-        self._began, self._completed, self._loaded, self._left = (
-            words[i::stride] for i in range(4)
+        words = self.common.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
+        self._began, self._completed, self._loaded, self._left, self._fresh = (
+            row[: self.places] for row in words
         )
         self._fence = threading.Lock()
         self._records = [
             [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
         ]
+        self._tables = [self._table(parity) for parity in (0, 1)]
+        self._mine = [table[self.place] for table in self._tables]
         self._parity = 0
 
     def _place_rows(self, rows: Sequence[Row], at: int) -> tuple[list[list[tuple[int, int]]], int]:
@@ -170,9 +222,15 @@ class HostMemory:
         return found, at
 
     def _record(self, parity: int, place: int, count: int) -> Record:
-        at = ALIGN * self.places + (parity * self.places + place) * self._record_bytes
+        at = self._records_at + (parity * self.places + place) * self._record_bytes
         raw = self.common.bytes[at : at + self._record_bytes]
         return Record(raw[: WORDS * 8].view(np.int64), raw[WORDS * 8 : WORDS * 8 + count])
+
+    def _table(self, parity: int) -> Bytes:
+        """All records of one parity, one row a place."""
+        size = self.places * self._record_bytes
+        at = self._records_at + parity * size
+        return self.common.bytes[at : at + size].reshape(self.places, -1)
 
     # -- where things lie ----
 
@@ -191,14 +249,23 @@ class HostMemory:
 
     # -- meetings ----
 
-    def publish(self, call: CallSignature, words: Words, present: Bytes) -> list[Record]:
-        """Tell the host's other ranks, and hear them. A record stays until the one after next."""
+    def write_record(self, words: Words, present: Bytes) -> None:
+        """What this rank tells the others at the next meeting; it stays until the one after."""
         self._parity ^= 1
-        records = self._records[self._parity]
-        records[self.place].words[:] = words
-        records[self.place].present[:] = present
-        meet(self._group, call)
-        return records
+        mine = self._records[self._parity][self.place]
+        mine.words[:] = words
+        mine.present[:] = present
+
+    def records(self) -> list[Record]:
+        """What the ranks of this host have told, in order of places; they have met."""
+        return self._records[self._parity]
+
+    def all_alike(self) -> bool:
+        """Whether all ranks have told the same."""
+        # As bytes: a tenth of what comparing arrays takes.
+        mine: bytes = self._mine[self._parity].tobytes()
+        told: bytes = self._tables[self._parity].tobytes()
+        return told == mine * self.places
 
     # -- torn steps ----
 
@@ -224,6 +291,15 @@ class HostMemory:
         """This rank's weights of that step are written."""
         self._completed[self.place] = step
 
+    def mark_fresh(self, step: int) -> None:
+        """In that step this rank's optimizer has made state that is not shared yet."""
+        self._fresh[self.place] = step
+
+    def is_fresh(self, step: int) -> bool:
+        """Whether any rank's has, once all have met again."""
+        marked: list[int] = self._fresh.tolist()
+        return step in marked
+
     def whole(self) -> None:
         """Raise if a step was interrupted here."""
         step = int(self._began.min())
@@ -242,6 +318,6 @@ class HostMemory:
         """This rank has loaded weights: the others need not wonder which rank changed them."""
         self._loaded[self.place] += 1
 
-    def loads(self) -> int:
-        """How often a rank of this host has loaded weights."""
-        return int(self._loaded.sum())
+    def loads(self) -> bytes:
+        """How often each rank of this host has loaded weights."""
+        return self._loaded.tobytes()

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 import copyreg
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 import torch
+from torch._C._autograd import _profiler_enabled
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 from wiiiiided.train.checks import MARK
 
@@ -43,24 +46,44 @@ class DividedOptimizer(torch.optim.Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         """One step of all ranks: closure, exchange, update of this rank's part."""
+        if _is_watched(self):
+            return self._watched_step(closure, *args, **kwargs)
+        return self._step(closure, *args, **kwargs)
+
+    # torch would wrap `step` in hooks and a mark for its profiler: 5 µs, where a step of a small
+    # network takes 100. And a scheduler would wrap it to see whether it was called.
+    step.hooked = True  # type: ignore[attr-defined]
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+
+    def _step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
         self._opt_called = True  # a scheduler looks whether the optimizer stepped before it
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        own: Any = type(self).__mro__[2].step  # type: ignore[attr-defined]  # of its own class
-        # Hooks run round the whole step, not inside it.
-        raw = own.__wrapped__ if getattr(own, "hooked", False) else own
-        self.__dict__[MARK].step(
-            functools.partial(raw, self, *((None, *args) if args else ()), **kwargs)
-        )
+        mark = self.__dict__[MARK]
+        if args or kwargs:
+            mark.stepper.step(
+                functools.partial(mark.own, self, *((None, *args) if args else ()), **kwargs)
+            )
+        else:
+            mark.stepper.step(mark.inner)
         return loss
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # nothing to wrap: it says so itself
+    _watched_step = torch.optim.Optimizer.profile_hook_step(_step)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Discard all gradients."""
+        if not set_to_none or _profiler_enabled():
+            super().zero_grad(set_to_none)
+            return
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = None
 
     def state_dict(self) -> dict[str, Any]:
         """Whole, and on one rank alone; raises after an interrupted step."""
-        self.__dict__[MARK].check_optimizer()
+        self.__dict__[MARK].stepper.check_optimizer()
         return super().state_dict()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -71,18 +94,43 @@ class DividedOptimizer(torch.optim.Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """On all ranks, or on one: the others take it over at the next step."""
         super().load_state_dict(state_dict)
-        self.__dict__[MARK].loaded_optimizer()
+        self.__dict__[MARK].stepper.loaded_optimizer()
 
 
-def divide(optimizer: torch.optim.Optimizer, run: Stepper) -> None:
+class _Mark:
+    """What hangs on a divided optimizer."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
+        self.stepper = stepper
+        own: Any = type(optimizer).step
+        # Hooks run round the whole step, not inside it.
+        self.own = own.__wrapped__ if getattr(own, "hooked", False) else own
+        self._optimizer = weakref.ref(optimizer)
+
+    def inner(self) -> Any:
+        """The optimizer's own step."""
+        return self.own(self._optimizer())
+
+
+def divide(optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
     """Make an optimizer one that is divided."""
     own = type(optimizer)
     optimizer.__dict__.pop("step", None)  # a scheduler's mark on the old one
-    setattr(optimizer, MARK, run)
+    setattr(optimizer, MARK, _Mark(optimizer, stepper))
     optimizer.__class__ = type(
         own.__name__, (DividedOptimizer, own), {"__module__": own.__module__}
     )
-    optimizer._patch_step_function()
+
+
+def _is_watched(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether hooks or the profiler want to know of a step."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or _profiler_enabled()
+    )
 
 
 @contextmanager

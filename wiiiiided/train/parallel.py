@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, Final
 
 import torch
@@ -61,7 +60,7 @@ class Parallel:
         self._has_buffers = any(True for _ in model.buffers()) and face.size() > 1
         self._steps = SyncStep(self._shared, self._has_buffers)
         self._hook(model)
-        divide(optimizer, self)
+        divide(optimizer, self._steps)
         if "1" in tell_all(face, "1" if optimizer.state else "0"):
             self._shared.state.take(0)
         self._shared.weights.remember()
@@ -116,21 +115,6 @@ class Parallel:
         self._shared.spread_weights(0)
         weights.remember()
 
-    # -- what the divided optimizer calls ----
-
-    def step(self, inner: Callable[[], Any]) -> None:
-        """In place of the optimizer's own step."""
-        self._steps.step(inner)
-
-    def check_optimizer(self) -> None:
-        """Before the optimizer's state is looked at: raise if a step was interrupted."""
-        self._memory.whole()
-        self._steps.bring_up_to_date()
-
-    def loaded_optimizer(self) -> None:
-        """This rank has loaded the optimizer: at the next meeting the others take it over."""
-        self._steps.loaded_optimizer()
-
     # -- hooks ----
 
     def _hook(self, model: torch.nn.Module) -> None:
@@ -148,13 +132,7 @@ class Parallel:
         for i, parameter in list(self._unhooked.items()):
             if parameter.requires_grad and parameter.is_leaf:
                 del self._unhooked[i]
-                parameter.register_post_accumulate_grad_hook(_Taker(self, i))  # type: ignore[no-untyped-call]
-
-    def take_gradient(self, i: int) -> None:
-        """A backward has come to this parameter."""
-        gradient = self._shared.parameters[i].grad
-        if gradient is not None and gradient is not self._gradients.pending[i]:
-            self._gradients.keep(i, gradient)
+                parameter.register_post_accumulate_grad_hook(self._gradients.taker(i))  # type: ignore[no-untyped-call]
 
     def before_forward(self) -> None:
         """Frozen parameters that are so no more; rank 0's buffers, as DDP has it."""
@@ -208,15 +186,3 @@ class _Handle:
 
     def __reduce__(self) -> Any:
         return (_Handle, ())
-
-
-class _Taker:
-    """The hook on one parameter."""
-
-    def __init__(self, run: Parallel, number: int) -> None:
-        self._run, self._number = weakref.ref(run), number
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        run = self._run()
-        if run is not None:
-            run.take_gradient(self._number)

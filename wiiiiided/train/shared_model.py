@@ -134,8 +134,9 @@ class SharedModel:
             for k in held:
                 piece = self.pieces[k]
                 if present[piece.part.parameter]:
-                    piece.tensor.grad = self.gradients.average_of(k).view(piece.tensor.shape)
-                    chosen[-1].append(piece.tensor)
+                    tensor, average = piece.tensor, self.gradients.average_of(k)
+                    tensor.grad = average if tensor.dim() else average.view(())
+                    chosen[-1].append(tensor)
         with shown(self.optimizer, self.state.working, chosen):
             inner()
 

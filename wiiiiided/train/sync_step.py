@@ -7,6 +7,8 @@
 
 What ranks tell each other at a meeting is a *record*: words, and a byte for each parameter that
 says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
+Every rank looks at the same records and decides the same: go on, raise, or first take over what
+a rank has loaded and then meet again.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
-from wiiiiided.train.memory import WORDS, Bytes, Record, Words, meet
+from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
 from wiiiiided.train.shared_model import SharedModel, no_gradients
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -33,7 +35,7 @@ _LOADED: Final = CallSignature.of("weights that another host has loaded")
 
 # Words of a record.
 _SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
-_LOADED_OPTIMIZER, _LOADED_MODEL, _FRESH_STATE, _NEW, _AVERAGED = 1, 2, 4, 8, 16
+_LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
 
 
 class SyncStep:
@@ -43,7 +45,10 @@ class SyncStep:
         self._shared, self._has_buffers = shared, has_buffers
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.face)
-        self._here = np.array(shared.layout.ranks[shared.layout.host])
+        self._meeting = StepMeeting(shared.group, _STEP)
+        self._here = list(shared.layout.ranks[shared.layout.host])
+        # Of a small model some ranks update nothing: they need not be there while others do.
+        self._idle = shared.alone and shared.divided and not shared.pieces
         self._present = no_gradients(len(shared.parameters))
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
@@ -55,31 +60,44 @@ class SyncStep:
 
     def step(self, inner: Callable[[], Any]) -> None:
         """What the divided optimizer calls in place of its own step."""
-        shared, number = self._shared, self.number + 1
+        number = self.number + 1
         self._memory.begin(number)
         try:
-            present = self._exchange(_STEP)
-            self._memory.check_left(number)
+            if self._idle:
+                self._memory.complete(number)  # it has nothing to write
+                while not self._pass_by():
+                    pass
+            else:
+                present = self._exchange(_STEP)
+                self._memory.check_left(number)
         except UsageError:  # before the meeting, or of all ranks alike: no rank goes on to write
             self._memory.begin(self.number)
             raise
         except BaseException:
             self._memory.leave(number)
             raise
+        if not self._idle:
+            self._update(inner, present, number)
+        self.number, self.samples = number, None
+        self._shared.weights.written()
+        if self._memory.is_fresh(number):
+            self._shared.state.share()
+        self._shared.weights.remember()
+
+    def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
+        """This rank's part of the weights, and the meeting after it."""
+        shared = self._shared
         if self._factor is not None:
             shared.scale_average(present, self._factor)
             self._factor = None
         shared.update(inner, present)
-        fresh = shared.state.look()
+        if shared.state.look():
+            self._memory.mark_fresh(number)
         self._memory.complete(number)
-        self.number, self.samples = number, None
-        shared.weights.written()
-        self._words[:] = 0
-        self._words[_FLAGS] = _FRESH_STATE if fresh else 0
-        records = self._memory.publish(_WRITTEN, self._words, self._present)
-        if any(record.words[_FLAGS] & _FRESH_STATE for record in records):
-            shared.state.share()
-        shared.weights.remember()
+        if shared.alone:
+            self._meeting.leave()
+        else:
+            meet(shared.group, _WRITTEN)
 
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
         """Clip the averaged gradient and return its norm."""
@@ -115,8 +133,9 @@ class SyncStep:
         """This rank has loaded the optimizer: at the next meeting the others take it over."""
         self._flags |= _LOADED_OPTIMIZER
 
-    def bring_up_to_date(self) -> None:
-        """The optimizer's state, before a program looks at it."""
+    def check_optimizer(self) -> None:
+        """Before the optimizer's state is looked at: raise if a step was interrupted."""
+        self._memory.whole()
         if not self._flags & _LOADED_OPTIMIZER:  # what this rank has loaded is newer
             self._shared.state.refresh()
 
@@ -124,30 +143,99 @@ class SyncStep:
 
     def _exchange(self, call: CallSignature) -> Bytes:
         """Meet, compare what must agree, average. Returns which parameters have a gradient."""
+        while True:
+            alike, records = self._meet(call)
+            if alike or self._may_go_on(records):
+                break
+            if call is _STEP and self._shared.alone:
+                self._meeting.leave()  # without having written anything
+            self._settle(records)
+        anywhere: Bytes = self._present
+        weights: Weights = None
+        if not alike:
+            weights = _weighting(records)
+            anywhere = np.maximum.reduce([record.present for record in records])
+        if any(int(record.words[_FLAGS]) & _NEW for record in records[: 1 if alike else None]):
+            here = [] if alike else [records[rank].present for rank in self._here]
+            self._gradients.average(here, anywhere, weights)
+            for pending in self._gradients.pending:
+                pending.reduced = True
+            self._factor = None
+        return anywhere
+
+    def _pass_by(self) -> bool:
+        """A step of a rank that updates nothing; whether the others have gone on."""
+        self._write_record()
+        self._meeting.pass_by()
+        if not self._memory.all_alike():
+            records = self._memory.records()
+            if not self._may_go_on(records):
+                self._settle(records)
+                return False
+        for pending in self._gradients.pending:
+            pending.reduced = True
+        self._flags, self._factor = 0, None
+        return True
+
+    def _meet(self, call: CallSignature) -> tuple[bool, list[Record]]:
+        """Whether all have told the same and nothing special, and every rank's record."""
+        self._write_record()
+        special = self._flags & ~_NEW
+        if self._shared.alone:
+            if call is _STEP:
+                self._meeting.enter()
+            else:
+                meet(self._shared.group, call)
+            records = self._memory.records()
+            alike = not special and self._memory.all_alike()
+        else:
+            meet(self._shared.group, call)
+            mine = self._memory.records()[self._memory.place]
+            raw = np.concatenate([mine.words.view(np.uint8), mine.present])
+            found = gather(self._shared.face, torch.from_numpy(raw)).numpy()
+            head = WORDS * 8
+            records = [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
+            alike = not special and bool((found == found[0]).all())
+        if alike:
+            self._flags = 0
+        return alike, records
+
+    def _write_record(self) -> None:
+        """Look at what this rank has, and lay it out for the others."""
         self._shared.check_groups()
         self._shared.weights.check()
-        self._flags |= self._collect()
+        self._flags = self._flags & (_LOADED_MODEL | _LOADED_OPTIMIZER) | self._collect()
         words = self._words
-        words[:] = 0
         words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
         words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
-        records = self._publish(call, words)
+        self._memory.write_record(words, self._present)
+
+    def _may_go_on(self, records: Sequence[Record]) -> bool:
+        """Whether nothing but gradients and weights differs. Raises what all ranks raise alike."""
+        flags = [int(record.words[_FLAGS]) for record in records]
+        if any(flag & (_LOADED_MODEL | _LOADED_OPTIMIZER) for flag in flags):
+            return False
+        if len({int(record.words[_SETTINGS]) for record in records}) > 1:
+            return False
+        ages = {flag & (_NEW | _AVERAGED) for flag in flags} - {0}
+        if len(ages) > 1 or _NEW | _AVERAGED in ages:
+            return False
+        said = [int(record.words[_SAMPLES]) == -1 for record in records]
+        if any(said) and not all(said):
+            return False
+        self._flags = 0
+        return True
+
+    def _settle(self, records: Sequence[Record]) -> None:
+        """Take over what ranks have loaded; raise what does not fit together."""
         self._take_over(records)
-        weights = _weighting(records)
-        anywhere: Bytes = np.maximum.reduce([record.present for record in records])
         ages = {int(record.words[_FLAGS]) & (_NEW | _AVERAGED) for record in records} - {0}
         if len(ages) > 1 or _NEW | _AVERAGED in ages:
             raise UsageError(
                 "some gradients have been averaged already and some are new: between "
                 "clip_grad_norm_ and step there can be no other backward, unless all are zeroed"
             )
-        if ages == {_NEW}:
-            here = records if self._shared.alone else [records[rank] for rank in self._here]
-            self._gradients.average([record.present for record in here], anywhere, weights)
-            for pending in self._gradients.pending:
-                pending.reduced = True
-            self._factor = None
-        return anywhere
+        _weighting(records)
 
     def _collect(self) -> int:
         """Which parameters have a gradient here, and of which age, as flags.
@@ -163,16 +251,6 @@ class SyncStep:
                     self._gradients.keep(i, gradient, theirs=True)
                 ages |= _AVERAGED if pending.reduced else _NEW
         return ages
-
-    def _publish(self, call: CallSignature, words: Words) -> list[Record]:
-        """Every rank's record, in order of ranks."""
-        if self._shared.alone:
-            return self._memory.publish(call, words, self._present)
-        meet(self._shared.group, call)
-        mine = torch.from_numpy(np.concatenate([words.view(np.uint8), self._present]))
-        found = gather(self._shared.face, mine).numpy()
-        head = WORDS * 8
-        return [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
 
     def _take_over(self, records: Sequence[Record]) -> None:
         """What ranks have loaded since the last meeting; then all must have the same settings."""

@@ -111,7 +111,7 @@ class SharedWeights:
 
     def _changed_probe(self) -> str | None:
         now = self._bytes[self._probe_at]
-        if np.array_equal(now, self._probes):
+        if now.tobytes() == self._probes.tobytes():
             return None
         at = self._probe_at[np.flatnonzero(now != self._probes)[0]]
         return self._names[int(np.searchsorted(self._memory.offsets, at, "right")) - 1]

@@ -8,8 +8,11 @@ Everything here runs in one thread at a time, the driver's (engine.loop says whi
 there is no lock in this module. Nothing blocks on one operation: a plan that must wait says for
 what, and the others go on, so two groups used in opposite order on two ranks cannot deadlock.
 
-Sleeping: say on the board which rank we wait for (`doze`), look once more, then sleep in epoll. A
-peer that arrives and finds us dozing rings the link.
+Sleeping. Where one operation inside this host is all there is to wait for: first on the board
+(`Board.sleep`), from which the last to arrive wakes all at once; sockets are not looked at
+meanwhile, so for FUTEX_NS only. Then, or with more to wait for: say on the board which rank we
+wait for (`doze`), look once more, and sleep in epoll. A peer that arrives and finds us dozing
+rings the link.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from wiiiiided import log
 from wiiiiided.backend.engine.operation import NOT_STARTED, Operation, Plan, Until, Wait
 from wiiiiided.backend.engine.spin_budget import SpinBudget
 from wiiiiided.backend.shm import stats
-from wiiiiided.backend.shm.board import fence
+from wiiiiided.backend.shm.board import Board, fence
 from wiiiiided.errors import WiiiiideError
 
 if TYPE_CHECKING:
@@ -39,11 +42,13 @@ if TYPE_CHECKING:
 # through a peer's copy of a piece beats a sleep. With more ranks than cores each pass yields the
 # core to a peer.
 SPINS: Final = 400
-SPINS_CROWDED: Final = 30
+SPINS_CROWDED: Final = 8
 
 # Sockets are looked at this often while there is always something to do in memory.
 PASSES_PER_POLL: Final = 64
 AGAIN_NS: Final = 60_000_000_000  # between two warnings of the same ranks
+SOCKETS_NS: Final = 50_000_000  # how often sockets are looked at between short operations
+FUTEX_NS: Final = 100_000_000  # a death during it is seen so much later; 1 s is promised
 PATROL_S: Final = 1.0  # how often the late and the lost are looked for while we wait
 
 
@@ -62,8 +67,10 @@ class Driver:
         self._tasks: deque[Callable[[], None]] = deque()  # short actions for the driver
         self.on_patrol: list[Callable[[], None]] = []  # what else is done about once a second
         self.asleep = False
+        self.asleep_on: Board | None = None
         self._closing = False
         self._patrol_at = 0.0
+        self._sockets_at = 0
         # Time with an operation under way, and with one waiting, is counted once, however many do.
         self._under_way = self._under_way_ns = 0
         self._waiters = self._waiters_ns = 0
@@ -162,6 +169,9 @@ class Driver:
         """As far as it goes without sleeping: None when done, else the Operation that is left."""
         lagging, send, words = group.team.board.lagging, self._in_context, self.page.words
         begun, waited, in_plan = time.monotonic_ns(), 0, True
+        if begun >= self._sockets_at:  # a stream of short operations never sleeps in epoll
+            self._sockets_at = begun + SOCKETS_NS
+            self.poller.poll(0.0)
         wait: Wait = NOT_STARTED
         try:
             while True:
@@ -182,7 +192,7 @@ class Driver:
                         break
                 elif (late := lagging(wait)) >= 0:
                     self._late, since = late, time.monotonic_ns()
-                    arrived = self._spin(lagging, wait)
+                    arrived = self._spin(lagging, wait) or self._sleep_on(group.team.board, wait)
                     spent = time.monotonic_ns() - since
                     waited += spent
                     words[group.wait_words[group.team.ranks[self._late]]] += spent
@@ -409,6 +419,32 @@ class Driver:
             left -= 1
         budget.in_vain()
         return False
+
+    def _sleep_on(self, board: Board, step: int) -> bool:
+        """Sleep on a step of one board; whether all have arrived."""
+        if not board.sleeps:
+            return False
+        self.asleep_on = board
+        try:
+            until = time.monotonic_ns() + FUTEX_NS
+            while not (self._submitted or self._tasks):
+                late = board.sleep(step, FUTEX_NS)
+                if late < 0:
+                    return True
+                self._late = late
+                if time.monotonic_ns() >= until:
+                    break
+        finally:
+            self.asleep_on = None
+        return False
+
+    def wake(self) -> None:
+        """From any thread: the driver has something to do. It may be asleep."""
+        if self.asleep:
+            self.poller.nudge()
+        board = self.asleep_on
+        if board is not None:
+            board.nudge()
 
     def _spin_far(self, group: Group, wait: Until) -> bool:
         """Look at the sockets for as long as spinning pays; whether the wait is over."""

@@ -229,8 +229,7 @@ class ProgressLoop:
             op.on_done(op)
 
     def _wake_driver(self) -> None:
-        if self._driver.asleep:
-            self._driver.poller.nudge()
+        self._driver.wake()
         if not self._driving.locked():
             self._unpark()
 

@@ -3,9 +3,12 @@
 Every word has one writer, and ranks' blocks share no cache line, so there are no locks:
 
     byte 0        group block    magic, version, nonce, size          (written once, by rank 0)
+    byte 2048     completed[2]   the last even and odd step that all have arrived at, written where
+                                 a rank sleeps on it
     4096 + r·1024 block of rank r
       +0    arrived    the last step rank r has done its part of
-      +64   awaited    0: awake; q+1: asleep until rank q arrives: q must ring the doorbell
+      +64   awaited    0: awake; q+1: asleep until rank q arrives: q must ring the doorbell;
+                       -s: asleep on `completed` of step s: the last to arrive must wake it
       +128  barriers   monitored barriers rank r has entered
       +136  held       who of another host keeps rank r waiting: milliseconds · 2^20 + rank + 1
       +192  call[2]    digest of what rank r called, for even and odd operations; its lowest bit
@@ -23,6 +26,9 @@ operation needs two copies, even and odd, and nothing is overwritten while a pee
 Memory order, for each hand-over (`fence()` is a full barrier, see below):
     data before flag           writer: data, fence, arrived      reader: arrived, fence, data
     sleep without a lost wake  writer: arrived, fence, awaited?  sleeper: awaited, fence, arrived?
+                               (two that arrive last may both wake; the word is the step's
+                               number, written before its writer arrives at the next step: it
+                               never goes back)
     fault text before time     writer: text, fence, time         reader: time, fence, text
 x86 needs the fence only in the second line; ARM in all. A word is 8 bytes and aligned, so a load or
 store of it is single on every 64-bit CPU.
@@ -44,16 +50,18 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from wiiiiided.backend.shm.futex import FutexWord
 from wiiiiided.backend.shm.segment import PAGE, Segment, page_up
 from wiiiiided.errors import HostError
 
 MAGIC: Final = 0x45444949494957  # "WIIIIDE" read as a little-endian number
-VERSION: Final = 1
+VERSION: Final = 2
 
 HEAD_BYTES: Final = PAGE
 RANK_BYTES: Final = 1024
 _WORDS: Final = RANK_BYTES // 8
 _ARRIVED, _AWAITED, _BARRIERS, _HELD, _CALL, _PLACE, _AHEAD = 0, 8, 16, 17, 24, 26, 30
+_COMPLETED: Final = (2048, 2112)  # bytes
 _HELD_BITS: Final = 20
 _HELD_MS: Final = 2500  # it is said about once a second: what is older is not so any more
 CALL_BYTES: Final = 128  # a call in words
@@ -133,6 +141,8 @@ class Board:
         self._peer_awaited = [(r, self._base[r] + _AWAITED) for r in self.peers]
         self._arrived_at = self._mine + _ARRIVED
         self.to_ring: list[int] = []  # ranks found asleep until I arrive
+        self._awaited_at = self._mine + _AWAITED
+        self.completed = [FutexWord(segment.map, at) for at in _COMPLETED]
         self._announced: list[CallSignature | None] = [None, None]
         self._peer_calls = [self._base[r] + _CALL for r in self.peers]
         self.step = 0
@@ -156,6 +166,8 @@ class Board:
 
     def release(self) -> None:
         """Let go of the memory; nothing else may be called after this."""
+        for word in self.completed:
+            word.release()
         self.words.release()
         self._bytes.release()
 
@@ -168,9 +180,15 @@ class Board:
         fence()
         words[self._arrived_at] = step
         fence()
+        asleep = False
         for r, at in self._peer_awaited:
-            if words[at] == me:
-                self.to_ring.append(r)
+            if awaited := words[at]:
+                if awaited == me:
+                    self.to_ring.append(r)
+                elif awaited == -step:
+                    asleep = True
+        if asleep and self.lagging(step) < 0:
+            self.completed[step & 1].wake(step & 0xFFFFFFFF)
         return step
 
     def lagging(self, step: int) -> int:
@@ -185,14 +203,42 @@ class Board:
         """All ranks that have not arrived at `step`."""
         return [r for r, at in self._peer_arrived if self.words[at] < step]
 
+    @property
+    def sleeps(self) -> bool:
+        """Whether `sleep` can be used on this machine."""
+        return self.completed[0].usable
+
+    def sleep(self, step: int, timeout_ns: int) -> int:
+        """Sleep until all have arrived at `step`; a rank that has not, or -1.
+
+        It may return early. For a while in which no socket need be looked at.
+        """
+        word = self.completed[step & 1]
+        before = word.value
+        self.words[self._awaited_at] = -step
+        try:
+            fence()
+            late = self.lagging(step)
+            if late < 0:
+                return late
+            word.wait(before, timeout_ns)
+            return self.lagging(step)
+        finally:
+            self.words[self._awaited_at] = 0
+
+    def nudge(self) -> None:
+        """From any thread: wake those that sleep, to look again."""
+        for word in self.completed:
+            word.nudge()
+
     def doze(self, rank: int) -> None:
         """I am going to sleep until `rank` arrives; look at `lagging` again before sleeping."""
-        self.words[self._mine + _AWAITED] = rank + 1
+        self.words[self._awaited_at] = rank + 1
         fence()
 
     def wake(self) -> None:
         """I am awake again: no more bells."""
-        self.words[self._mine + _AWAITED] = 0
+        self.words[self._awaited_at] = 0
 
     def hold(self, rank: int) -> None:
         """Let those beside me know that I wait for a rank of another host."""
