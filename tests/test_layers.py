@@ -36,7 +36,7 @@ ALLOWED = {
         *("errors", "config", "log"),
     },
     "backend/collectives": {"backend/engine", "backend/shm", "errors"},
-    "train": {"backend/collectives", "backend/engine", "backend/shm", "errors"},
+    "train": {"backend/collectives", "backend/engine", "backend/shm", "errors", "log"},
     "torch": {
         *("train", "backend/collectives", "backend/engine", "backend/shm", "backend/wire"),
         *("errors", "config", "log", "autoload"),

@@ -24,11 +24,13 @@ from wiiiiided.torch.api import (
 from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train import async_step, gradients, optimizer, sync_step
 from wiiiiided.train import parallel as train_parallel
 from wiiiiided.train.parallel import Parallel
 
 register()
 keep_out_of(process_group, work, api, objects, train_parallel)
+keep_out_of(optimizer, sync_step, async_step, gradients)
 
 __all__ = [
     "BACKEND",

@@ -22,6 +22,7 @@ from wiiiiided.backend.shm.slots import Array
 from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train.checks import Updates
 from wiiiiided.train.parallel import Parallel
 
 
@@ -65,15 +66,17 @@ def parallel(
     *,
     group: dist.ProcessGroup | None = None,
     updates: str = "sync",
+    staleness: int = 16,
 ) -> Parallel:
     """Train one copy of the weights with all ranks of a host; changes both arguments in place.
 
     A collective call. Parameters move into shared memory (rank 0's values), `optimizer.step()`
     averages the ranks' gradients and divides its work over the ranks of each host; the training
-    loop stays as it is for one process. docs/training.md has the rest.
+    loop stays as it is for one process. With updates="async" each rank applies its own gradient
+    without waiting, at most `staleness` steps ahead of the slowest. docs/training.md has the rest.
     """
     face = _ours(group, "parallel")
-    return Parallel(model, optimizer, face, face.engine_group, updates)
+    return Parallel(model, optimizer, face, face.engine_group, Updates(updates, staleness))
 
 
 def monitored_barrier(

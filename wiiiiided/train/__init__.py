@@ -9,6 +9,7 @@ weights         parameters in shared memory, and writes from outside
 gradient        what stands in `p.grad` between backward and step
 gradients       from each rank's backward to the average of all
 sync_step       one step of all ranks together
+async_step      each rank at its own pace, within a bound
 optimizer       the optimizer's work divided over the ranks of a host
 state           its state in shared memory, whole on every rank
 group_settings  learning rates and the like, which all ranks must share

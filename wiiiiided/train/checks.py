@@ -8,21 +8,53 @@ rank and the parameter that differ are named everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.distributed as dist
 
+from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import tell_all
 
+# Optimizers of torch that treat each element by itself.
+ELEMENTWISE: Final = frozenset(
+    {
+        *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam),
+        *(torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta),
+        *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
+    }
+)
 MARK = "_wiiiiide_parallel"  # on a model and an optimizer that have been given to parallel()
 
 
-def refuse(model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: str) -> None:
+@dataclass(frozen=True)
+class Updates:
+    """How ranks update the weights."""
+
+    how: str = "sync"
+    staleness: int = 16  # steps that a rank may be ahead of the slowest; asynchronous ones only
+
+    def __post_init__(self) -> None:
+        if self.how not in ("sync", "async"):
+            raise UsageError(f'updates={self.how!r} is not known; use "sync" or "async"')
+        if not isinstance(self.staleness, int) or not 1 <= self.staleness < 1 << 31:
+            raise UsageError(f"staleness={self.staleness!r} is not a whole number from 1 on")
+
+    @property
+    def sync(self) -> bool:
+        """Whether all ranks step together."""
+        return self.how == "sync"
+
+
+def refuse(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, updates: Updates, group: Group
+) -> None:
     """Raise what is wrong with these arguments, if anything is."""
-    if updates != "sync":
-        raise UsageError(f'updates={updates!r} is not known; "sync" is the one way there is')
     _refuse_types(model, optimizer)
+    if not updates.sync:
+        _refuse_async(optimizer, group)
     names = {id(p): name for name, p in model.named_parameters(remove_duplicate=False)}
     held = {id(p) for group in optimizer.param_groups for p in group["params"]}
     strangers = held - names.keys()
@@ -73,6 +105,21 @@ def _refuse_types(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> N
         )
 
 
+def _refuse_async(optimizer: torch.optim.Optimizer, group: Group) -> None:
+    if group.wide is not None:
+        raise UsageError(
+            f'updates="async" is for the ranks of one host, and this group has '
+            f"{len(group.wide.hosts)}: between hosts exchange every so many steps instead, "
+            "between=wide.Between(every=16)"
+        )
+    if type(optimizer) not in ELEMENTWISE:
+        raise UsageError(
+            f"{type(optimizer).__name__} looks at more than one element at a time, and with "
+            'updates="async" others change the rest meanwhile: use an optimizer such as SGD or '
+            'AdamW, or updates="sync"'
+        )
+
+
 def _refuse_parameter(name: str, parameter: torch.Tensor) -> None:
     what = None
     if parameter.device.type != "cpu":
@@ -91,10 +138,12 @@ def agree(
     group: dist.ProcessGroup,
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
+    updates: Updates,
 ) -> None:
     """All ranks must have the same model and optimizer. A collective call."""
     found = optimizer.param_groups
-    rest = f"{type(optimizer).__name__} of {len(found)} groups"
+    how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
+    rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
     mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]
     texts = tell_all(group, "\n".join([rest, *mine]))

@@ -1,7 +1,8 @@
 """A host's shared memory for training: control words, weights, and the rows of gradients.
 
     │ control                                     │ weights │ rows for place 0 │ for place 1 │ …
-      began, completed, loads, left, fresh: a word for each place
+      began, completed, left, loads, fresh, waits, pauses: a word for each place
+      progress: a word that ranks sleep on (asynchronous updates)
       records, even and odd: of each place the words and presence bytes that ranks tell each other
 
 A rank lays what another rank updates into its row there; `layout` draws rows.
@@ -49,13 +50,14 @@ from wiiiiided.backend.collectives.local.barrier import barrier as host_barrier
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.futex import FutexWord
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import HostError, PeerLost, UsageError
 from wiiiiided.train.layout import Row, aligned, offsets
 
 _MAP_FIXED: Final = 0x10  # Linux's number; Python's mmap module has no name for it
 WORDS: Final = 8  # int64 words at the head of a record
-_COUNTERS: Final = 5
+_COUNTERS: Final = 8  # rows of words; the last one is `progress`
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 Words = np.ndarray[Any, np.dtype[np.int64]]
@@ -199,10 +201,18 @@ class HostMemory:
         self._rows, total = self._place_rows(rows, self._weights_at + self.area_bytes)
         self.common = Common(group, "memory of wide.parallel", total)
         words = self.common.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
-        self._began, self._completed, self._loaded, self._left, self._fresh = (
-            row[: self.places] for row in words
-        )
-        self._fence = threading.Lock()
+        (
+            self.began,
+            self.completed,
+            self._loaded,
+            self.left,
+            self._fresh,
+            self.waits,
+            self.pauses,
+        ) = (row[: self.places] for row in words[: _COUNTERS - 1])
+        at = (_COUNTERS - 1) * aligned(8 * self.places)
+        self.progress = FutexWord(self.common.segment.map, at)
+        self._order = threading.Lock()
         self._records = [
             [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
         ]
@@ -271,25 +281,28 @@ class HostMemory:
 
     def begin(self, step: int) -> None:
         """This rank goes to meet the others; with the last step's number: it does not."""
-        self._began[self.place] = step
+        self.began[self.place] = step
 
     def leave(self, step: int) -> None:
         """An error ended this rank's meeting for a step: no rank that begins now may write."""
-        self._left[self.place] = step
-        with self._fence:  # a lock orders memory: written before `whole` reads what has begun
-            pass
+        self.left[self.place] = step
+        self.fence()  # written before `whole` reads what has begun
 
     def check_left(self, step: int) -> None:
         """All have met for a step: raise if one has left since. Else this rank may write."""
-        with self._fence:
-            pass
-        if int(self._left.max()) == step:
-            rank = self._group.team.ranks[int(self._left.argmax())]
+        self.fence()
+        if int(self.left.max()) == step:
+            rank = self._group.team.ranks[int(self.left.argmax())]
             raise PeerLost(f"rank {rank} left optimizer.step() number {step} with an error")
+
+    def fence(self) -> None:
+        """What was written before is seen before what is read after: a lock orders memory."""
+        with self._order:
+            pass
 
     def complete(self, step: int) -> None:
         """This rank's weights of that step are written."""
-        self._completed[self.place] = step
+        self.completed[self.place] = step
 
     def mark_fresh(self, step: int) -> None:
         """In that step this rank's optimizer has made state that is not shared yet."""
@@ -302,9 +315,9 @@ class HostMemory:
 
     def whole(self) -> None:
         """Raise if a step was interrupted here."""
-        step = int(self._began.min())
-        if step > int(self._completed.min()):
-            place = int(self._completed.argmin())
+        step = int(self.began.min())
+        if step > int(self.completed.min()):
+            place = int(self.completed.argmin())
             rank = self._group.team.ranks[place]
             raise UsageError(
                 f"step {step} was interrupted before rank {rank} had written its part of the "
@@ -320,4 +333,5 @@ class HostMemory:
 
     def loads(self) -> bytes:
         """How often each rank of this host has loaded weights."""
-        return self._loaded.tobytes()
+        counts: bytes = self._loaded.tobytes()
+        return counts

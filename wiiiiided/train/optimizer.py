@@ -1,7 +1,7 @@
 """The optimizer's work divided over the ranks of a host, by the optimizer the user made.
 
 The object stays; its class becomes a subclass of what it was, so `isinstance`, schedulers, scalers
-and hooks go on as before. `step` runs the closure, then `Parallel.step` round the optimizer's own.
+and hooks go on as before. `step` runs the closure, then a `Stepper` round the optimizer's own.
 
     slices    an optimizer of torch that treats each element by itself: in the step it is shown, in
               place of its parameters, flat pieces of them that this rank updates
@@ -16,7 +16,7 @@ import functools
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch._C._autograd import _profiler_enabled
@@ -24,20 +24,13 @@ from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimize
 
 from wiiiiided.train.checks import MARK
 
-ELEMENTWISE: Final = frozenset(
-    {
-        *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam),
-        *(torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad, torch.optim.Adadelta),
-        *(torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD),
-    }
-)
-
 
 class Stepper(Protocol):
     """What a divided optimizer asks of its `Parallel`."""
 
     def step(self, inner: Callable[[], Any]) -> None: ...
-    def check_optimizer(self) -> None: ...
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]: ...
+    def check_load(self) -> None: ...
     def loaded_optimizer(self) -> None: ...
 
 
@@ -83,8 +76,8 @@ class DividedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Whole, and on one rank alone; raises after an interrupted step."""
-        self.__dict__[MARK].stepper.check_optimizer()
-        return super().state_dict()
+        saved: dict[str, Any] = self.__dict__[MARK].stepper.state_dict(super().state_dict)
+        return saved
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         """A copy (deepcopy, pickle) is an ordinary optimizer of the class it was."""
@@ -93,6 +86,7 @@ class DividedOptimizer(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """On all ranks, or on one: the others take it over at the next step."""
+        self.__dict__[MARK].stepper.check_load()
         super().load_state_dict(state_dict)
         self.__dict__[MARK].stepper.loaded_optimizer()
 

@@ -1,7 +1,8 @@
 """`wide.parallel`: the ranks of a host train one copy of the weights, and hosts exchange gradients.
 
-    backward        each rank's gradients, as they come, to where the others can read them
-    step            all ranks meet, average and update: `sync_step`
+    updates="sync"    a backward lays each rank's gradients where the others can read them; in a
+                      step all meet, average and update (`sync_step`)
+    updates="async"   each rank applies its own gradients, without waiting (`async_step`)
 
 No bucket, no staging, no gathering: a weight that is written once is there for all. The optimizer's
 work and state are divided by the number of ranks.
@@ -14,9 +15,10 @@ learning rates drift apart) it gets a sentence that names what to call instead.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,17 +27,17 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import tell_all
-from wiiiiided.train.checks import MARK, agree, refuse
+from wiiiiided.train.async_step import AsyncStep, no_rows
+from wiiiiided.train.checks import MARK, Updates, agree, refuse
+from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
-from wiiiiided.train.shared_model import SharedModel, named_parameters
+from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
 
 _MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
 _MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")
 _START: Final = CallSignature.of("wide.parallel()")
-
-_BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size, as DDP does it
 
 
 class Parallel:
@@ -47,22 +49,28 @@ class Parallel:
         optimizer: torch.optim.Optimizer,
         face: dist.ProcessGroup,
         group: Group,
-        updates: str = "sync",
+        updates: Updates,
     ) -> None:
-        refuse(model, optimizer, updates)
-        agree(face, named_parameters(model), optimizer)
-        self._model, self._face, self._group = model, face, group
-        self._shared = SharedModel(model, optimizer, face, group)
-        self._memory, self._gradients = self._shared.memory, self._shared.gradients
-        meet(group, _START)
-        self._shared.weights.point()
-        self._shared.divide()
-        self._has_buffers = any(True for _ in model.buffers()) and face.size() > 1
-        self._steps = SyncStep(self._shared, self._has_buffers)
+        refuse(model, optimizer, updates, group)
+        agree(face, named_parameters(model), optimizer, updates)
+        self._model, self._group = model, group
+        self._gradients: GradientStore | None = None
+        self._shared: SharedParameters
+        self._steps: SyncStep | AsyncStep
+        if updates.sync:
+            shared = self._shared = SharedModel(model, optimizer, face, group)
+            self._gradients, state = shared.gradients, shared.state
+            self._steps = SyncStep(shared, model)
+        else:
+            self._shared = SharedParameters(model, optimizer, face, group)
+            self._shared.lay_down(no_rows(group.team.size))
+            self._steps = AsyncStep(self._shared, updates.staleness)
+            state = self._steps.state
+        self._memory = self._shared.memory
         self._hook(model)
         divide(optimizer, self._steps)
         if "1" in tell_all(face, "1" if optimizer.state else "0"):
-            self._shared.state.take(0)
+            state.take(0)
         self._shared.weights.remember()
         meet(group, _START)
 
@@ -75,7 +83,7 @@ class Parallel:
         """
         if not (isinstance(count, int | float) and math.isfinite(count) and count >= 0):
             raise UsageError(f"samples({count!r}): a number of samples is 0 or more")
-        self._steps.samples = float(count)
+        self._steps.count_samples(float(count))
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """For scripts that have it: gradients are exchanged in `step` alone, so nothing is done."""
@@ -119,40 +127,65 @@ class Parallel:
 
     def _hook(self, model: torch.nn.Module) -> None:
         handle = _Handle(self)
+        self._copy: _Copy | None = None
         setattr(model, MARK, handle)
         model.register_forward_pre_hook(handle.before_forward)
         for module in model.modules():
             module.register_state_dict_pre_hook(handle.before_state_dict)  # type: ignore[no-untyped-call]
+            # torch puts a mark on the hook, which a method cannot carry.
+            module.register_state_dict_post_hook(functools.partial(handle.after_state_dict))  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(handle.after_load)  # type: ignore[no-untyped-call]
         self._unhooked = dict(enumerate(self._shared.parameters))
         self._hook_gradients()
 
     def _hook_gradients(self) -> None:
         """Take gradients as they come; a frozen parameter is looked at again at each forward."""
+        if self._gradients is None:  # each rank uses its own: they may stay where they are
+            self._unhooked.clear()
         for i, parameter in list(self._unhooked.items()):
             if parameter.requires_grad and parameter.is_leaf:
                 del self._unhooked[i]
-                parameter.register_post_accumulate_grad_hook(self._gradients.taker(i))  # type: ignore[no-untyped-call]
+                parameter.register_post_accumulate_grad_hook(self._gradients.taker(i))  # type: ignore[no-untyped-call,union-attr]
 
     def before_forward(self) -> None:
-        """Frozen parameters that are so no more; rank 0's buffers, as DDP has it."""
+        """A training forward begins."""
         if self._unhooked:
             self._hook_gradients()
-        if not (self._model.training and torch.is_grad_enabled()):
-            return
-        self._gradients.let_go()
-        if self._has_buffers:
-            with torch.no_grad():
-                buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
-                dist._broadcast_coalesced(self._face, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
+        if self._model.training and torch.is_grad_enabled():
+            self._steps.before_forward()
 
-    def check_whole(self) -> None:
-        """Raise if a step was interrupted."""
-        self._memory.whole()
+    def before_state_dict(self, prefix: str) -> None:
+        """A program saves the model: raise if a step was interrupted.
+
+        Where ranks may be writing at any moment, what it gets is a copy (`after_state_dict`). An
+        outermost call has no prefix, or no copy is there yet.
+        """
+        if not prefix or self._copy is None:
+            copied = self._steps.copy_weights()
+            if copied is not None:
+                ids = map(id, self._shared.parameters)
+                self._copy = _Copy(prefix, dict(zip(ids, copied, strict=True)))
+
+    def after_state_dict(self, module: torch.nn.Module, saved: dict[str, Any], prefix: str) -> None:
+        """Put the copies of a module's own parameters in place of what others may be writing."""
+        if self._copy is None:
+            return
+        for name, parameter in module._parameters.items():
+            if prefix + name in saved and id(parameter) in self._copy.weights:
+                saved[prefix + name] = self._copy.weights[id(parameter)]
+        if prefix == self._copy.prefix:
+            self._copy = None
 
     def loaded_model(self) -> None:
         """This rank has loaded the model, where all ranks of its host see it."""
         self._steps.loaded_model()
+
+
+class _Copy(NamedTuple):
+    """The weights at one moment, for one call of `state_dict`."""
+
+    prefix: str
+    weights: dict[int, torch.Tensor]  # by the parameter's id
 
 
 class _Handle:
@@ -175,7 +208,13 @@ class _Handle:
 
     def before_state_dict(self, module: torch.nn.Module, prefix: str, keep_vars: bool) -> None:
         if self._run is not None:
-            self._run.check_whole()
+            self._run.before_state_dict(prefix)
+
+    def after_state_dict(
+        self, module: torch.nn.Module, saved: dict[str, Any], prefix: str, metadata: Any
+    ) -> None:
+        if self._run is not None:
+            self._run.after_state_dict(module, saved, prefix)
 
     def after_load(self, module: torch.nn.Module, incompatible: Any) -> None:
         if self._run is not None:

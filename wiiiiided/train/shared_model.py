@@ -1,34 +1,38 @@
 """A model and its optimizer on this host: parameters by name, which rank updates what, the memory.
 
-named        the parameters to share: those that are trained, then the frozen ones
-pieces       what this rank's optimizer updates: slices of parameters, or whole ones
-weights      the parameters' memory, and who may write to it
-state        the optimizer's state, divided as the pieces are
-gradients    rows in shared memory, and their average
+SharedParameters   parameters in a host's memory, and the optimizer that writes to them
+SharedModel        … of which each rank updates a part, from the average of all gradients:
+    pieces         what this rank's optimizer updates: slices of parameters, or whole ones
+    state          the optimizer's state, divided as the pieces are
+    gradients      rows in shared memory, and their average
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import spread
+from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.gradients import GradientStore, HostRows
-from wiiiiided.train.layout import Divide, ParameterPart, owners, pack_row, slices
-from wiiiiided.train.memory import Bytes, HostMemory
-from wiiiiided.train.optimizer import ELEMENTWISE, shown
+from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
+from wiiiiided.train.memory import Bytes, HostMemory, meet
+from wiiiiided.train.optimizer import shown
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.weights import SharedWeights
 
+_START: Final = CallSignature.of("wide.parallel()")
 
-class SharedModel:
-    """What the ranks of a host share of one model."""
+
+class SharedParameters:
+    """The parameters of one model, in memory that the ranks of a host share."""
 
     def __init__(
         self,
@@ -37,22 +41,55 @@ class SharedModel:
         face: dist.ProcessGroup,
         group: Group,
     ) -> None:
-        """A collective call: memory is made, and rank 0's weights are laid into it."""
         self.optimizer, self.face, self.group = optimizer, face, group
         named = named_parameters(model)
         self.names, self.parameters = list(named), list(named.values())
-        self.divided = type(optimizer) in ELEMENTWISE
-        self.layout = self._lay_out()
+        self._group_sizes = [len(held["params"]) for held in optimizer.param_groups]
+
+    def lay_down(self, rows: Sequence[Row]) -> None:
+        """Make the memory and move the parameters there, rank 0's values. A collective call."""
         sizes = [p.numel() * p.element_size() for p in self.parameters]
-        self.memory = HostMemory(group, sizes, self.layout.here)
+        self.memory = HostMemory(self.group, sizes, rows)
         self.weights = SharedWeights(self.memory, self.names, self.parameters)
-        if face.rank() == 0:
+        if self.face.rank() == 0:
             self.weights.fill()
         self.spread_weights(0)
+        meet(self.group, _START)
+        self.weights.point()
+
+    def spread_weights(self, source: int) -> None:
+        """One rank's host's weights to all hosts. Ranks of a host write the same to one place."""
+        if self.group.wide is not None and self.memory.area_bytes:
+            spread(self.face, self.memory.weights(), source)
+
+    def check_groups(self) -> None:
+        """Raise if the optimizer has other parameters than it had."""
+        if [len(group["params"]) for group in self.optimizer.param_groups] != self._group_sizes:
+            raise UsageError(
+                "the optimizer's parameters are not those it had when parallel() was called "
+                "(add_param_group?): give it all of them before, frozen ones too"
+            )
+
+
+class SharedModel(SharedParameters):
+    """A model of which each rank updates a part."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        face: dist.ProcessGroup,
+        group: Group,
+    ) -> None:
+        """A collective call."""
+        super().__init__(model, optimizer, face, group)
+        self.divided = type(optimizer) in ELEMENTWISE
+        self.layout = self._lay_out()
+        self.lay_down(self.layout.here)
         self.gradients = GradientStore(
             self.memory, face, group, self.parameters, self.names, self.layout
         )
-        self._group_sizes = [len(held["params"]) for held in optimizer.param_groups]
+        self._divide()
 
     @property
     def alone(self) -> bool:
@@ -76,8 +113,8 @@ class SharedModel:
         ]
         return HostRows(rows, hosts, 0 if wide is None else wide.host, team.rank)
 
-    def divide(self) -> None:
-        """Which pieces this rank's optimizer updates; the parameters lie in shared memory."""
+    def _divide(self) -> None:
+        """Which pieces this rank's optimizer updates."""
         before = {
             placed.part.parameter
             for row in self.layout.here[: self.layout.place]
@@ -104,19 +141,6 @@ class SharedModel:
             return parameter
         piece = self.weights.flat[part.parameter][part.begin : part.end]
         return piece if parameter.dim() else piece.view(())  # its state is one number too
-
-    def spread_weights(self, source: int) -> None:
-        """One rank's host's weights to all hosts. Ranks of a host write the same to one place."""
-        if not self.alone and self.memory.area_bytes:
-            spread(self.face, self.memory.weights(), source)
-
-    def check_groups(self) -> None:
-        """Raise if the optimizer has other parameters than it had."""
-        if [len(group["params"]) for group in self.optimizer.param_groups] != self._group_sizes:
-            raise UsageError(
-                "the optimizer's parameters are not those it had when parallel() was called "
-                "(add_param_group?): give it all of them before, frozen ones too"
-            )
 
     # -- the optimizer's own step ----
 

@@ -100,6 +100,11 @@ class SharedState:
         """The state that the optimizer works with in a step."""
         return self._pieces_state if self._divided else self._optimizer.state
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether there is state in shared memory."""
+        return bool(self._kinds)
+
     # -- after a step ----
 
     def look(self) -> bool:

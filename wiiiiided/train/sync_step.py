@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.distributed as dist
 
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
@@ -33,6 +34,8 @@ _CLIP: Final = CallSignature.of("run.clip_grad_norm_() of wide.parallel")
 _WRITTEN: Final = CallSignature.of("the end of optimizer.step() of wide.parallel")
 _LOADED: Final = CallSignature.of("weights that another host has loaded")
 
+_BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size, as DDP does it
+
 # Words of a record.
 _SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
 _LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
@@ -41,8 +44,9 @@ _LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
 class SyncStep:
     """The steps of one `Parallel` whose ranks go together."""
 
-    def __init__(self, shared: SharedModel, has_buffers: bool) -> None:
-        self._shared, self._has_buffers = shared, has_buffers
+    def __init__(self, shared: SharedModel, model: torch.nn.Module) -> None:
+        self._shared, self._model = shared, model
+        self._has_buffers = any(True for _ in model.buffers()) and shared.face.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.face)
         self._meeting = StepMeeting(shared.group, _STEP)
@@ -122,7 +126,27 @@ class SyncStep:
         whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
         return norm if whole else norm.float()
 
-    # -- loading ----
+    def count_samples(self, count: float) -> None:
+        """This rank's batch had so many samples."""
+        self.samples = count
+
+    def before_forward(self) -> None:
+        """Rank 0's buffers to all, as DDP has it; memory of discarded gradients is free."""
+        self._gradients.let_go()
+        if self._has_buffers:
+            with torch.no_grad():
+                buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
+                dist._broadcast_coalesced(self._shared.face, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
+
+    # -- saving and loading ----
+
+    def copy_weights(self) -> list[torch.Tensor] | None:
+        """None: no rank writes between two steps; raises if a step was interrupted."""
+        self._memory.whole()
+        return None
+
+    def check_load(self) -> None:
+        """The optimizer may be loaded at any time."""
 
     def loaded_model(self) -> None:
         """This rank has loaded the model."""
@@ -133,11 +157,12 @@ class SyncStep:
         """This rank has loaded the optimizer: at the next meeting the others take it over."""
         self._flags |= _LOADED_OPTIMIZER
 
-    def check_optimizer(self) -> None:
-        """Before the optimizer's state is looked at: raise if a step was interrupted."""
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The optimizer's state; raises if a step was interrupted."""
         self._memory.whole()
         if not self._flags & _LOADED_OPTIMIZER:  # what this rank has loaded is newer
             self._shared.state.refresh()
+        return make()
 
     # -- the meeting ----
 

@@ -57,6 +57,10 @@ class SharedWeights:
         for parameter in self._parameters:
             parameter.data = parameter.data.clone()
 
+    def copied(self) -> list[torch.Tensor]:
+        """All weights as they are now, in memory of their own and the parameters' shapes."""
+        return [view.clone() for view in self._views]
+
     # -- writes from outside ----
 
     def _choose_probes(self) -> np.ndarray[Any, np.dtype[np.int64]]:
@@ -95,19 +99,17 @@ class SharedWeights:
 
     def check(self) -> None:
         """Raise if a weight was changed outside the optimizer since `remember`."""
+        self.check_own()
+        if self._loads == self._memory.loads() and (changed := self._changed_probe()) is not None:
+            raise _changed_outside(changed)
+
+    def check_own(self) -> None:
+        """The same, of what this rank has changed in place: others may be writing all the time."""
         self.check_memory()
         versions = [parameter._version for parameter in self._parameters]
-        changed = None
         if versions != self._versions:
             pairs = zip(self._names, versions, self._versions, strict=True)
-            changed = next(name for name, now, before in pairs if now != before)
-        elif self._loads == self._memory.loads():
-            changed = self._changed_probe()
-        if changed is not None:
-            raise UsageError(
-                f"{changed} was changed outside the optimizer: all ranks of a host share it, so a "
-                "change made on every rank is made several times. Write: with run.modify(): …"
-            )
+            raise _changed_outside(next(name for name, now, before in pairs if now != before))
 
     def _changed_probe(self) -> str | None:
         now = self._bytes[self._probe_at]
@@ -115,6 +117,13 @@ class SharedWeights:
             return None
         at = self._probe_at[np.flatnonzero(now != self._probes)[0]]
         return self._names[int(np.searchsorted(self._memory.offsets, at, "right")) - 1]
+
+
+def _changed_outside(name: str) -> UsageError:
+    return UsageError(
+        f"{name} was changed outside the optimizer: all ranks of a host share it, so a change made "
+        "on every rank is made several times. Write: with run.modify(): …"
+    )
 
 
 def _dense(tensor: torch.Tensor) -> bool:

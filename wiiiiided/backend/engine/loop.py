@@ -177,6 +177,18 @@ class ProgressLoop:
                 time.sleep(min(left, 0.0005))
         return True
 
+    def look(self) -> None:
+        """Look at the links now, if no other thread does: what has come, which peer is gone."""
+        taken: list[bool] = []
+        try:
+            taken.extend(map(self._driving.acquire, NOT_BLOCKING))
+            if taken[0]:
+                self._driver.poller.poll(0.0)
+        finally:
+            if taken and taken[0]:
+                self._driving.release()
+                self._step_down()
+
     @contextmanager
     def wheel(self, timeout_s: float) -> Iterator[None]:
         """At the very end: the wheel if it can be had in time; what follows is done anyway."""

@@ -199,6 +199,10 @@ class Board:
                 return r
         return -1
 
+    def is_ahead(self, place: int) -> bool:
+        """Whether a rank has arrived at a step that I have not: it waits for me in a collective."""
+        return self.words[self._base[place] + _ARRIVED] > self.step
+
     def missing(self, step: int) -> list[int]:
         """All ranks that have not arrived at `step`."""
         return [r for r, at in self._peer_arrived if self.words[at] < step]
