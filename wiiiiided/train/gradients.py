@@ -74,7 +74,7 @@ class HostRows:
 
 
 @dataclass(frozen=True)
-class _Copy:
+class _SlotCopy:
     """Where a stretch of a parameter's gradient is copied to."""
 
     begin: int
@@ -142,13 +142,13 @@ class GradientStore:
         slot = copies[0].slot
         return slot.as_strided(parameter.shape, parameter.stride(), slot.storage_offset())
 
-    def _copies_of(self, i: int, outgoing: dict[int, torch.Tensor]) -> list[_Copy]:
+    def _copies_of(self, i: int, outgoing: dict[int, torch.Tensor]) -> list[_SlotCopy]:
         found = []
         for owner, row in enumerate(self._layout.here):
             for part, at, private in row.by_parameter.get(i, ()):
                 if not (private and owner == self._memory.place):
                     slot = _stretch(outgoing[owner], at, part.count, self._parameters[i].dtype)
-                    found.append(_Copy(part.begin, part.end, slot))
+                    found.append(_SlotCopy(part.begin, part.end, slot))
         return found
 
     # -- from backward to step ----

@@ -127,7 +127,7 @@ class Parallel:
 
     def _hook(self, model: torch.nn.Module) -> None:
         handle = _Handle(self)
-        self._copy: _Copy | None = None
+        self._copy: _CopiedWeights | None = None
         setattr(model, MARK, handle)
         model.register_forward_pre_hook(handle.before_forward)
         for module in model.modules():
@@ -164,7 +164,7 @@ class Parallel:
             copied = self._steps.copy_weights()
             if copied is not None:
                 ids = map(id, self._shared.parameters)
-                self._copy = _Copy(prefix, dict(zip(ids, copied, strict=True)))
+                self._copy = _CopiedWeights(prefix, dict(zip(ids, copied, strict=True)))
 
     def after_state_dict(self, module: torch.nn.Module, saved: dict[str, Any], prefix: str) -> None:
         """Put the copies of a module's own parameters in place of what others may be writing."""
@@ -181,7 +181,7 @@ class Parallel:
         self._steps.loaded_model()
 
 
-class _Copy(NamedTuple):
+class _CopiedWeights(NamedTuple):
     """The weights at one moment, for one call of `state_dict`."""
 
     prefix: str
