@@ -188,7 +188,8 @@ class AsyncStep:
         memory.pauses[self._place] = 1
         try:
             memory.fence()
-            self._wait(lambda: not self._writing(), self._writers, "a step that is being written")
+            # Also after a death: what the others have trained may be whole, and worth saving.
+            self._wait(lambda: not self._writing(), self._writers, "a written step", raises=False)
             self._check_whole()
             yield
         finally:
@@ -197,23 +198,33 @@ class AsyncStep:
 
     def _writing(self) -> list[int]:
         """The ranks that are writing, and may still end it."""
-        memory, gone = self._memory, self._group.gone
+        memory = self._memory
         return [
             place
             for place in self._others
-            if memory.began[place] != memory.completed[place]
-            and memory.left[place] != memory.began[place]
-            and self._group.team.ranks[place] not in gone
+            if memory.began[place] != memory.completed[place] and not self._interrupted(place)
         ]
 
+    def _interrupted(self, place: int) -> bool:
+        """A rank has said that it will not end its step, or is gone in the middle of it.
+
+        Its link says so too: a group that has failed takes no further note of who goes.
+        """
+        memory, group = self._memory, self._group
+        began, rank = memory.began[place], group.team.ranks[place]
+        if began == memory.completed[place]:
+            return False
+        if memory.left[place] == began:
+            return True
+        return place != self._place and (rank in group.gone or bool(group.links[rank].gone))
+
     def _check_whole(self) -> None:
-        memory = self._memory
-        for place in range(memory.places):
-            if memory.began[place] != memory.completed[place]:
+        """The mark of a step alone is not enough: a rank sets it, sees the pause, takes it back."""
+        for place, rank in enumerate(self._group.team.ranks):
+            if self._interrupted(place):
                 raise UsageError(
-                    f"step {int(memory.began[place])} of rank {self._group.team.ranks[place]} was "
-                    "interrupted while it was written: the weights are not given out. Go on from "
-                    "the last checkpoint"
+                    f"step {int(self._memory.began[place])} of rank {rank} was interrupted while "
+                    "it was written: the weights are not given out. Go on from the last checkpoint"
                 )
 
     def _writers(self) -> list[int]:
@@ -225,7 +236,13 @@ class AsyncStep:
     def _ranks(self, places: list[int]) -> list[int]:
         return [self._group.team.ranks[place] for place in places]
 
-    def _wait(self, ready: Callable[[], bool], missing: Callable[[], list[int]], what: str) -> None:
+    def _wait(
+        self,
+        ready: Callable[[], bool],
+        missing: Callable[[], list[int]],
+        what: str,
+        raises: bool = True,
+    ) -> None:
         """Sleep until it is so. A rank that is missing for long is named, in a warning and then
         in an error; one that has died, at once."""
         memory, config = self._memory, self._group.driver.config
@@ -244,7 +261,7 @@ class AsyncStep:
                     memory.progress.wait(before, _NAP_NS)
                 else:
                     time.sleep(0.001)
-                self._look()
+                self._look(raises)
                 self._complain(op)
         finally:
             memory.waits[self._place] = 0
@@ -261,9 +278,11 @@ class AsyncStep:
             op.warn_ns = now + 60_000_000_000
             log.warn(self._group.who, self._group.stall_text(op, now))
 
-    def _look(self) -> None:
+    def _look(self, raises: bool = True) -> None:
         """Hear of ranks that have died or left."""
         self._group.loop.look()
+        if not raises:
+            return
         dead = [rank for rank, how in self._group.gone.items() if how != "left"]
         if dead or self._group.problem() is not None:
             op = Operation(self._group, "optimizer.step()", 0)
