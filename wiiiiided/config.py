@@ -56,6 +56,7 @@ class Config:
     checksum: str = "auto"  # WIIIIIDE_CHECKSUM: auto | on | off; a sum over each payload
     tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
     keep_memory: bool = True  # WIIIIIDE_KEEP_MEMORY: on | off; freed memory stays for the next step
+    adopt: bool = True  # WIIIIIDE_ADOPT: on | off; DDP's buckets move into shared memory
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
@@ -74,6 +75,7 @@ class Config:
             checksum=_choice(env, "WIIIIIDE_CHECKSUM", ("auto", "on", "off")),
             tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
             keep_memory=_choice(env, "WIIIIIDE_KEEP_MEMORY", ("on", "off")) == "on",
+            adopt=_choice(env, "WIIIIIDE_ADOPT", ("on", "off")) == "on",
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),

@@ -27,16 +27,16 @@ from wiiiiided.backend.collectives.local.all_reduce import SmallLocalAllReduce
 from wiiiiided.backend.collectives.wide.all_reduce import SmallWideAllReduce
 from wiiiiided.backend.engine import process as processes
 from wiiiiided.backend.engine.group import Group
-from wiiiiided.backend.engine.host_team import Place
 from wiiiiided.backend.engine.join import join
 from wiiiiided.backend.engine.mailbox import ANY
 from wiiiiided.backend.engine.operation import BatchItem, Operation, Plan
-from wiiiiided.backend.engine.shared_tensors import PRIVATE
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Place, Placement
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction, carrier, dtype_code, dtype_name
 from wiiiiided.backend.shm.kernels import reduction as kernel
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 from wiiiiided.errors import UsageError
+from wiiiiided.torch.adoption import Adoption
 from wiiiiided.torch.arguments import (
     Tensors,
     describe,
@@ -74,6 +74,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._ready: dict[
             tuple[str, torch.dtype, int], SmallLocalAllReduce | SmallWideAllReduce
         ] = {}
+        self._adoption = Adoption(
+            group.driver.config.adopt and group.wide is None and group.size > 1, group.driver.page
+        )
         # What a blocking call returns when it is done: no caller holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
@@ -96,7 +99,10 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         copy_backs: list[CopyBack] = []
         x = flatten(tensor, copy_backs)
         call, combine = self._call("all_reduce", tensor, op), self._reduction(op, tensor.dtype)
-        plan = dispatch.all_reduce(self._group, call, x, combine, self._place(tensor, x))
+        place: Placement = self._place(tensor, x)
+        if place == PRIVATE and scale is None and plain(tensor):
+            place = self._adoption.bucket(tensor, x.nbytes)
+        plan = dispatch.all_reduce(self._group, call, x, combine, place)
         if scale is not None:
             plan = scaled([(x, tensor.dtype)], scale, plan)
         elif x.nbytes <= SMALL_BYTES:
@@ -235,7 +241,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     def _gather_step(self, outputs: Sequence[Array], tensor: torch.Tensor) -> tuple[Plan, int]:
         x = flatten(tensor)
-        place = self._place(tensor, x)
+        place = self._place_in_pool(tensor, x)
         call = self._call("all_gather", tensor)
         return dispatch.all_gather(
             self._group, call, x, outputs, place
@@ -278,7 +284,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                     f"{dtype_name(tensor.dtype)}"
                 )
             whole = flatten(tensor)
-            place = self._place(tensor, whole)
+            place = self._place_in_pool(tensor, whole)
             steps.append((split(whole, size), (whole, place), output))
         return self._reduce_scatter(steps, list(outputs), opts)
 
@@ -429,6 +435,16 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def _get_backend(self, device: torch.device) -> Any:
         return self if device.type == "cpu" else super()._get_backend(device)
 
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether `allocate_tensor` gives memory that is worth asking for."""
+        return self._adoption.allowed and device.type == "cpu"
+
+    def allocate_tensor(
+        self, size: int, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """A buffer for collectives; FSDP2 asks after set_allocate_memory_from_process_group_…."""
+        return self._adoption.allocate(size, dtype)
+
     @property
     def engine_group(self) -> Group:
         """The group behind this face, for `shared_empty` and tests."""
@@ -441,6 +457,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
             return  # a forked child has nothing to give back
         if not group.closed:
             self._ready.clear()  # they hold views of the group's memory
+            self._adoption.release()
             let_go()
             group.loop.call(group.close)
             processes.leave(group.process)
@@ -502,6 +519,11 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         if shared.empty or not plain(tensor):
             return PRIVATE
         return shared.place(tensor.data_ptr(), x.nbytes)
+
+    def _place_in_pool(self, tensor: torch.Tensor, x: Array) -> Placement:
+        """The same for what may lie in a buffer that this group has allocated."""
+        place = self._place(tensor, x)
+        return self._adoption.buffer(tensor) if place == PRIVATE and plain(tensor) else place
 
     def _call(self, name: str, tensor: torch.Tensor, op: str = "", root: int = -1) -> CallSignature:
         return self._call_of(name, tensor.dtype, tensor.numel(), op, root)

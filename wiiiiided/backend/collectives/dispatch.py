@@ -32,9 +32,8 @@ from wiiiiided.backend.collectives.wide.pairwise import gather as wide_gather
 from wiiiiided.backend.collectives.wide.pairwise import scatter as wide_scatter
 from wiiiiided.backend.collectives.wide.reduce_scatter import reduce_scatter as wide_reduce_scatter
 from wiiiiided.backend.engine.group import Group
-from wiiiiided.backend.engine.host_team import Place
 from wiiiiided.backend.engine.operation import BatchItem, Plan
-from wiiiiided.backend.engine.shared_tensors import PRIVATE
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Place, Placement
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction
 from wiiiiided.backend.shm.slots import Array
@@ -59,7 +58,7 @@ def all_reduce(
     call: CallSignature,
     x: Array,
     reduction: Reduction,
-    place: Place = PRIVATE,
+    place: Placement = PRIVATE,
     root: int = -1,
 ) -> Plan:
     """`root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
@@ -78,7 +77,11 @@ def broadcast(
 
 
 def all_gather(
-    group: Group, call: CallSignature, x: Array, outputs: Sequence[Array], place: Place = PRIVATE
+    group: Group,
+    call: CallSignature,
+    x: Array,
+    outputs: Sequence[Array],
+    place: Placement = PRIVATE,
 ) -> Plan:
     """`outputs[r]` becomes rank r's x."""
     if group.wide is None:
@@ -111,7 +114,7 @@ def reduce_scatter(
     output: Array,
     reduction: Reduction,
     whole: Array | None = None,
-    place: Place = PRIVATE,
+    place: Placement = PRIVATE,
 ) -> Plan:
     """`whole` is the inputs as one array, if they are one; `place` says where it lies."""
     if group.wide is None:

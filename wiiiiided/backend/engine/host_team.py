@@ -3,7 +3,7 @@
     Team ── board      which ranks have arrived, what they call, what went wrong
          ── small      two slots of 64 KiB a rank, there from the start
          ── staging    megabytes of larger slots a rank, on first need
-         ── shared     what shared_empty made
+         ── shared     tensors that lie in memory of all
 
 Inside a team ranks are *places*: 0 … size-1 in the order of their ranks in the group, so that what
 works for a group on one machine works for the part of a larger group that lies on this one.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
 from wiiiiided.backend.engine.operation import Until, Wait
-from wiiiiided.backend.engine.shared_tensors import SharedTensors
+from wiiiiided.backend.engine.shared_tensors import Offer, Place, Placement, SharedTensors
 from wiiiiided.backend.shm.board import Board, CallSignature, board_bytes
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.backend.shm.slots import (
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 BASE_SEGMENT = 0  # segment ids: 0 the board and small slots, 1 staging, 2 … shared tensors
 STAGING_SEGMENT = 1
-
-Place = tuple[int, int]  # where a tensor lies: segment id and offset; id 0 is private memory
 
 
 def base_bytes(size: int) -> int:
@@ -90,7 +88,12 @@ class Team:
         return [self.ranks[place] for place in self.board.missing(step)]
 
     def open(
-        self, call: CallSignature, x: Array, place: Place, large: bool, put: Callable[[], None]
+        self,
+        call: CallSignature,
+        x: Array,
+        given: Placement,
+        large: bool,
+        put: Callable[[], None],
     ) -> Generator[Wait, None, list[Array] | None]:
         """The beginning of every collective, up to the first step at which all have arrived.
 
@@ -99,13 +102,14 @@ class Team:
         have called the same, and the large slots are made if this is the first time.
         """
         board = self.board
+        place = given.place if isinstance(given, Offer) else given
         self.parity ^= 1
         board.announce(call, self.parity, *place)
         if large and self.staging is None:
             # Verified before anyone waits for memory: a small call sends none.
             yield self.arrive()
             self.verify(call)
-            views = self._views(x)
+            views = yield from self._views(call, x, given)
             if views is not None:
                 return views
             yield from self._make_staging()
@@ -118,7 +122,7 @@ class Team:
         if not place[0] and board.same_calls(call, self.parity):
             return None
         self.verify(call)
-        views = self._views(x)
+        views = yield from self._views(call, x, given)
         if views is not None:
             return views
         # Some tensors lie in shared memory and some do not: all go the ordinary way, and those
@@ -138,8 +142,16 @@ class Team:
                 f"rank {self.ranks[other]} {self.board.call_of(other, self.parity)}"
             )
 
-    def _views(self, x: Array) -> list[Array] | None:
-        places = [self.board.place_of(r, self.parity) for r in range(self.size)]
+    def places(self) -> list[Place]:
+        """Where all ranks' tensors lie, after all have arrived."""
+        return [self.board.place_of(r, self.parity) for r in range(self.size)]
+
+    def _views(
+        self, call: CallSignature, x: Array, given: Placement
+    ) -> Generator[Wait, None, list[Array] | None]:
+        places = self.places()
+        if isinstance(given, Offer) and places.count(given.place) == self.size:
+            return (yield from self.shared.accept(call, x, given))
         return self.shared.views(places, x.dtype, x.size)
 
     def _make_staging(self) -> Generator[Wait, None, None]:

@@ -1,16 +1,20 @@
-"""Tensors that lie in shared memory: what `shared_empty` makes, and how a plan finds them again.
+"""Tensors that lie in shared memory: how a plan finds them, and how they come to lie there.
 
     segment of one shared_empty call:   │ rank 0's tensor │ rank 1's tensor │ …   (page-aligned)
 
 Every rank maps all of it and owns one part. When all ranks pass tensors out of the same segment
 (the whole tensor or any contiguous part of it), collectives work on them where they lie: nothing is
 copied in or out. If any rank passes something else, all take the ordinary way, which always works.
+
+`shared_empty` makes such tensors for a program that asks. One that does not ask may pass, with a
+private tensor, an *offer*: all ranks that call a collective see on the board whether all offer the
+same, and then make the segment inside that call. No rank ever waits for one that does not offer.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +24,15 @@ from wiiiiided.backend.engine.operation import Wait
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment, page_up
 from wiiiiided.backend.shm.slots import Array
+from wiiiiided.errors import HostError
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.host_team import Team
 
 
-PRIVATE = (0, 0)  # the place of a tensor that is not shared
+Place = tuple[int, int]  # where a tensor lies: segment id and offset; id 0 is private memory
+PRIVATE: Place = (0, 0)
+_OFFERED = 1  # in place of a segment id (it is the staging's, where no tensor lies)
 _NOTHING = np.empty(0, np.uint8)
 
 
@@ -35,6 +42,27 @@ class _Area:
     stride: int  # from one rank's part to the next
     start: int  # where my part begins in my address space
     end: int
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A private tensor whose owner would rather have shared memory, if all ranks would.
+
+    `take` gets this rank's part of the new segment. With `moves` the tensor lies there when it
+    returns, contents and all, and the call goes on in place; without, the part is for later calls.
+    """
+
+    nbytes: int
+    take: Callable[[Array], None]
+    moves: bool
+
+    @property
+    def place(self) -> Place:
+        """What stands on the board: equal on all ranks if they offer the same."""
+        return _OFFERED, self.nbytes << 1 | self.moves
+
+
+Placement = Place | Offer
 
 
 class SharedTensors:
@@ -67,7 +95,7 @@ class SharedTensors:
         A rank that announced the segment has a tensor in it, so it has it mapped.
         """
         segment_id = places[0][0]
-        if segment_id == 0 or any(place[0] != segment_id for place in places):
+        if segment_id in (0, _OFFERED) or any(place[0] != segment_id for place in places):
             return None
         area = self._areas[segment_id]
         nbytes = count * dtype.itemsize
@@ -75,6 +103,35 @@ class SharedTensors:
             area.bytes[rank * area.stride + offset :][:nbytes].view(dtype)
             for rank, (_, offset) in enumerate(places)
         ]
+
+    def accept(
+        self, call: CallSignature, x: Array, offer: Offer
+    ) -> Generator[Wait, None, list[Array] | None]:
+        """All ranks offer the same: make the segment. Returns their tensors if they lie there now.
+
+        A rank without memory for its part says so before any rank has taken its own: then all
+        stay where they are.
+        """
+        team = self._team
+        segment_id = team.next_segment_id()
+        stride = page_up(offer.nbytes)
+        segment = yield from team.obtain(segment_id, stride * team.size)
+        place = offer.place
+        try:
+            segment.reserve(team.rank * stride, stride)
+        except HostError:
+            place = PRIVATE
+        segment.forget_fd()
+        team.parity ^= 1
+        team.board.announce(call, team.parity, *place)
+        yield team.arrive()
+        if PRIVATE in team.places():
+            return None
+        offer.take(self._adopt(segment_id, segment, stride)[: offer.nbytes])
+        if not offer.moves:
+            return None
+        yield team.arrive()  # all have moved
+        return self.views([(segment_id, 0)] * team.size, x.dtype, x.size)
 
     def make(
         self, call: CallSignature, nbytes: int, into: list[Array]

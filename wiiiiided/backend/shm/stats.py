@@ -22,6 +22,7 @@ open sees the counters live, without a socket, a lock or a log line. Each counte
     word 320 monotonic nanoseconds of when the script said its step; guarded by word 20
     words 321-328  numbers the script reports by name (float64); guarded by word 20
     words 329-360  their names, 32 bytes each, ended by a zero; a place without a name is free
+    words 361, 362  buffers of DDP and FSDP2 that lie in shared memory since, and their bytes
 
 A guarded part is whole when its guard was even and the same before and after it was read. The
 layout only grows; its version changes when a word changes its meaning. docs/metrics.md has units.
@@ -58,7 +59,9 @@ SAID_NS = PEERS_AT + PEERS
 METRICS = 8
 METRICS_AT = SAID_NS + 1
 NAMES_AT, NAME_BYTES = METRICS_AT + METRICS, 32
-WORDS = NAMES_AT + METRICS * NAME_BYTES // 8  # that are in use
+ADOPTED = NAMES_AT + METRICS * NAME_BYTES // 8
+ADOPTED_BYTES = ADOPTED + 1
+WORDS = ADOPTED_BYTES + 1  # that are in use
 METRIC_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{NAME_BYTES - 2}}}")
 CODEC_BYTES = (PEERS_AT - CODEC_TEXT) * 8
 
@@ -85,6 +88,8 @@ class Stats:
     wire_in_raw: int
     encode_s: float
     decode_s: float
+    adopted: int  # buffers of DDP and FSDP2 that were given shared memory
+    adopted_bytes: int
     waited_for: dict[int, float]  # seconds by rank of the world; 255 is all from there on
 
 
@@ -131,6 +136,8 @@ class StatsPage:
             wire_in_raw=w[WIRE_IN_RAW],
             encode_s=w[ENCODE_NS] / 1e9,
             decode_s=w[DECODE_NS] / 1e9,
+            adopted=w[ADOPTED],
+            adopted_bytes=w[ADOPTED_BYTES],
             waited_for={
                 peer: w[PEERS_AT + peer] / 1e9 for peer in range(PEERS) if w[PEERS_AT + peer]
             },

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from wiiiiided.backend.collectives.local.relay import relay, room
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.engine.host_team import Place, Team
+from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.operation import Plan
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Placement
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import Array
 
 
 def all_gather(
-    team: Team, call: CallSignature, x: Array, outputs: Sequence[Array], place: Place = (0, 0)
+    team: Team, call: CallSignature, x: Array, outputs: Sequence[Array], place: Placement = PRIVATE
 ) -> Plan:
     """The plan. `outputs[r]` becomes rank r's x; empty where the result is not wanted (gather)."""
     me = team.rank
@@ -33,7 +34,9 @@ def all_gather(
             if r != me:
                 output[begin:end] = slots[r][: end - begin]
 
-    views = yield from relay(team, call, x, place if large else (0, 0), large, len(cuts), put, take)
+    views = yield from relay(
+        team, call, x, place if large else PRIVATE, large, len(cuts), put, take
+    )
     if views is not None:
         for r, output in enumerate(outputs):
             if r != me or own:

@@ -28,9 +28,9 @@ import numpy as np
 
 from wiiiiided.backend.collectives.local.relay import relay
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.engine.host_team import Place, Team
+from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.operation import Plan, Wait
-from wiiiiided.backend.engine.shared_tensors import PRIVATE
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Placement
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Combine
 from wiiiiided.backend.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
@@ -44,7 +44,7 @@ def all_reduce(
     call: CallSignature,
     x: Array,
     combine: Combine,
-    place: Place = PRIVATE,
+    place: Placement = PRIVATE,
     root: int = -1,
 ) -> Plan:
     """The plan. `root` ≥ 0: only that rank gets the result, the others' arrays are not changed."""
@@ -86,7 +86,7 @@ class SmallLocalAllReduce:
 
 
 def _paired(
-    team: Team, call: CallSignature, x: Array, combine: Combine, place: Place, wanted: bool
+    team: Team, call: CallSignature, x: Array, combine: Combine, place: Placement, wanted: bool
 ) -> Plan:
     me = team.rank
     cuts = pieces(x.size, team.staging_bytes // x.itemsize)
@@ -111,7 +111,7 @@ def _scattered(
     call: CallSignature,
     x: Array,
     combine: Combine,
-    place: Place,
+    place: Placement,
     all_wanted: bool,
     wanted: bool,
 ) -> Plan:

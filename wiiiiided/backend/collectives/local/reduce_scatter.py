@@ -12,8 +12,9 @@ import numpy as np
 
 from wiiiiided.backend.collectives.local.relay import relay, room
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.engine.host_team import Place, Team
+from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.operation import Plan
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Placement
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Combine
 from wiiiiided.backend.shm.slots import Array
@@ -26,7 +27,7 @@ def reduce_scatter(
     output: Array,
     combine: Combine,
     whole: Array | None = None,
-    place: Place = (0, 0),
+    place: Placement = PRIVATE,
 ) -> Plan:
     """The plan. `whole` is the inputs as one array, if they are one; `place` says where it lies."""
     me, size = team.rank, team.size
@@ -53,7 +54,7 @@ def reduce_scatter(
 
     x = output if whole is None else whole
     if not large or overlap:
-        place = (0, 0)
+        place = PRIVATE
     views = yield from relay(team, call, x, place, large, len(cuts), put, take)
     if views is not None:
         n = output.size

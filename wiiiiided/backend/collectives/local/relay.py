@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from wiiiiided.backend.engine.host_team import Place, Team
+from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.operation import Wait
+from wiiiiided.backend.engine.shared_tensors import Placement
 from wiiiiided.backend.shm.board import CallSignature, fence
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 
@@ -36,7 +37,7 @@ def relay(
     team: Team,
     call: CallSignature,
     x: Array,
-    place: Place,
+    place: Placement,
     large: bool,
     count: int,
     put: Put,
