@@ -1,7 +1,9 @@
-"""What does the exchange of gradients add to a training step, under DDP and wide.parallel?
+"""What does the exchange of gradients add to a training step: DDP, FSDP2 and wide.parallel?
 
 The exchange overlaps with the backward pass, so it cannot be timed by itself: it is what a step
-takes beyond the same step without any exchange, all contenders taking turns within one run.
+takes beyond the same step without any exchange, all contenders taking turns within one run. DDP
+copies gradients to buckets and back whether it exchanges them or not: what the exchange adds to its
+step is what it takes beyond DDP with a hook that exchanges nothing.
 """
 
 import statistics
@@ -14,32 +16,65 @@ from lib.cells import Value
 from lib.fleet import Fleet, FleetError
 from lib.report import Result, Sheet, console, ratio_text, value_text
 
-ALONE, GLOO, DDP, PARALLEL = "without any exchange", "gloo, DDP", "wiiiiide, DDP", "wide.parallel"
-CONTENDERS = (ALONE, GLOO, DDP, PARALLEL)
+ALONE, IDLE = "without any exchange", "DDP, exchanging nothing"
+GLOO, DDP, PARALLEL = "gloo, DDP", "wiiiiide, DDP", "wide.parallel"
+GLOO_FSDP, FSDP = "gloo, FSDP2", "wiiiiide, FSDP2"
+WAYS = {
+    ALONE: "alone",
+    IDLE: "ddp without exchange",
+    GLOO: "ddp",
+    DDP: "ddp",
+    PARALLEL: "parallel",
+    GLOO_FSDP: "fsdp",
+    FSDP: "fsdp",
+}
+CONTENDERS = tuple(WAYS)
 
 
 class Target(NamedTuple):
-    """What wide.parallel's step is to take: to the step without exchange, and gloo's to it."""
+    """What a step is to take: to the step without exchange, gloo's to it, and of its exchange."""
 
-    most_of_alone: float
+    most_of_alone: float | None
     least_of_gloo: float
+    most_of_exchange: float | None
+
+    def verdict(self, alone: float, faster: float, part: float | None) -> str:
+        """The target in words, and whether it was met."""
+        wanted = [
+            (self.most_of_alone, "≤", alone),
+            (self.least_of_gloo, "≥", faster),
+            (self.most_of_exchange, "≤", part),
+        ]
+        asked = [(limit, sign, got) for limit, sign, got in wanted if limit is not None]
+        met = all(
+            got is not None and (got <= limit if sign == "≤" else got >= limit)
+            for limit, sign, got in asked
+        )
+        text = ", ".join(f"{sign} {limit}" for limit, sign, _ in asked)
+        return f"{text}: {'met' if met else 'missed'}"
 
 
-TARGETS = {2: Target(1.05, 1.8), 4: Target(1.15, 2.0)}
+TARGETS = {
+    (PARALLEL, 2): Target(1.05, 1.8, None),
+    (PARALLEL, 4): Target(1.15, 2.0, None),
+    (DDP, 2): Target(None, 1.6, 0.35),
+}
 METHOD = (
     "A step (forward, backward, {optimizer}) of a multilayer perceptron with {parameters:.1f}"
     " million parameters, batch 16, on {ranks} ranks of one thread each, DDP with {ddp}. Contenders"
     " take turns in {rounds} rounds of {steps} steps; a step's time is that of the slowest rank;"
     " shown is the median over rounds of each round's median, in brackets the least and the most of"
-    " them. Ratios are medians of the rounds' own ratios. After three steps the parameters of all"
-    " ranks must be the same to the bit, and equal gloo's up to rounding."
+    " them. Ratios are medians of the rounds' own ratios, FSDP2's to gloo's FSDP2. The exchange of"
+    " DDP is what a step takes beyond DDP exchanging nothing. After three steps the parameters of"
+    " all ranks must be the same to the bit, and equal gloo's up to rounding."
 )
 Rounds = dict[str, list[float]]
 
 
 def _open_all(fleet: Fleet, given: Any) -> int:
     """Makes the trainers and checks that they train alike; raises if not."""
-    backends = {ALONE: None, GLOO: "gloo", DDP: given.backend, PARALLEL: "wiiiiide"}
+    backends = dict.fromkeys(CONTENDERS, given.backend)
+    backends |= {ALONE: None, GLOO: "gloo", GLOO_FSDP: "gloo", PARALLEL: "wiiiiide"}
     sums: dict[str, list[float]] = {}
     parameters = 0
     for contender in CONTENDERS:
@@ -47,7 +82,7 @@ def _open_all(fleet: Fleet, given: Any) -> int:
             "do": "open",
             "contender": contender,
             "backend": backends[contender],
-            "ddp": contender in (GLOO, DDP),
+            "way": WAYS[contender],
             "views": given.bucket_views,
             "optimizer": given.optimizer,
         }
@@ -56,11 +91,11 @@ def _open_all(fleet: Fleet, given: Any) -> int:
         except FleetError as problem:
             raise FleetError(f"training with {contender} failed: {problem}") from None
         same = len({answer["digest"] for answer in answers}) == 1
-        if same != (contender != ALONE):
+        if same != (contender not in (ALONE, IDLE)):
             raise FleetError(f"{contender}: the ranks' parameters are {'the same' * same or 'not'}")
         sums[contender] = [answer["sum"] for answer in answers]
         parameters = answers[0]["parameters"]
-    for contender in (DDP, PARALLEL):
+    for contender in (DDP, PARALLEL, GLOO_FSDP, FSDP):
         if abs(sums[contender][0] - sums[GLOO][0]) > 1e-4 * abs(sums[GLOO][0]):
             raise FleetError(f"{contender} trained other parameters than gloo")
     return parameters
@@ -88,8 +123,10 @@ def _ratio(above: list[float], below: list[float]) -> float:
 
 
 def _exchange(taken: Rounds, contender: str) -> float:
-    pairs = zip(taken[contender], taken[ALONE], strict=True)
-    return statistics.median(step - alone for step, alone in pairs)
+    without = taken[IDLE if WAYS[contender] == "ddp" else ALONE]
+    return statistics.median(
+        step - alone for step, alone in zip(taken[contender], without, strict=True)
+    )
 
 
 def _sheet(taken: Rounds, ranks: int, optimizer: str) -> tuple[Sheet, dict[str, Any]]:
@@ -98,18 +135,13 @@ def _sheet(taken: Rounds, ranks: int, optimizer: str) -> tuple[Sheet, dict[str, 
     gloo = _exchange(taken, GLOO)
     figures: dict[str, Any] = {}
     for contender in CONTENDERS:
-        alone, faster = (
-            _ratio(taken[contender], taken[ALONE]),
-            _ratio(taken[GLOO], taken[contender]),
-        )
+        beside = GLOO_FSDP if WAYS[contender] == "fsdp" else GLOO
+        alone = _ratio(taken[contender], taken[ALONE])
+        faster = _ratio(taken[beside], taken[contender])
         part = max(_exchange(taken, contender), 0.0) / gloo if gloo > 0 else None
         figures[contender] = {"to_alone": alone, "gloo_to_it": faster, "exchange_to_gloo": part}
-        verdict = ""
-        if contender == PARALLEL and ranks in TARGETS:
-            target = TARGETS[ranks]
-            met = alone <= target.most_of_alone and faster >= target.least_of_gloo
-            verdict = f"≤ {target.most_of_alone} and ≥ {target.least_of_gloo}: "
-            verdict += "met" if met else "missed"
+        target = TARGETS.get((contender, ranks))
+        verdict = target.verdict(alone, faster, part) if target else ""
         cells = [ratio_text(alone), ratio_text(faster), ratio_text(part)]
         sheet.rows.append([contender, value_text(_summary(taken[contender])), *cells, verdict])
     return sheet, figures

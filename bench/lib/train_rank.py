@@ -1,4 +1,4 @@
-"""A rank that trains one network several ways: alone, under DDP over each backend, in parallel.
+"""A rank that trains one network several ways: alone, under DDP and FSDP2, with wide.parallel.
 
 Started by lib/fleet.py; waits for messages from train_step.py.
 """
@@ -10,7 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wiiiiided.torch as wide
@@ -35,6 +39,23 @@ def _network() -> nn.Sequential:
     return nn.Sequential(*layers[:-1])
 
 
+def _shard(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """FSDP2, its buffers from the group where the group gives any."""
+    assert group is not None
+    mesh = DeviceMesh.from_group(group, "cpu")
+    parts = [module for module in model if isinstance(module, nn.Linear)]  # type: ignore[attr-defined]
+    for module in (*parts, model):
+        fully_shard(module, mesh=mesh)
+        if hasattr(group, "supports_tensor_alloc"):
+            module.set_allocate_memory_from_process_group_for_comm(True)  # type: ignore[operator]
+
+
+def _exchange_nothing(_, bucket):  # type: ignore[no-untyped-def]
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(bucket.buffer())
+    return done
+
+
 @dataclass
 class Trainer:
     """A network with its data, which differ by rank, and its optimizer."""
@@ -52,9 +73,15 @@ class Trainer:
 
     def digest(self) -> str:
         whole = hashlib.sha256()
-        for parameter in self.model.parameters():
-            whole.update(parameter.detach().numpy().tobytes())
+        for parameter in self.parameters():
+            whole.update(parameter.numpy().tobytes())
         return whole.hexdigest()
+
+    def parameters(self) -> Iterator[torch.Tensor]:
+        """Whole, also those of which a rank holds only a part."""
+        for parameter in self.model.parameters():
+            whole = parameter.full_tensor() if isinstance(parameter, DTensor) else parameter
+            yield whole.detach()
 
 
 class TrainingRank:
@@ -69,12 +96,18 @@ class TrainingRank:
         model: nn.Module = _network()
         parameters = sum(parameter.numel() for parameter in model.parameters())
         group = None if message["backend"] is None else groups.open_group(message["backend"])
-        if message["ddp"]:
-            model = DistributedDataParallel(
+        way = message["way"]
+        if way == "fsdp":
+            _shard(model, group)
+        elif way != "alone" and way != "parallel":
+            ddp = DistributedDataParallel(
                 model, process_group=group, gradient_as_bucket_view=message["views"]
             )
+            if way == "ddp without exchange":
+                ddp.register_comm_hook(None, _exchange_nothing)
+            model = ddp
         optimizer = _OPTIMIZERS[message["optimizer"]](model.parameters())
-        if group is not None and not message["ddp"]:
+        if way == "parallel":
             wide.parallel(model, optimizer, group=group)
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
@@ -86,7 +119,7 @@ class TrainingRank:
         for _ in range(_PROOF_STEPS):
             trainer.step()
         self._trainers[message["contender"]] = trainer
-        total = sum(p.detach().double().abs().sum().item() for p in model.parameters())
+        total = sum(p.double().abs().sum().item() for p in trainer.parameters())
         return {"digest": trainer.digest(), "sum": total, "parameters": parameters}
 
     def measure(self, message: Message) -> Message:
