@@ -3,10 +3,12 @@
 Started by lib/fleet.py; waits for messages from train_step.py.
 """
 
+import gc
 import hashlib
 import itertools
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wiiiiided.torch as wide
-from lib import groups, link
+from lib import groups, link, proc
 from lib.link import Message
 
 _WIDTHS = (1024, 2048, 2048, 2048, 1024)
@@ -30,11 +32,11 @@ _OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 }
 
 
-def _network() -> nn.Sequential:
-    """12.6 million parameters, the same on every rank."""
+def _network(widths: Sequence[int]) -> nn.Sequential:
+    """The same on every rank; by default 12.6 million parameters."""
     torch.manual_seed(7)
     layers: list[nn.Module] = []
-    for width, following in itertools.pairwise(_WIDTHS):
+    for width, following in itertools.pairwise(widths):
         layers += [nn.Linear(width, following), nn.ReLU()]
     return nn.Sequential(*layers[:-1])
 
@@ -93,7 +95,8 @@ class TrainingRank:
 
     def open(self, message: Message) -> Message:
         """Makes a trainer and returns what its parameters are after a few steps."""
-        model: nn.Module = _network()
+        widths = message.get("widths", _WIDTHS)
+        model: nn.Module = _network(widths)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         group = None if message["backend"] is None else groups.open_group(message["backend"])
         way = message["way"]
@@ -112,13 +115,15 @@ class TrainingRank:
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
             model,
-            torch.randn(_BATCH, _WIDTHS[0], generator=source),
-            torch.randn(_BATCH, _WIDTHS[-1], generator=source),
+            torch.randn(_BATCH, widths[0], generator=source),
+            torch.randn(_BATCH, widths[-1], generator=source),
             optimizer,
         )
         for _ in range(_PROOF_STEPS):
             trainer.step()
         self._trainers[message["contender"]] = trainer
+        if not message.get("proof", True):
+            return {"parameters": parameters}
         total = sum(p.double().abs().sum().item() for p in trainer.parameters())
         return {"digest": trainer.digest(), "sum": total, "parameters": parameters}
 
@@ -133,6 +138,11 @@ class TrainingRank:
             taken.append(time.perf_counter_ns() - begin)
         return {"ns": taken}
 
+    def memory(self, message: Message) -> Message:
+        """The bytes of this process: of a page that several map, its part."""
+        gc.collect()
+        return {"pss": proc.memory(os.getpid()).own}
+
     def stop(self, message: Message) -> Message:
         self._trainers.clear()
         groups.leave()
@@ -142,7 +152,8 @@ class TrainingRank:
 def main() -> None:
     link.die_with_parent()
     rank = TrainingRank()
-    link.serve(rank.rank, {"open": rank.open, "measure": rank.measure, "stop": rank.stop})
+    handlers = {"open": rank.open, "measure": rank.measure, "memory": rank.memory}
+    link.serve(rank.rank, {**handlers, "stop": rank.stop})
 
 
 if __name__ == "__main__":

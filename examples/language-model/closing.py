@@ -1,4 +1,4 @@
-"""What the demo says when both runs are over: a table, plain words, and what the model writes."""
+"""What the demo says when all runs are over: a table, plain words, and what the model writes."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ UNEQUAL_COMPUTE = 1.1
 
 
 def summarize(console: Console, records: Sequence[Record]) -> bool:
-    """What both runs made and took; False if their losses do not agree.
+    """What the runs made and took; False if their losses do not agree.
 
     The table comes late, so that it is still on a small screen when all is said.
     """
@@ -26,19 +26,19 @@ def summarize(console: Console, records: Sequence[Record]) -> bool:
     console.print(sample_panel(records, width))
     console.print(Text(explanation(records[0]), style="dim"), width=width)
     console.print(table(records))
-    sentences = [disturbance(*records) or comparison(*records), agreement(*records)]
+    sentences = [disturbance(records) or comparison(records), agreement(records)]
     for record in records:
         sentences += counted(record)
     for sentence in sentences:
         console.print(Text(sentence), width=width)
-    return largest_difference(*records) <= LOSS_TOLERANCE
+    return largest_difference(records) <= LOSS_TOLERANCE
 
 
 def table(records: Sequence[Record]) -> Table:
     result = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="bold")
     result.add_column("", no_wrap=True)
     for record in records:
-        result.add_column(Text(record.backend), justify="right", no_wrap=True)
+        result.add_column(Text(record.way.name), justify="right", no_wrap=True)
     rows = [
         ("samples/s", [number(r.samples_per_second, ".1f") for r in records]),
         ("time per step", [number(r.step_time, ".1f", " ms", 1e3) for r in records]),
@@ -52,37 +52,34 @@ def table(records: Sequence[Record]) -> Table:
     return result
 
 
-def comparison(one: Record, other: Record) -> str:
-    if not one.samples_per_second or not other.samples_per_second:
+def comparison(records: Sequence[Record]) -> str:
+    rates = {record.way.name: record.samples_per_second or 0.0 for record in records}
+    if not all(rates.values()):
         return "The runs were too short to compare their speed."
-    fast, slow = sorted((one, other), key=lambda r: -(r.samples_per_second or 0.0))
-    ratio = (fast.samples_per_second or 0.0) / (slow.samples_per_second or 1.0)
-    if f"{ratio:.2f}" == "1.00":
-        return "Both runs train equally fast."
-    return f"The run over {fast.backend} trains {ratio:.2f} times as fast as {slow.backend}."
+    fast, *others = sorted(rates, key=lambda name: -rates[name])
+    ratios = [f"{rates[fast] / rates[name]:.2f} times as fast as {name}" for name in others]
+    return f"{fast} trains {' and '.join(ratios)}." if ratios else ""
 
 
-def disturbance(one: Record, other: Record) -> str:
+def disturbance(records: Sequence[Record]) -> str:
     """Takes the place of the comparison where other work on the machine has favoured one run."""
-    if one.compute is None or other.compute is None:
-        return ""
-    low, high = sorted((one.compute, other.compute))
-    if high < low * UNEQUAL_COMPUTE:
+    computed = [record.compute for record in records if record.compute is not None]
+    if not computed or max(computed) < min(computed) * UNEQUAL_COMPUTE:
         return ""
     return (
-        "These speeds cannot be compared: the pass without exchange, the same work in both runs, "
-        f"took {one.compute * 1e3:.0f} ms in the first and {other.compute * 1e3:.0f} ms in the "
-        "second. Try again when the machine is quiet."
+        "These speeds cannot be compared: the step without any exchange, the same work in all "
+        f"runs, took from {min(computed) * 1e3:.0f} to {max(computed) * 1e3:.0f} ms. Try again "
+        "when the machine is quiet."
     )
 
 
-def agreement(one: Record, other: Record) -> str:
-    apart = largest_difference(one, other)
+def agreement(records: Sequence[Record]) -> str:
+    apart, steps = largest_difference(records), records[0].steps
     if apart == 0.0:
-        return f"The losses of all {one.steps} steps are equal to the last bit."
+        return f"The losses of all {steps} steps are equal to the last bit."
     if apart <= LOSS_TOLERANCE:
-        return f"The losses of all {one.steps} steps agree within {apart:.1e}."
-    return f"THE LOSSES DIFFER by up to {apart:.3g}: one of the backends computes wrongly."
+        return f"The losses of all {steps} steps agree within {apart:.1e}."
+    return f"THE LOSSES DIFFER by up to {apart:.3g}: one of the ways computes wrongly."
 
 
 def counted(record: Record) -> list[str]:
@@ -91,7 +88,7 @@ def counted(record: Record) -> list[str]:
         return []
     counters = record.counters
     sentence = (
-        f"{record.backend} itself counted on rank 0: {counters['operations']:.0f} operations, "
+        f"{record.way.name} itself counted on rank 0: {counters['operations']:.0f} operations, "
         f"{counters['bytes_shm'] / 1e9:.2f} GB through shared memory, "
         f"{counters['exchange_s']:.1f} s with an operation in progress, "
         f"{counters['waiting_s']:.1f} s waiting."
@@ -105,7 +102,7 @@ def sample_panel(records: Sequence[Record], width: int) -> Panel:
     # A model that has learnt little writes bytes that terminals take in different ways.
     signs = (sign if " " <= sign <= "~" or sign == "\n" else "�" for sign in first.sample or "")
     kept = "".join(signs)
-    source = "both models write" if same else f"the {first.backend} model writes"
+    source = "all models write" if same else f"the model of {first.way.name} writes"
     return Panel(Text(kept.strip()), title=Text(source), width=width, box=ROUNDED)
 
 
@@ -113,9 +110,10 @@ def explanation(record: Record) -> str:
     millions = record.parameters / 1e6
     return (
         f"The model has {millions:.1f} million parameters, so {4 * millions:.1f} MB of gradients "
-        "are exchanged in every step. Outside compute is a forward and backward pass with "
-        "exchange minus the same pass without (DDP's no_sync(), every 5th step), so it includes "
-        "waiting for the other rank and DDP's own copying. Times are medians by rank 0's clock, "
-        f"without the first {SKIPPED_STEPS} steps; closing loss is the mean of "
+        "are exchanged in every step. Outside compute is a step minus the same step of a copy of "
+        "the model that exchanges nothing (every 5th step), so it includes waiting for the other "
+        "rank and DDP's own copying; with wide.parallel the ranks divide the optimizer's work. "
+        f"Times are medians by rank 0's clock, without the first {SKIPPED_STEPS} steps; closing "
+        "loss is the mean of "
         f"the last {CLOSING_STEPS}."
     )

@@ -16,7 +16,6 @@ from rich.text import Text
 from view import MAX_WIDTH
 
 JOB = Path(__file__).with_name("job.toml")
-JOB_BACKEND = "wiiiiide"  # what job.toml says
 TO_COPY = "examples/ddp/job.toml"
 PROMPT = "$ "
 COMMENT_COLUMN = 49  # where the longest of the short commands ends
@@ -24,20 +23,18 @@ COMMENT_COLUMN = 49  # where the longest of the short commands ends
 
 def submission(record: Record, settings: dict[str, str]) -> list[str]:
     """The arguments of `wiiiiide submit` for a run; `settings` are variables for train.py."""
-    sets = [f"run.env.{name}={value}" for name, value in settings.items()]
-    if record.backend != JOB_BACKEND:
-        sets.insert(0, f"network.backend={record.backend}")
+    sets = [*record.way.settings, *(f"run.env.{name}={value}" for name, value in settings.items())]
     return [os.path.relpath(JOB), *(word for pair in sets for word in ("--set", pair))]
 
 
 def introduce(console: Console, records: Sequence[Record], home: Path) -> None:
     """What is going to happen, and how the daemon was started."""
     first = records[0]
-    names = ", then over ".join(record.backend for record in records)
+    names = ", then with ".join(record.way.name for record in records)
     say(
         console,
         "The daemon wiiiiided runs jobs. A job is a folder with a job.toml; here it trains a small "
-        f"language model with two processes, over {names}: {first.steps} steps of "
+        f"language model with two processes, with {names}: {first.steps} steps of "
         f"{first.samples_per_step} samples each. Below is what you would type.",
     )
     console.print()

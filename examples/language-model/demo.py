@@ -1,6 +1,6 @@
-"""Run one job twice through a private daemon, over wiiiiide and over gloo, and compare the runs.
+"""Run one job three ways through a private daemon, and compare: wide.parallel, DDP, DDP over gloo.
 
-This is what `make demo` starts. It exists so that somebody new sees within about a minute how the
+This is what `make demo` starts. It exists so that somebody new sees within two minutes how the
 product is used and what the backend does: a daemon is started, jobs are submitted, their logs are
 followed. job.toml and train.py beside this file are what a user would write; all else here only
 shows how it goes and puts the numbers next to each other.
@@ -31,17 +31,17 @@ from stop import Failed, Stopped, StopRequest  # noqa: E402
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description="Train a small language model over two backends and compare the runs."
+        description="Train a small language model in several ways and compare the runs."
     )
     parser.add_argument("--steps", type=int, default=200, help="steps per run (%(default)s)")
     parser.add_argument("--batch", type=int, default=4, help="sequences per rank (%(default)s)")
-    parser.add_argument("--seed", type=int, default=1, help="of both runs (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="of all runs (%(default)s)")
     parser.add_argument(
-        "--backends",
-        nargs=2,
-        default=["wiiiiide", "gloo"],
-        metavar=("FIRST", "SECOND"),
-        help="the two backends, in the order they run (wiiiiide gloo)",
+        "--ways",
+        nargs="+",
+        default=["parallel", "ddp", "gloo"],
+        choices=["parallel", "ddp", "gloo"],
+        help="in the order they run (parallel ddp gloo)",
     )
     options = parser.parse_args()
     if options.steps < 1 or options.batch < 1:

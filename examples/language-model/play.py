@@ -1,11 +1,11 @@
-"""The demo itself: a daemon, two jobs, what becomes of them, and what that means."""
+"""The demo itself: a daemon, a job for each way to train, what becomes of them."""
 
 import argparse
 
 from closing import summarize
 from commands import farewell, introduce, say, submission, type_in
 from private import QUOTED_LINES, PrivateDaemon
-from record import Record
+from record import WAYS, Record
 from rich.console import Console
 from stop import Failed, Stopped, StopRequest
 from view import View
@@ -15,19 +15,21 @@ from wiiiiided.cluster.client import ClientError
 from wiiiiided.cluster.rpc.messages import LogLine
 
 WORLD = 2  # job.toml's workers_per_node
-WHY = ("a job: train.py, as two processes", "the same once more: it has to wait")
+FIRST, NEXT = "a job: train.py, as two processes", "the same once more: it has to wait"
 ENDINGS = {"failed": "failed", "cancelled": "was cancelled"}
 DEFAULTS = {"steps": 200, "batch": 4, "seed": 1}  # train.py's own
 
 
 def play(options: argparse.Namespace, stop: StopRequest) -> bool:
-    """From the first word to the last; whether both runs computed the same."""
+    """From the first word to the last; whether all runs computed the same."""
     console = Console(highlight=False)
-    records = [Record(name, options.steps, options.batch * WORLD) for name in options.backends]
+    samples = options.batch * WORLD
+    records = [Record(WAYS[name], options.steps, samples) for name in options.ways]
     with PrivateDaemon(stop) as daemon:
         introduce(console, records, daemon.home)
-        for record, why in zip(records, WHY, strict=True):
+        for record in records:
             arguments = submission(record, settings(options))
+            why = FIRST if record is records[0] else NEXT
             type_in(console, ["wiiiiide", "submit", *arguments], why)
             record.job, said = daemon.submit(arguments)
             say(console, said)
@@ -47,7 +49,7 @@ def settings(options: argparse.Namespace) -> dict[str, str]:
 
 
 def follow(daemon: PrivateDaemon, records: list[Record], shown: View) -> None:
-    """Both jobs from now to their ends, shown as they go."""
+    """The jobs from now to their ends, shown as they go."""
     of_job = {record.job: record for record in records}
     try:
         for news in watch(daemon, list(of_job)):
@@ -85,5 +87,5 @@ def failure(daemon: PrivateDaemon, record: Record, what: str, why: str) -> Faile
         words = daemon.client.show(record.job).error
     except ClientError:
         words = ""
-    sentence = f"Job {record.job}, over {record.backend}, {what} {where}: {why}."
+    sentence = f"Job {record.job}, with {record.way.name}, {what} {where}: {why}."
     return Failed(sentence, words.splitlines()[-QUOTED_LINES:])

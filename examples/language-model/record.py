@@ -4,6 +4,7 @@ Apart from the display, so that the live view, the plain lines and the closing t
 to different numbers for one run.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import Any
@@ -15,11 +16,26 @@ SKIPPED_STEPS = 5  # the first steps allocate memory and DDP regroups its bucket
 CLOSING_STEPS = 20  # one batch's loss jumps about; the mean of so many does not
 
 
+@dataclass(frozen=True)
+class Way:
+    """A way to train: what it is called, and what it needs job.toml to say otherwise."""
+
+    name: str
+    settings: tuple[str, ...] = ()
+
+
+WAYS = {
+    "parallel": Way("wide.parallel"),
+    "ddp": Way("DDP, wiiiiide", ("run.env.WRAP=ddp",)),
+    "gloo": Way("DDP, gloo", ("network.backend=gloo",)),
+}
+
+
 @dataclass
 class Record:
-    """One run over one backend, filled from its job's state and the events that train.py prints."""
+    """One run in one way, filled from its job's state and the events that train.py prints."""
 
-    backend: str
+    way: Way
     steps: int
     samples_per_step: int
     job: int = 0
@@ -74,7 +90,7 @@ class Record:
             self.step_s.append(event["step_s"])
             if event["compute_s"] is not None:
                 self.compute_s.append(event["compute_s"])
-                self.outside_s.append(event["pass_s"] - event["compute_s"])
+                self.outside_s.append(event["step_s"] - event["compute_s"])
 
     @property
     def step_time(self) -> float | None:
@@ -87,15 +103,16 @@ class Record:
 
     @property
     def compute(self) -> float | None:
-        """Seconds of a typical forward and backward pass without exchange."""
+        """Seconds of a typical step without any exchange."""
         return median(self.compute_s) if self.compute_s else None
 
     @property
     def outside_compute(self) -> float | None:
-        """Seconds of a typical step that the same pass without exchange does not take.
+        """Seconds of a typical step that the same step without any exchange does not take.
 
-        Each difference is between two passes over one batch, one right after the other: other
-        work on the machine then weighs on both. Negative where such noise exceeds the exchange.
+        Each difference is between two steps over one batch, one right after the other: other work
+        on the machine then weighs on both. Negative where noise, or what is saved because ranks
+        divide the optimizer's work, exceeds the exchange.
         """
         return median(self.outside_s) if self.outside_s else None
 
@@ -116,6 +133,7 @@ class Record:
         return fmean(self.losses[-CLOSING_STEPS:]) if self.losses else None
 
 
-def largest_difference(one: Record, other: Record) -> float:
-    """How far the losses of two runs are apart where they are furthest apart."""
-    return max(abs(a - b) for a, b in zip(one.losses, other.losses, strict=True))
+def largest_difference(records: Sequence[Record]) -> float:
+    """How far the losses of the runs are apart where they are furthest apart."""
+    each = zip(*(record.losses for record in records), strict=True)
+    return max(float(max(losses) - min(losses)) for losses in each)

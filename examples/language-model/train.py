@@ -1,16 +1,17 @@
-"""Train a small byte-level language model with DistributedDataParallel.
+"""Train a small byte-level language model, with wide.parallel or DistributedDataParallel.
 
 This is an ordinary torch.distributed script; a job runs it, or torchrun:
 
     wiiiiide submit examples/language-model/job.toml -f
     torchrun --nproc-per-node 2 examples/language-model/train.py --backend wiiiiide
 
-It exists to show that nothing else has to change, and to measure what a backend costs. Two runs
+It exists to show that nothing else has to change, and to measure what an exchange costs. Two runs
 with one seed see the same data in the same order, so their losses can be compared number by
 number. The text is Python's own help, which every installation of Python has: no download.
 """
 
 import argparse
+import copy
 import json
 import os
 import pydoc_data.topics
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-from wiiiiided.torch import progress, stats
+from wiiiiided.torch import parallel, progress, stats
 
 VOCABULARY = 256  # one token per byte value: no tokenizer to ship or to explain
 CONTEXT = 64
@@ -107,6 +108,23 @@ def learning_rate(step: int, steps: int) -> float:
     return PEAK_RATE * min(1.0, step / WARMUP_STEPS) * (1.0 - 0.95 * step / steps)
 
 
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=PEAK_RATE, fused=True)
+
+
+def train_on(
+    batch: tuple[Tensor, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer
+) -> Tensor:
+    """One step, the same whatever the model is wrapped in; returns the loss."""
+    inputs, targets = batch
+    scores = model(inputs)
+    loss = functional.cross_entropy(scores.view(-1, VOCABULARY), targets.reshape(-1))
+    loss.backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+
 class Trainer:
     """Model, data and clocks of one rank."""
 
@@ -115,32 +133,28 @@ class Trainer:
         self.batch: int = options.batch
         self.world = dist.get_world_size()
         torch.manual_seed(options.seed)
-        self.net = LanguageModel()
-        self.model = DistributedDataParallel(self.net)
-        self.optimizer = torch.optim.AdamW(self.net.parameters(), lr=PEAK_RATE, fused=True)
+        self.net: nn.Module = LanguageModel()
+        # What a step costs without any exchange is measured with a copy that nobody else sees.
+        self.alone = copy.deepcopy(self.net)
+        self.alone_optimizer = adamw(self.alone)
+        self.optimizer = adamw(self.net)
+        self.model: nn.Module = self.net
+        if options.wrap == "parallel":
+            parallel(self.net, self.optimizer)
+        else:
+            self.model = DistributedDataParallel(self.net)
         self.text = corpus()
         # Each rank draws its own windows; the seed makes them the same ones in every run.
         self.draws = torch.Generator().manual_seed(options.seed * 1000 + 1 + dist.get_rank())
 
-    def forward_backward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Gradients of one batch; exchanged by DDP unless the caller has said no_sync()."""
-        inputs, targets = batch
-        scores = self.model(inputs)
-        loss = functional.cross_entropy(scores.view(-1, VOCABULARY), targets.reshape(-1))
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
     def step(self, number: int) -> dict[str, Any]:
-        """One training step, timed as a whole and without the optimizer."""
+        """One training step, timed, and now and then one of the copy."""
         batch = draw_batch(self.text, self.batch, self.draws)
         for group in self.optimizer.param_groups:
             group["lr"] = learning_rate(number, self.steps)
         begin = time.perf_counter()
-        loss = self.forward_backward(batch)
+        loss = train_on(batch, self.model, self.optimizer)
         dist.all_reduce(loss)
-        exchanged = time.perf_counter()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
         mean_loss = loss.item() / self.world
         progress(number, total=self.steps, loss=mean_loss, samples=self.batch)
         return {
@@ -148,26 +162,22 @@ class Trainer:
             "step": number,
             "loss": mean_loss,
             "step_s": time.perf_counter() - begin,
-            "pass_s": exchanged - begin,
             "compute_s": self.compute_only(batch) if number % COMPUTE_ONLY_EVERY == 0 else None,
         }
 
     def compute_only(self, batch: tuple[Tensor, Tensor]) -> float:
-        """Seconds for the same pass without exchange; its gradients are thrown away.
+        """Seconds for the same step without any exchange.
 
-        Every backend can be measured like this, whatever it counts itself. Done all through the
-        run and not once at its start, so that a machine that gets busier is busier for both.
+        Every way to train can be measured like this, whatever it counts itself. Done all through
+        the run and not once at its start, so that a machine that gets busier is busier for both.
         """
         begin = time.perf_counter()
-        with self.model.no_sync():
-            self.forward_backward(batch)
-        seconds = time.perf_counter() - begin
-        self.optimizer.zero_grad()
-        return seconds
+        train_on(batch, self.alone, self.alone_optimizer)
+        return time.perf_counter() - begin
 
 
 @torch.no_grad()
-def sample(net: LanguageModel, seed: int) -> str:
+def sample(net: nn.Module, seed: int) -> str:
     """PROMPT and what the model writes after it."""
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.tensor([list(PROMPT)])
@@ -225,11 +235,17 @@ def parse_arguments() -> argparse.Namespace:
     """
     given = os.environ.get
     parser = argparse.ArgumentParser(
-        description="Train a small language model on Python's own help text, with DDP.",
-        epilog="STEPS, BATCH, SEED and PROGRESS=json in the environment change the defaults.",
+        description="Train a small language model on Python's own help text.",
+        epilog="WRAP, STEPS, BATCH, SEED and PROGRESS=json in the environment change the defaults.",
     )
     backend = given("WIIIIIDE_BACKEND", "wiiiiide")  # a job's network.backend
     parser.add_argument("--backend", default=backend, help="wiiiiide, gloo (%(default)s)")
+    parser.add_argument(
+        "--wrap",
+        choices=("parallel", "ddp"),
+        default=given("WRAP"),
+        help="wide.parallel or DDP (parallel over wiiiiide, else ddp)",
+    )
     parser.add_argument(
         "--steps", type=int, default=given("STEPS", "200"), help="training steps (%(default)s)"
     )
@@ -246,6 +262,7 @@ def parse_arguments() -> argparse.Namespace:
         help="one JSON object per line",
     )
     options = parser.parse_args()
+    options.wrap = options.wrap or ("parallel" if options.backend == "wiiiiide" else "ddp")
     if options.steps < 1 or options.batch < 1:
         parser.error("steps and batch must be at least 1")
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
@@ -264,6 +281,7 @@ def main() -> None:
         report(trainer.step(number))
     counters = own_counters(options.backend)
     is_first = dist.get_rank() == 0
+    dist.barrier()  # the weights are of all ranks: none leaves while another still trains
     dist.destroy_process_group()
     if is_first:
         report({"event": "end", "sample": sample(trainer.net, options.seed), "counters": counters})

@@ -1,11 +1,11 @@
 """How the demo looks while jobs run: live panels on a terminal, plain lines elsewhere.
 
-    ╭──── wiiiiide ─────╮╭────── gloo ───────╮
-    │ ━━━━━━━━━  96/200 ││ ━━━━━━━━━   0/200 │
-    │ loss        2.512 ││ loss            – │
-    │ …                 ││ …                 │
-    ╰─ job 1: training ─╯╰── job 2: queued ──╯
-    job 1 runs on a                             what `wiiiiide why` says
+    ╭── wide.parallel ──╮╭── DDP, wiiiiide ──╮╭──── DDP, gloo ────╮
+    │ ━━━━━━━━━  96/200 ││ ━━━━━━━━━   0/200 ││ ━━━━━━━━━   0/200 │
+    │ loss        2.512 ││ loss            – ││ loss            – │
+    │ …                 ││ …                 ││ …                 │
+    ╰─ job 1: training ─╯╰── job 2: queued ──╯╰── job 3: queued ──╯
+    job 1 runs on a                                  what `wiiiiide why` says
     job 2 waits for a, which runs job 1
 
 Nothing here measures. Text is built from Text objects and never from Rich's markup, because a
@@ -30,7 +30,8 @@ from rich.table import Table
 from rich.text import Text
 
 MAX_WIDTH = 110
-BESIDE_WIDTH = 72  # from here on two panels fit side by side
+PANEL_WIDTH = 26  # from here on panels stand side by side
+SHORT_WIDTH = 72  # below this a plain line is shortened
 REFRESH_S = 0.2  # drawing takes time from the ranks where cores are few
 PLAIN_EVERY = 20
 STYLES = {"done": "green", "failed": "red", "cancelled": "yellow"}
@@ -42,9 +43,9 @@ def number(value: float | None, form: str, unit: str = "", scale: float = 1.0) -
 
 
 def difference(value: float | None, form: str, unit: str, scale: float) -> str:
-    """A difference of two measurements, or the admission that it drowned in their noise."""
+    """What one measurement is above another, if it is."""
     if value is not None and value <= 0.0:
-        return "in noise"
+        return "none"
     return number(value, form, unit, scale)
 
 
@@ -128,19 +129,20 @@ class View:
     def panels(self) -> RenderableType:
         width = min(self.console.width, MAX_WIDTH)
         reasons = [Text(about(record), "dim", no_wrap=True) for record in self.records]
-        if width < BESIDE_WIDTH:
-            return Group(*(panel(record, width) for record in self.records), *reasons)
-        grid = Table.grid()
         each = width // len(self.records)
+        if each < PANEL_WIDTH:  # one below the other, and low: they have to fit into 24 lines
+            panels = [panel(record, width, has_curve=False) for record in self.records]
+            return Group(*panels, *reasons)
+        grid = Table.grid()
         grid.add_row(*(panel(record, each) for record in self.records))
         return Group(grid, *reasons)
 
     def print_progress(self, record: Record) -> None:
         done = len(record.losses)
-        place = f"{record.backend:<8} {done:>3}/{record.steps}"
+        place = f"{record.way.name:<13} {done:>3}/{record.steps}"
         rate = number(record.samples_per_second, ".0f")
         share = difference(record.share_outside, ".0f", " %", 100)
-        if self.console.width < BESIDE_WIDTH:
+        if self.console.width < SHORT_WIDTH:
             line = f"{place} loss {record.losses[-1]:.2f} {rate}/s {share}"
         else:
             line = f"{place}  loss {record.losses[-1]:.3f}  {rate} samples/s  "
@@ -158,7 +160,7 @@ def about(record: Record) -> str:
     return f"job {record.job} {said}"
 
 
-def panel(record: Record, width: int) -> Panel:
+def panel(record: Record, width: int, has_curve: bool = True) -> Panel:
     """One run: how far it is, the course of its loss, and what it reaches."""
     inner = width - 4
     done = len(record.losses)
@@ -173,12 +175,14 @@ def panel(record: Record, width: int) -> Panel:
     loss = record.losses[-1] if record.losses else None
     facts.add_row("loss", number(loss, ".3f"))
     facts.add_row("samples/s", number(record.samples_per_second, ".1f"))
-    facts.add_row("outside compute", difference(record.share_outside, ".1f", " %", 100))
-    curve = Text(sparkline(record.losses, inner) or " ", style="cyan", no_wrap=True)
+    facts.add_row("not compute", difference(record.share_outside, ".1f", " %", 100))
+    rows: list[RenderableType] = [bar, facts]
+    if has_curve:
+        rows.append(Text(sparkline(record.losses, inner) or " ", style="cyan", no_wrap=True))
     active = record.state in ("starting", "training", "writing a sample")
     return Panel(
-        Group(bar, facts, curve),
-        title=Text(record.backend, style="bold"),
+        Group(*rows),
+        title=Text(record.way.name, style="bold"),
         subtitle=Text(f"job {record.job}: {record.state}", STYLES.get(record.state, "")),
         width=width,
         box=ROUNDED,

@@ -136,7 +136,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing() -> None:
     for command in ("wiiiiided &", "wiiiiide submit examples/language-model/job.toml"):
         assert f"$ {command}" in screen
     assert "job 2 (language-model): waits for" in screen
-    assert re.search(r"closing loss +[\d.]+ +[\d.]+", screen)
+    assert re.search(r"closing loss( +[\d.]+){3}", screen)
     assert "wiiiiide service install" in screen
     assert "\x1b" not in screen, "a pipe gets no colours"
     assert max(map(len, screen.splitlines())) <= 110
@@ -213,15 +213,15 @@ def cancel_the_job(running: Demo) -> None:
 @pytest.mark.parametrize(
     ("act", "sentence"),
     [
-        (kill_a_rank, r"Job 1, over wiiiiide, failed after step \d+: rank 1 .*SIGKILL"),
+        (kill_a_rank, r"Job 1, with wide.parallel, failed after step \d+: rank 1 .*SIGKILL"),
         (kill_the_daemon, r"The daemon was killed by SIGKILL\.\n(    .*\n)+    .*job 2 \(l"),
-        (cancel_the_job, r"Job 1, over wiiiiide, was cancelled after step \d+:"),
+        (cancel_the_job, r"Job 1, with wide.parallel, was cancelled after step \d+:"),
     ],
     ids=["rank", "daemon", "cancel"],
 )
 def test_what_goes_wrong_is_said_in_a_sentence(act: Callable[[Demo], None], sentence: str) -> None:
     with demo(*LONG) as running:
-        running.shows("wiiiiide  20/5000")
+        running.shows("wide.parallel  20/5000")
         act(running)
         assert running.end() == 1
         running.has_left_nothing()
