@@ -55,6 +55,7 @@ bench: install $(VENV)/.bench
 	run train_step.py --optimizer sgd; \
 	run train_step.py --ranks 4; \
 	run train_memory.py; \
+	run train_loss.py; \
 	run idle.py; \
 	run daemon.py; \
 	run metrics_cost.py; \
