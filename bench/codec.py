@@ -14,8 +14,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib import codec_data, codec_wire, machine, program, report
+from lib import codec_data, codec_lossy, codec_wire, machine, program, report
 from lib.cells import KB, MB, size_text
+from lib.codec_lossy import ENCODE_TARGET, LossyRow
 from lib.report import Result, Sheet, console
 
 from wiiiiided.backend.codec import registry
@@ -35,7 +36,9 @@ METHOD = (
     " piece, one after the other, save 10 %. The payload check is made at both ends of a loopback"
     " TCP transfer between two processes, which takes turns with one that has none. A check's part"
     " is the time of one check against that of a piece's transfer; measured is what the transfer"
-    " took longer, in the median round."
+    " took longer, in the median round. Lossy codecs encode the transformer's gradients with error"
+    " feedback; their rates are in bytes of float32, the error is that of a first encoding, by"
+    " norms."
 )
 
 
@@ -169,8 +172,10 @@ def _all(check: codec_wire.Sum, pieces: list[memoryview]) -> None:
 
 def run(
     sizes: Sequence[int], rounds: int, say: Callable[[str], None]
-) -> tuple[list[Row], list[Checked]]:
+) -> tuple[list[Row], list[LossyRow], list[Checked]]:
     rows: list[Row] = []
+    say("lossy codecs")
+    lossy = codec_lossy.measure(codec_data.gradients(), sizes[-1], rounds)
     for data, make in codec_data.KINDS.items():
         say(f"making {data}")
         buffer = make()
@@ -186,15 +191,31 @@ def run(
         for nbytes in sizes:
             say(f"checks on {size_text(nbytes)}")
             checked += measure_checks(wire, _pieces(noise, nbytes), 3 * rounds)
-    return rows, checked
+    return rows, lossy, checked
 
 
-def sheets(rows: Sequence[Row], checked: Sequence[Checked]) -> list[Sheet]:
+def _lossy_cells(row: LossyRow) -> list[str]:
+    target = ENCODE_TARGET.get(row.codec)
+    verdict = "" if target is None else f"≥ {_rate(target)}: {'met' if row.met else 'missed'}"
+    return [
+        *(row.codec, size_text(row.piece_bytes), f"{row.bits:.2f}", f"{100 * row.error:.2g} %"),
+        *(_rate(row.encode), _rate(row.decode), verdict),
+    ]
+
+
+def sheets(
+    rows: Sequence[Row], lossy: Sequence[LossyRow], checked: Sequence[Checked]
+) -> list[Sheet]:
     codecs = Sheet(
         "Codecs",
         ["data, codec", "piece", "ratio", "encode", "decode", "auto encodes on links below"],
     )
     codecs.rows += [row.cells() for row in rows]
+    coded = Sheet(
+        "Lossy codecs of gradients",
+        ["codec", "piece", "bits an element", "error", "encode", "decode", "encode, one core"],
+    )
+    coded.rows += [_lossy_cells(row) for row in lossy]
     checks = Sheet(
         "The payload check",
         [
@@ -203,7 +224,7 @@ def sheets(rows: Sequence[Row], checked: Sequence[Checked]) -> list[Sheet]:
         ],
     )
     checks.rows += [one.cells() for one in checked]
-    return [codecs, checks]
+    return [codecs, coded, checks]
 
 
 def main() -> int:
@@ -214,16 +235,17 @@ def main() -> int:
     about.update({name: machine.version_of(name) for name in ("lz4", "xxhash")})
     screen = console()
     with screen.status("") as status:
-        rows, checked = run(QUICK_SIZES if given.quick else SIZES, rounds, status.update)
+        rows, lossy, checked = run(QUICK_SIZES if given.quick else SIZES, rounds, status.update)
     data: dict[str, Any] = {
         "codecs": [{**vars(row), "auto_below": row.auto_below} for row in rows],
+        "lossy": [{**vars(row), "met": row.met} for row in lossy],
         "checks": [{**vars(one), "part": one.part, "met": one.met} for one in checked],
     }
     result = Result(
         program.file_name("codec", given.quick),
         about,
         METHOD.format(mb=codec_data.NBYTES // MB, rounds=rounds),
-        sheets(rows, checked),
+        sheets(rows, lossy, checked),
         machine.busy_notes(about),
         data,
     )

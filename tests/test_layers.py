@@ -28,6 +28,7 @@ ALLOWED = {
     "metrics": {"domain"},
     # how tensors move
     "backend/codec": {"errors"},
+    "backend/lossy": {"backend/codec", "errors"},
     "backend/shm": {"errors"},
     "backend/wire": {"errors"},
     "backend/net": {"backend/codec", "backend/wire", "errors", "log"},
@@ -35,10 +36,14 @@ ALLOWED = {
         *("backend/net", "backend/codec", "backend/shm", "backend/wire"),
         *("errors", "config", "log"),
     },
-    "backend/collectives": {"backend/engine", "backend/shm", "errors"},
-    "train": {"backend/collectives", "backend/engine", "backend/shm", "errors", "log"},
+    "backend/collectives": {"backend/engine", "backend/lossy", "backend/shm", "errors"},
+    "train": {
+        *("backend/collectives", "backend/engine", "backend/lossy", "backend/shm"),
+        *("errors", "log"),
+    },
     "torch": {
-        *("train", "backend/collectives", "backend/engine", "backend/shm", "backend/wire"),
+        *("train", "backend/collectives", "backend/engine", "backend/lossy", "backend/shm"),
+        *("backend/wire",),
         *("errors", "config", "log", "autoload"),
     },
     # which job runs where

@@ -16,7 +16,7 @@ from wiiiiided.backend.codec import registry
 from wiiiiided.backend.codec.interface import BadPayload, Codec, PieceInfo
 from wiiiiided.errors import HostError, UsageError
 
-ABOUT = PieceInfo(dtype=0, itemsize=4, stream=(1, "all_reduce", 0, 1024), gradient=True)
+ABOUT = PieceInfo(dtype=0, itemsize=4)
 CODECS = [registry.by_name(name) for name in registry.NAMES]
 GUARD = b"\xa5" * 64
 

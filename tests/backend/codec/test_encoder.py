@@ -14,7 +14,7 @@ from wiiiiided.backend.codec.interface import BadPayload, Buffer, PieceInfo
 from wiiiiided.backend.codec.lz4 import Lz4
 from wiiiiided.errors import UsageError
 
-GRADIENTS = PieceInfo(dtype=0, itemsize=4, stream=(1, "all_reduce", 0, 65536), gradient=True)
+GRADIENTS = PieceInfo(dtype=0, itemsize=4)
 TOKENS = PieceInfo(dtype=8, itemsize=8)
 PIECE = 256 * 1024
 _random = random.Random(4)

@@ -136,7 +136,6 @@ class Encoder:
         return encoded
 
     def _probe(self, source: memoryview, info: PieceInfo, kind: Kind) -> None:
-        # Only auto probes, and auto means an exact codec: it has no residual to spoil.
         sample = self._sample(source)
         begin = self._now_ns()
         encoded = self._codec.encode(sample, None, info)

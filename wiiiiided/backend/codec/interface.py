@@ -1,19 +1,17 @@
 """What every codec is: one file, one small class, this interface.
 
 A codec turns the bytes of one piece into fewer bytes and back. It knows nothing of links, frames
-or clocks; whether it is used at all is decided in `choose`. The interface was drawn for those that
-come later as much as for those that are here:
+or clocks; whether it is used at all is decided in `choose`:
 
     exact       lz4             needs the bytes alone
     shuffled    byte planes     needs `itemsize`
-    lossy       bf16            needs `dtype`; must leave what is no gradient alone (`gradient`)
-                int8, top-k     also keep a residual for each `stream`: what this round has rounded
-                                away is added to the next one
+
+Lossy codecs of gradients are not of this kind: `backend.lossy.interface` says why.
 
 Rules of the interface:
 
 - A codec object belongs to one direction of one link (`registry` makes a new one each time), so
-  it may keep state between calls, such as residuals. It bounds that state itself.
+  it may keep state between calls. It bounds that state itself.
 - `encode` may answer None: "it does not pay, or this data is not for me; send it as it is".
   State is then as if it had not been asked.
 - `decode` is given bytes that are not verified. Its target has exactly the size that the
@@ -45,9 +43,6 @@ class PieceInfo:
 
     dtype: int = UNKNOWN_DTYPE  # an index of shm.kernels.DTYPE_NAMES
     itemsize: int = 1
-    # Whose residual this is: (group, kind of operation, first element, elements), for one.
-    stream: tuple[int | str, ...] = ()
-    gradient: bool = False  # whether a lossy codec may round it
 
 
 class Codec(Protocol):
