@@ -26,6 +26,7 @@ from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train import async_step, gradients, optimizer, sync_step
 from wiiiiided.train import parallel as train_parallel
+from wiiiiided.train.between import Between
 from wiiiiided.train.parallel import Parallel
 
 register()
@@ -34,6 +35,7 @@ keep_out_of(optimizer, sync_step, async_step, gradients)
 
 __all__ = [
     "BACKEND",
+    "Between",
     "Parallel",
     "WiiiiideProcessGroup",
     "broadcast_object",

@@ -22,6 +22,7 @@ from wiiiiided.backend.shm.slots import Array
 from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train.between import Between
 from wiiiiided.train.checks import Updates
 from wiiiiided.train.parallel import Parallel
 
@@ -67,16 +68,23 @@ def parallel(
     group: dist.ProcessGroup | None = None,
     updates: str = "sync",
     staleness: int = 16,
+    between: Between | None = None,
 ) -> Parallel:
     """Train one copy of the weights with all ranks of a host; changes both arguments in place.
 
     A collective call. Parameters move into shared memory (rank 0's values), `optimizer.step()`
     averages the ranks' gradients and divides its work over the ranks of each host; the training
     loop stays as it is for one process. With updates="async" each rank applies its own gradient
-    without waiting, at most `staleness` steps ahead of the slowest. docs/training.md has the rest.
+    without waiting, at most `staleness` steps ahead of the slowest. `between` says how hosts
+    exchange gradients: docs/slow-links.md. docs/training.md has the rest.
     """
     face = _ours(group, "parallel")
-    return Parallel(model, optimizer, face, face.engine_group, Updates(updates, staleness))
+    if not isinstance(between, Between | None):
+        raise UsageError(
+            f'between={between!r} is no wide.Between: write between=wide.Between(gradients="int8")'
+        )
+    how = Updates(updates, staleness)
+    return Parallel(model, optimizer, face, face.engine_group, how, between or Between())
 
 
 def monitored_barrier(

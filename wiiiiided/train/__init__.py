@@ -7,6 +7,8 @@ memory          the host's segment: control words, weights, rows of gradients
 shared_model    a model's parts on this host: memory, weights, pieces, state, gradients
 weights         parameters in shared memory, and writes from outside
 gradient        what stands in `p.grad` between backward and step
+between         what a user says of the exchange between hosts
+residuals       what lossy gradients leave for the next exchange, by parameter
 gradients       from each rank's backward to the average of all
 sync_step       one step of all ranks together
 async_step      each rank at its own pace, within a bound

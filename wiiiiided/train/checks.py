@@ -17,6 +17,7 @@ import torch.distributed as dist
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import tell_all
+from wiiiiided.train.between import Between
 
 # Optimizers of torch that treat each element by itself.
 ELEMENTWISE: Final = frozenset(
@@ -139,10 +140,12 @@ def agree(
     parameters: Mapping[str, torch.Tensor],
     optimizer: torch.optim.Optimizer,
     updates: Updates,
+    between: Between,
 ) -> None:
-    """All ranks must have the same model and optimizer. A collective call."""
+    """All ranks must have the same model, optimizer and settings. A collective call."""
     found = optimizer.param_groups
     how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
+    how += "" if between == Between() else f", between={between}"
     rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
     mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]

@@ -35,14 +35,16 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
+from wiiiiided.train.between import Between
 from wiiiiided.train.gradient import ScatteredGradient, StagedGradient, UnaveragedGradient
 from wiiiiided.train.layout import PlacedPart, Row, segments
 from wiiiiided.train.memory import HostMemory, run_plan
+from wiiiiided.train.residuals import Residuals, elements_before
 
 # Sum and division of a block are done while it is in the L2 cache.
 BLOCK_BYTES: Final = 256 * 1024
 _MOST_KEPT: Final = 16  # sets of parameters with gradients; a program has one or two
-_EXCHANGE: Final = CallSignature.of("the exchange of gradients in optimizer.step()")
+_EXCHANGE: Final = "the exchange of gradients in optimizer.step()"
 
 Presence = np.ndarray[Any, np.dtype[np.uint8]]  # of each parameter, whether it has a gradient
 Weights = list[float] | None  # of each rank of the group; None: all count alike
@@ -102,6 +104,7 @@ class GradientStore:
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
         layout: HostRows,
+        between: Between,
     ) -> None:
         self._memory, self._face, self._group = memory, face, group
         self._parameters, self._names, self._layout = parameters, names, layout
@@ -123,6 +126,13 @@ class GradientStore:
         # network has no time to make views anew.
         self._runs: dict[bytes, list[_StagedRun]] = {}
         self._exchanges: dict[bytes, list[HostSegment]] = {}
+        self._codec = None if layout.alone else between.codec()
+        self._exact_left = between.warmup_steps  # exchanges that are still exact
+        self._calls = {
+            codec: CallSignature.of(_EXCHANGE if codec is None else f"{_EXCHANGE}, {codec.name}")
+            for codec in (None, self._codec)
+        }
+        self.residuals = None if self._codec is None else self._make_residuals()
         self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
         self._averages = [self._lasting_average(placed) for placed in layout.mine.placed]
         # What stands in a parameter's `grad` between backward and step.
@@ -347,7 +357,9 @@ class GradientStore:
                 self._exchanges.clear()
             self._exchanges[key] = self._host_segments(present)
         found = self._exchanges[key]
-        plan = exchange_segments(self._group, _EXCHANGE, found)
+        codec = None if self._exact_left else self._codec
+        self._exact_left = max(0, self._exact_left - 1)
+        plan = exchange_segments(self._group, self._calls[codec], found, codec)
         nbytes = sum(segment.values.nbytes for segment in found)
         run_plan(self._group, "the exchange of gradients", plan, nbytes)
         self._round()
@@ -367,9 +379,26 @@ class GradientStore:
                 members = tuple(
                     ranks[place] for ranks, place in zip(layout.ranks, segment.members, strict=True)
                 )
-                found.append(HostSegment(values, members, first))
+                residual = self._residual(begin, count) if values.dtype == np.float32 else None
+                found.append(HostSegment(values, members, first, residual))
             first += count_pieces(count, max(dtype.itemsize, 4))
         return found
+
+    def _make_residuals(self) -> Residuals:
+        """Of all parts of this host, in the order of places and rows."""
+        parts = [placed.part for row in self._layout.here for placed in row.placed]
+        return Residuals(self._group, parts, self._parameters, self._names)
+
+    def _residual(self, begin: int, count: int) -> Array | None:
+        """What is left of so many elements, from this byte of this rank's row on."""
+        if self.residuals is None:
+            return None
+        sizes = [p.element_size() for p in self._parameters]
+        before = sum(len(row.placed) for row in self._layout.here[: self._layout.place])
+        first = self.residuals.begins[before]
+        return self.residuals.stretch(
+            first + elements_before(self._layout.mine, begin, sizes), count
+        )
 
     def _round(self) -> None:
         """Half precision, summed over all hosts, becomes what the optimizer takes."""

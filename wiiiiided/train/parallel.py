@@ -17,21 +17,24 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
 
+from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
+from wiiiiided.train.between import Between
 from wiiiiided.train.checks import MARK, Updates, agree, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
+from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
 
@@ -50,15 +53,18 @@ class Parallel:
         face: dist.ProcessGroup,
         group: Group,
         updates: Updates,
+        between: Between,
     ) -> None:
         refuse(model, optimizer, updates, group)
-        agree(face, named_parameters(model), optimizer, updates)
+        agree(face, named_parameters(model), optimizer, updates, between)
+        if between != Between() and group.wide is None and face.rank() == 0:
+            log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         self._model, self._group = model, group
         self._gradients: GradientStore | None = None
         self._shared: SharedParameters
         self._steps: SyncStep | AsyncStep
         if updates.sync:
-            shared = self._shared = SharedModel(model, optimizer, face, group)
+            shared = self._shared = SharedModel(model, optimizer, face, group, between)
             self._gradients, state = shared.gradients, shared.state
             self._steps = SyncStep(shared, model)
         else:
@@ -122,6 +128,31 @@ class Parallel:
         self._memory.begin(number)
         self._shared.spread_weights(0)
         weights.remember()
+
+    @property
+    def _residuals(self) -> Residuals | None:
+        return None if self._gradients is None else self._gradients.residuals
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this host has besides model and optimizer: the residuals of lossy gradients.
+
+        Any rank gives out all of its host; each host saves its own. Raises if a step was
+        interrupted.
+        """
+        if self._residuals is None:
+            return HostNumber.of(self._group).state({})
+        self._memory.whole()
+        return self._residuals.state_dict()
+
+    def load_state_dict(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave, on one rank of each host or on all, before a step.
+
+        What another host saved, or of another number of hosts, counts as nothing: residuals then
+        begin at zero.
+        """
+        read_state(saved)
+        if self._residuals is not None:
+            self._residuals.load_state_dict(saved)
 
     # -- hooks ----
 

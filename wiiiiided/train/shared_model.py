@@ -20,6 +20,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import spread
+from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.gradients import GradientStore, HostRows
 from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
@@ -80,6 +81,7 @@ class SharedModel(SharedParameters):
         optimizer: torch.optim.Optimizer,
         face: dist.ProcessGroup,
         group: Group,
+        between: Between,
     ) -> None:
         """A collective call."""
         super().__init__(model, optimizer, face, group)
@@ -87,7 +89,7 @@ class SharedModel(SharedParameters):
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
-            self.memory, face, group, self.parameters, self.names, self.layout
+            self.memory, face, group, self.parameters, self.names, self.layout, between
         )
         self._divide()
 

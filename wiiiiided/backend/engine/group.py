@@ -124,6 +124,12 @@ class Group:
         self.driver.page.words[stats.WIRE_OUT_RAW] += len(data)
         self.process.mesh.push(link)
 
+    def tell_coding(self, to: int, summary: str) -> None:
+        """How gradients travel to a rank on another host: what `links()` says of it."""
+        link = self.links[to]
+        assert isinstance(link, WideLink)
+        link.gradients = summary
+
     # -- faults ----
 
     def problem(self) -> BaseException | None:

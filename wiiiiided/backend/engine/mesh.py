@@ -59,6 +59,7 @@ class LinkReport(NamedTuple):
     received: int
     codec: str  # what is used now, and why: a sentence
     checksum: str  # whether payloads carry a sum, and why
+    gradients: str  # how lossy gradients travel: codec, ratio, error; empty: there are none
 
 
 class Mesh:
@@ -167,6 +168,7 @@ class Mesh:
                 link.data.received_bytes,
                 link.encoder.reason,
                 self._gauges[uid].checksum.reason,
+                link.gradients,
             )
             for uid, link in self.links.items()
         ]

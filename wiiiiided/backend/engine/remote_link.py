@@ -18,7 +18,7 @@ begun.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -179,6 +179,11 @@ class Wide:
             lambda: sorted({t.peer for t in tickets if not t.done}),
             what,
         )
+
+    def tell_coding(self, peers: Collection[int], summary: str) -> None:
+        """How gradients travelled to these ranks, for `links()`; empty: as they are."""
+        for peer in peers:
+            self._group.tell_coding(peer, summary)
 
     # -- frames ----
 

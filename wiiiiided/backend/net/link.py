@@ -76,6 +76,7 @@ class WideLink:
         self.data = Frames(data, self._decoding)
         self.watch = Frames(watch, _FaultsOnly(self, upper))
         self._encoded_ns = self._decoded_ns = 0
+        self.gradients = ""  # how gradients were last coded for it, in a sentence
         self.summed = summed  # whether payloads carry a sum (net.integrity)
 
     # -- out ----

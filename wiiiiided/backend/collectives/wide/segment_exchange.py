@@ -21,6 +21,16 @@ counterpart may be far ahead with another: then all places are posted before the
 
 Every element is added up in the order of hosts, by one rank of each host or by one in all: the bits
 are the same everywhere.
+
+Lossy. A segment with a residual travels coded (`backend.lossy`) where the caller gives a codec; the
+turns are the same, and a piece is encoded while those before it are on the wire:
+
+    two hosts     each encodes its values and has what the other decodes: both add the two
+    more hosts    values are encoded for the host that adds them up, which adds its own as they are;
+                  the sum is encoded once more, and the host that made it has what the others decode
+
+So an element is rounded twice at most, and a host makes one of the two roundings: one residual an
+element is enough. What is missing in the sums so far is the sum of the hosts' residuals.
 """
 
 from __future__ import annotations
@@ -33,9 +43,11 @@ import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
 from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.segment_coder import SegmentCoder
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Wait
 from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import Array
 
@@ -51,6 +63,7 @@ class HostSegment:
     values: Array  # flat
     members: tuple[int, ...]  # by host: the rank that has this segment there
     first: int  # the number of its first piece
+    residual: Array | None = None  # float32 as the values are: they may travel coded
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class _Piece:
     number: int
     values: Array
     members: tuple[int, ...]
+    residual: Array | None  # None: it travels as it is
 
 
 def count_pieces(elements: int, itemsize: int) -> int:
@@ -65,19 +79,30 @@ def count_pieces(elements: int, itemsize: int) -> int:
     return len(pieces(elements, PIECE_BYTES // itemsize))
 
 
-def exchange_segments(group: Group, call: CallSignature, segments: Sequence[HostSegment]) -> Plan:
+def exchange_segments(
+    group: Group,
+    call: CallSignature,
+    segments: Sequence[HostSegment],
+    codec: GradientCodec | None = None,
+) -> Plan:
     """The plan. All ranks of the group call it, also those that have no segment."""
-    return _SegmentExchange(group, call, segments).plan()
+    return _SegmentExchange(group, call, segments, codec).plan()
 
 
 class _SegmentExchange:
     """One exchange under way."""
 
-    def __init__(self, group: Group, call: CallSignature, segments: Sequence[HostSegment]) -> None:
+    def __init__(
+        self,
+        group: Group,
+        call: CallSignature,
+        segments: Sequence[HostSegment],
+        codec: GradientCodec | None,
+    ) -> None:
         self._group, self._wide, self._call = group, across(group), call
         self._host, self._hosts = self._wide.host, len(self._wide.hosts)
         self._split = self._hosts > 2
-        self._pieces = [piece for segment in segments for piece in _cut(segment)]
+        self._pieces = [piece for segment in segments for piece in _cut(segment, codec)]
         even = len({segment.members for segment in segments}) <= 1
         count = len(self._pieces)
         self._window = min(WINDOW, count) if even else count
@@ -85,11 +110,16 @@ class _SegmentExchange:
         self._outgoing: dict[int, list[Ticket]] = {}
         self._collected: dict[int, list[Ticket]] = {}
         self._sequence = 0
+        self._coder = None if codec is None else SegmentCoder(self._wide, codec)
 
     def _make_buffers(self) -> None:
         """A ring for what the other hosts send of what is added up here."""
         self._ring = min(self._window + FLIGHT + 1, max(len(self._pieces), 1))
-        self._row = PIECE_BYTES // (self._hosts if self._split else 1) + 64 * 8
+        share_bytes = PIECE_BYTES // (self._hosts if self._split else 1)
+        self._row = share_bytes + 64 * 8
+        if self._coder is not None:
+            self._row = max(self._row, self._coder.make_buffers(share_bytes // 4 + 64))
+        self._row = -(-self._row // 64) * 64
         others = self._hosts - 1
         raw = self._wide.buffer("segments", self._ring * others * self._row)
         self._heard = raw.reshape(self._ring, others, self._row)
@@ -112,6 +142,10 @@ class _SegmentExchange:
             if v and 0 <= (k := turn - w - v) < count:
                 yield from self._await(self._collected.pop(k), "sums of other hosts")
                 yield from self._await(self._outgoing.pop(k, []), "the network to take sums")
+                self._take_results(k)
+        if self._coder is not None:
+            peers = {rank for k in range(count) for _, rank, _ in self._others(k)}
+            self._wide.tell_coding(peers, self._coder.summary())
 
     def _await(self, tickets: list[Ticket], what: str) -> Iterator[Wait]:
         if not all(ticket.done for ticket in tickets):
@@ -136,16 +170,16 @@ class _SegmentExchange:
         """Where the other hosts' sums go. They need my values, which I have not sent yet."""
         if self._split:
             self._collected[k] = [
-                self._wide.post(rank, self._sequence, _RESULTS, number, share)
+                self._wide.post(rank, self._sequence, _RESULTS, number, self._result_of(k, host))
                 for host, rank, number in self._others(k)
-                if (share := self._share(k, host)).size
+                if self._share(k, host).size
             ]
 
     def _send(self, k: int) -> None:
         self._outgoing[k] = [
-            self._wide.send(rank, self._sequence, _SUMS, number, share)
+            self._wide.send(rank, self._sequence, _SUMS, number, self._written(k, host))
             for host, rank, number in self._others(k)
-            if (share := self._share(k, host)).size
+            if self._share(k, host).size
         ]
 
     def _others(self, k: int) -> Iterator[tuple[int, int, int]]:
@@ -160,6 +194,19 @@ class _SegmentExchange:
         mine = self._share(k, self._host)
         if not mine.size:
             return
+        coder = self._coder_of(k)
+        if coder is not None:
+            coder.add_up(mine, {h: self._heard_of(k, h) for h in self._wide.others})
+        else:
+            self._add_up(k, mine)
+        if self._split:
+            result = mine if coder is None else coder.result(k, mine, self._left(k, self._host))
+            self._outgoing[k] = [
+                self._wide.send(rank, self._sequence, _RESULTS, number, result)
+                for _, rank, number in self._others(k)
+            ]
+
+    def _add_up(self, k: int, mine: Array) -> None:
         values = [mine if h == self._host else self._heard_of(k, h) for h in range(self._hosts)]
         total = mine if self._hosts == 2 else values[0]
         np.add(values[0], values[1], out=total)
@@ -167,28 +214,60 @@ class _SegmentExchange:
             np.add(total, more, out=total)
         if total is not mine:
             mine[:] = total
-        if self._split:
-            self._outgoing[k] = [
-                self._wide.send(rank, self._sequence, _RESULTS, number, mine)
-                for _, rank, number in self._others(k)
-            ]
+
+    def _take_results(self, k: int) -> None:
+        """Other hosts' sums that came coded."""
+        coder = self._coder_of(k)
+        if coder is not None:
+            for host, _, _ in self._others(k):
+                coder.codec.decode(self._result_of(k, host), self._share(k, host))
+
+    # -- where pieces lie ----
+
+    def _coder_of(self, k: int) -> SegmentCoder | None:
+        return None if self._pieces[k].residual is None else self._coder
+
+    def _span(self, k: int, host: int) -> tuple[int, int]:
+        """What a host adds up of a piece: with two hosts, each all of it."""
+        count = self._pieces[k].values.size
+        return share_bounds(count, self._hosts)[host] if self._split else (0, count)
 
     def _share(self, k: int, host: int) -> Array:
-        """What a host adds up of a piece: with two hosts, each all of it."""
-        values = self._pieces[k].values
-        if not self._split:
-            return values
-        begin, end = share_bounds(values.size, self._hosts)[host]
-        return values[begin:end]
+        begin, end = self._span(k, host)
+        return self._pieces[k].values[begin:end]
+
+    def _left(self, k: int, host: int) -> Array:
+        """The residual of a host's share of a piece."""
+        residual, (begin, end) = self._pieces[k].residual, self._span(k, host)
+        assert residual is not None
+        return residual[begin:end]
+
+    def _written(self, k: int, host: int) -> Array:
+        """What goes to another host: its share as it is, or coded; with two hosts, all of it."""
+        share, coder = self._share(k, host), self._coder_of(k)
+        return share if coder is None else coder.written(k, host, share, self._left(k, host))
 
     def _heard_of(self, k: int, host: int) -> Array:
         """Where another host's values of my share of a piece are received."""
-        mine = self._share(k, self._host)
+        mine, coder = self._share(k, self._host), self._coder_of(k)
         row: Array = self._heard[k % self._ring, host if host < self._host else host - 1]
+        if coder is not None:
+            return row[: coder.codec.coded_bytes(mine.size)]
         return row[: mine.nbytes].view(mine.dtype)
 
+    def _result_of(self, k: int, host: int) -> Array:
+        """Where another host's sum of its share is received."""
+        share, coder = self._share(k, host), self._coder_of(k)
+        return share if coder is None else coder.collected(k, host, share.size)
 
-def _cut(segment: HostSegment) -> Iterator[_Piece]:
+
+def _cut(segment: HostSegment, codec: GradientCodec | None) -> Iterator[_Piece]:
     cuts = pieces(segment.values.size, PIECE_BYTES // segment.values.itemsize)
+    residual = None if codec is None else segment.residual
     for nth, (begin, end) in enumerate(cuts):
-        yield _Piece(segment.first + nth, segment.values[begin:end], segment.members)
+        yield _Piece(
+            segment.first + nth,
+            segment.values[begin:end],
+            segment.members,
+            None if residual is None else residual[begin:end],
+        )
