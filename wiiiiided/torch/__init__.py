@@ -11,8 +11,9 @@ from wiiiiided.torch import send_object, recv_object, broadcast_object
 from __future__ import annotations
 
 from wiiiiided.autoload import BACKEND, register
-from wiiiiided.torch import api, objects, process_group, work
+from wiiiiided.torch import api, compress, objects, process_group, work
 from wiiiiided.torch.api import (
+    compress_gradients,
     links,
     monitored_barrier,
     parallel,
@@ -30,7 +31,7 @@ from wiiiiided.train.between import Between
 from wiiiiided.train.parallel import Parallel
 
 register()
-keep_out_of(process_group, work, api, objects, train_parallel)
+keep_out_of(process_group, work, api, compress, objects, train_parallel)
 keep_out_of(optimizer, sync_step, async_step, gradients)
 
 __all__ = [
@@ -39,6 +40,7 @@ __all__ = [
     "Parallel",
     "WiiiiideProcessGroup",
     "broadcast_object",
+    "compress_gradients",
     "links",
     "monitored_barrier",
     "parallel",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 
 from wiiiiided.backend.engine.mesh import LinkReport
 from wiiiiided.backend.engine.operation import Operation
@@ -21,6 +22,7 @@ from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
+from wiiiiided.torch.compress import CompressedGradients
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import Updates
@@ -85,6 +87,16 @@ def parallel(
         )
     how = Updates(updates, staleness)
     return Parallel(model, optimizer, face, face.engine_group, how, between or Between())
+
+
+def compress_gradients(model: DistributedDataParallel, gradients: str) -> CompressedGradients:
+    """Have DistributedDataParallel's gradients travel between hosts in a lossy codec.
+
+    "bf16", "int8", "int4" or "topk:0.01", with error feedback: docs/slow-links.md. A collective
+    call, once a model; inside a host all stays exact. What is returned has the residuals, for
+    checkpoints: state_dict() and load_state_dict().
+    """
+    return CompressedGradients(model, gradients)
 
 
 def monitored_barrier(

@@ -468,6 +468,12 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     # -- machinery ----
 
+    def begin(
+        self, name: str, nbytes: int, plan: Plan, results: Any, copy_backs: list[CopyBack]
+    ) -> WiiiiideWork:
+        """A plan of this group that torch has no name for, enqueued."""
+        return self._submit(Operation(self._group, name, nbytes, plan), results, copy_backs)
+
     def _launch(
         self,
         name: str,
