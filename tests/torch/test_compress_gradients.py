@@ -92,6 +92,48 @@ def test_all_ranks_have_the_same_bits_and_the_residuals_are_all_that_is_missing(
     run_ranks(_nothing_is_lost, hosts, hosts)
 
 
+class Large(nn.Module):
+    """Of a size that goes through the host's slots, and over the wire, in several pieces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(6_000_000))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (self.weight * gradient).sum()
+
+
+def _large(me: Rank) -> None:
+    model = DistributedDataParallel(Large())
+    run = compress_gradients(model, "int8")
+    gradient = torch.arange(6_000_000).fmod(1000).float()
+    model(gradient * (me.rank + 1)).backward()
+    got = model.module.weight.grad
+    _same_everywhere(got)
+    missing = _missing(me, run, "aabbb")
+    torch.testing.assert_close(got + missing, gradient * 3, rtol=1e-5, atol=1e-3)
+
+
+def test_large_buckets_go_piece_by_piece() -> None:
+    run_ranks(_large, "aabbb")
+
+
+def _uneven_inputs(me: Rank) -> None:
+    """Inside `join`, ranks that have no more batches take part with zeros."""
+    model, optimizer = _wrapped()
+    compress_gradients(model, "int8")
+    with model.join():
+        for step in range(3 - me.rank):
+            optimizer.zero_grad()
+            model(_gradients(step, me.rank)).backward()
+            optimizer.step()
+    _same_everywhere(_flat(model))
+
+
+def test_ranks_may_have_different_numbers_of_batches() -> None:
+    run_ranks(_uneven_inputs, "ab")
+
+
 def _saved_and_loaded(me: Rank) -> None:
     whole, optimizer = _wrapped()
     compress_gradients(whole, "int4")

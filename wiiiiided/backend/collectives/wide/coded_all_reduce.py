@@ -83,6 +83,9 @@ def coded_all_reduce(
 def _reduce_share(team: Team, call: CallSignature, x: Array, combine: Combine) -> Plan:
     """My share of x becomes what `combine` makes of all ranks' arrays there."""
     me, size = team.rank, team.size
+    if size == 1:
+        combine([x], x)
+        return
     shares = share_bounds(x.size, size)
     longest = shares[0][1]
     large, elements = room(team, x, size * longest * x.itemsize)
@@ -111,6 +114,8 @@ def _reduce_share(team: Team, call: CallSignature, x: Array, combine: Combine) -
 
 def _gather_shares(team: Team, call: CallSignature, x: Array) -> Plan:
     """All ranks' shares of x."""
+    if team.size == 1:
+        return
     me, shares = team.rank, share_bounds(x.size, team.size)
     longest = shares[0][1]
     large, most = room(team, x, longest * x.itemsize)

@@ -64,7 +64,13 @@ class SegmentCoder:
 
     def add_up(self, mine: Array, heard: Mapping[int, Array]) -> None:
         """Mine and what the other hosts have sent of it, in the order of hosts."""
-        total, decoded = self._sum[: mine.size], self._decoded[: mine.size]
+        decoded = self._decoded[: mine.size]
+        if self._hosts == 2:
+            self.codec.decode(heard[1 - self._host], decoded)
+            first, second = (mine, decoded) if self._host == 0 else (decoded, mine)
+            np.add(first, second, out=mine)
+            return
+        total = self._sum[: mine.size]
         for host in range(self._hosts):
             if host != self._host:
                 self.codec.decode(heard[host], decoded)
@@ -94,4 +100,4 @@ class SegmentCoder:
             return ""
         said = f"{self.codec.name}: {self._raw / self._coded:.2f} times smaller"
         error = math.sqrt(self._left / self._given) if self._given > 0 else math.inf
-        return f"{said}, {100 * error:.2g} % left for the next exchange" if error < 1e9 else said
+        return f"{said}, {100 * error:.3g} % left for the next exchange" if error < 1e9 else said
