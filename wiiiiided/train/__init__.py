@@ -8,6 +8,8 @@ shared_model    a model's parts on this host: memory, weights, pieces, state, gr
 weights         parameters in shared memory, and writes from outside
 gradient        what stands in `p.grad` between backward and step
 between         what a user says of the exchange between hosts
+round_length    how many steps between two exchanges, and how their average is applied
+outer_step      every step inside a host, every H steps between hosts
 residuals       what lossy gradients leave for the next exchange, by parameter
 gradients       from each rank's backward to the average of all
 sync_step       one step of all ranks together

@@ -2,30 +2,71 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
 
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.lossy.registry import EXACT, by_name
 from wiiiiided.errors import UsageError
 
+AUTO: Final = "auto"
+
+Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
 
 @dataclass(frozen=True)
 class Between:
-    """How hosts exchange what their ranks have learnt. Inside a host all is exact.
+    """How hosts exchange what their ranks have learnt. Inside a host all is exact, in every step.
 
     gradients      "exact", or coded in fewer bits with error feedback: "bf16", "int8", "int4",
                    "topk:0.01" (of each 4,096 elements the largest hundredth)
-    warmup_steps   so many steps, from the beginning of this run, are exact nevertheless
+    warmup_steps   so many exchanges, from the beginning of this run, are exact nevertheless
+    every          1: gradients, in every step. H: what the weights have changed by, every H steps.
+                   "auto": the smallest H with which hosts compute nine tenths of the time
+    outer          makes the optimizer that applies the averaged change: outer(parameters); by
+                   default plain averaging for short H, SGD with Nesterov momentum for long ones
     """
 
     gradients: str = EXACT
     warmup_steps: int = 0
+    every: int | str = 1
+    outer: Outer | None = None
 
     def __post_init__(self) -> None:
         by_name(self.gradients)
-        if not isinstance(self.warmup_steps, int) or self.warmup_steps < 0:
+        if not _is_count(self.warmup_steps, 0):
             raise UsageError(f"warmup_steps={self.warmup_steps!r} is not a whole number from 0 on")
+        if self.every != AUTO and not _is_count(self.every, 1):
+            raise UsageError(f'every={self.every!r} is neither a whole number from 1 on nor "auto"')
+        if self.outer is not None and not callable(self.outer):
+            raise UsageError(
+                f"outer={self.outer!r} makes no optimizer: write outer=lambda parameters: "
+                "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+            )
 
     def codec(self) -> GradientCodec | None:
         """A codec for one exchange after the other; None: exact."""
         return by_name(self.gradients)
+
+    @property
+    def is_seldom(self) -> bool:
+        """Whether hosts exchange weights' changes, and not gradients."""
+        return self.every != 1 or self.outer is not None
+
+    def __str__(self) -> str:
+        """The settings that differ from the defaults, the same words on all ranks."""
+        said = [f"gradients={self.gradients!r}"] if self.gradients != EXACT else []
+        if self.warmup_steps:
+            said.append(f"warmup_steps={self.warmup_steps}")
+        if self.every != 1:
+            said.append(f"every={self.every!r}")
+        if self.outer is not None:
+            said.append(f"outer={getattr(self.outer, '__qualname__', type(self.outer).__name__)}")
+        return f"Between({', '.join(said)})"
+
+
+def _is_count(value: Any, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least

@@ -34,6 +34,7 @@ from wiiiiided.train.checks import MARK, Updates, agree, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
+from wiiiiided.train.outer_step import OuterStep, check_floats, host_group, spread_model
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
@@ -62,11 +63,20 @@ class Parallel:
         self._model, self._group = model, group
         self._gradients: GradientStore | None = None
         self._shared: SharedParameters
-        self._steps: SyncStep | AsyncStep
+        self._steps: SyncStep | AsyncStep | OuterStep
         if updates.sync:
-            shared = self._shared = SharedModel(model, optimizer, face, group, between)
-            self._gradients, state = shared.gradients, shared.state
-            self._steps = SyncStep(shared, model)
+            seldom = between.is_seldom and group.wide is not None
+            if seldom:
+                check_floats(named_parameters(model))
+                spread_model(model, face)
+            host: Any = host_group(face, group) if seldom else face
+            self._group = host.engine_group if seldom else group
+            inside = Between() if seldom else between
+            shared = SharedModel(model, optimizer, host, self._group, inside)
+            self._shared, self._gradients, state = shared, shared.gradients, shared.state
+            steps = self._steps = SyncStep(shared, model)
+            if seldom:
+                self._steps = OuterStep(steps, shared, model, face, group, between)
         else:
             self._shared = SharedParameters(model, optimizer, face, group)
             self._shared.lay_down(no_rows(group.team.size))
@@ -110,6 +120,11 @@ class Parallel:
 
         The others work on copies, which are thrown away. On several hosts rank 0's host wins.
         """
+        if isinstance(self._steps, OuterStep):
+            raise UsageError(
+                "run.modify() is not there with between.every: hosts have weights of their own "
+                "between two exchanges. Change them before wide.parallel()"
+            )
         weights, number = self._shared.weights, self._steps.number
         meet(self._group, _MODIFY)
         writer = self._memory.place == 0
@@ -134,22 +149,28 @@ class Parallel:
         return None if self._gradients is None else self._gradients.residuals
 
     def state_dict(self) -> dict[str, Any]:
-        """What this host has besides model and optimizer: the residuals of lossy gradients.
+        """What this host has besides model and optimizer: the residuals of lossy gradients, and
+        with `every` the weights on which all hosts agreed last and the outer optimizer's state.
 
         Any rank gives out all of its host; each host saves its own. Raises if a step was
         interrupted.
         """
+        if isinstance(self._steps, OuterStep):
+            return self._steps.outer_state()
         if self._residuals is None:
             return HostNumber.of(self._group).state({})
         self._memory.whole()
         return self._residuals.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave, on one rank of each host or on all, before a step.
+        """Take back what `state_dict` gave, on all ranks, before a step and after the model.
 
-        What another host saved, or of another number of hosts, counts as nothing: residuals then
-        begin at zero.
+        Residuals that another host saved, or of another number of hosts, count as nothing: they
+        begin at zero. With `every` and another number of hosts the round begins anew.
         """
+        if isinstance(self._steps, OuterStep):
+            self._steps.load_outer_state(saved)
+            return
         read_state(saved)
         if self._residuals is not None:
             self._residuals.load_state_dict(saved)

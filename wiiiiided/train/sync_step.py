@@ -192,7 +192,7 @@ class SyncStep:
         """A step of a rank that updates nothing; whether the others have gone on."""
         self._write_record()
         self._meeting.pass_by()
-        if not self._memory.all_alike():
+        if self._flags & ~_NEW or not self._memory.all_alike():
             records = self._memory.records()
             if not self._may_go_on(records):
                 self._settle(records)

@@ -1,0 +1,309 @@
+"""Hosts that exchange every H steps: the mathematics against a reference of a few lines."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.errors import Mismatch, UsageError
+from wiiiiided.torch import Between, Parallel, parallel
+from wiiiiided.train.round_length import MOST, next_length, outer_constants
+
+STEPS = 13  # no multiple of the rounds': a run may end in the middle of one
+Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
+
+
+def _net() -> nn.Sequential:
+    torch.manual_seed(11)
+    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
+
+
+def _batch(step: int, rank: int, samples: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
+    source = torch.Generator().manual_seed(1000 * step + rank)
+    x = torch.randn(samples, 6, generator=source)
+    return x, x[:, :3].sin()
+
+
+def _sgd(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def _nesterov(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
+
+
+def _adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.05)
+
+
+def _samples(rank: int, uneven: bool) -> int:
+    return 2 + 3 * rank if uneven else 4
+
+
+def _reference(hosts: str, every: int, outer: Outer | None, uneven: bool) -> list[nn.Module]:
+    """What each host has after STEPS: written without anything of the package."""
+    names = sorted(set(hosts))
+    ranks = {name: [r for r, host in enumerate(hosts) if host == name] for name in names}
+    anchor = [p.detach().clone() for p in _net().parameters()]
+    slow = None if outer is None else outer(anchor)
+    nets = {name: _net() for name in names}
+    fast = {name: _sgd(nets[name].parameters()) for name in names}
+    seen = dict.fromkeys(names, 0)
+    for step in range(STEPS):
+        for name in names:
+            batches = [_batch(step, r, _samples(r, uneven)) for r in ranks[name]]
+            x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
+            nn.functional.mse_loss(nets[name](x), y).backward()
+            fast[name].step()
+            fast[name].zero_grad()
+            seen[name] += len(x)
+        if (step + 1) % every == 0:
+            total = sum(seen.values())
+            for i, held in enumerate(anchor):
+                deltas = [
+                    seen[n] / total * (held - list(nets[n].parameters())[i].detach()) for n in names
+                ]
+                held.grad = torch.stack(deltas).sum(0)
+            if slow is None:
+                for held in anchor:
+                    held -= held.grad  # type: ignore[operator]
+            else:
+                slow.step()
+            for name, (i, held) in itertools.product(names, enumerate(anchor)):
+                list(nets[name].parameters())[i].data.copy_(held)
+            seen = dict.fromkeys(names, 0)
+    return [nets[name] for name in names]
+
+
+def _train(
+    run: Parallel, model: nn.Module, optimizer: torch.optim.Optimizer, me: Rank, uneven: bool
+) -> None:
+    for step in range(STEPS):
+        _step(run, model, optimizer, step, me, uneven)
+
+
+def _step(
+    run: Parallel,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    me: Rank,
+    uneven: bool = False,
+) -> None:
+    x, y = _batch(step, me.rank, _samples(me.rank, uneven))
+    if uneven:
+        run.samples(len(x))
+    nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def _seldom(me: Rank, hosts: str, every: int, outer: Outer | None, uneven: bool) -> None:
+    model = _net()
+    if me.rank:  # rank 0's values count
+        with torch.no_grad():
+            for p in model.parameters():
+                p.zero_()
+    optimizer = _sgd(model.parameters())
+    between = Between(every=every, outer=outer or _average)
+    _train(parallel(model, optimizer, between=between), model, optimizer, me, uneven)
+    wanted = _reference(hosts, every, outer, uneven)[sorted(set(hosts)).index(hosts[me.rank])]
+    for mine, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
+
+
+def _average(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0)
+
+
+@pytest.mark.parametrize("outer", [None, _nesterov, _adam], ids=["average", "nesterov", "adam"])
+@pytest.mark.parametrize("hosts", ["ab", "aabb", "abc", "aab"])
+def test_it_is_what_a_reference_computes(hosts: str, outer: Outer | None) -> None:
+    run_ranks(_seldom, hosts, hosts, 4, outer, False)
+
+
+def test_hosts_count_by_the_samples_they_have_seen() -> None:
+    run_ranks(_seldom, "aab", "aab", 4, None, True)
+
+
+def _every_step(me: Rank) -> None:
+    """H = 1 with plain averaging, next to an exchange of gradients in every step."""
+    seldom, often = _net(), _net()
+    for model, between in ((seldom, Between(outer=_average)), (often, Between())):
+        optimizer = _sgd(model.parameters())
+        _train(parallel(model, optimizer, between=between), model, optimizer, me, False)
+    for mine, theirs in zip(seldom.parameters(), often.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7)
+
+
+def test_every_step_with_plain_averaging_equals_an_exchange_of_gradients() -> None:
+    run_ranks(_every_step, "aab")
+
+
+def _same_bits(me: Rank, gradients: str) -> None:
+    model = nn.Sequential(_net(), nn.BatchNorm1d(3))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    between = Between(gradients=gradients, every=4)
+    run = parallel(model, optimizer, between=between)
+    for step in range(8):
+        _step(run, model, optimizer, step, me)
+        if step % 4 != 3:
+            continue
+        tensors = [*model.parameters(), *(b for b in model.buffers() if b.is_floating_point())]
+        flat = torch.cat([t.detach().flatten() for t in tensors])
+        rows = [torch.empty_like(flat) for _ in range(me.size)]
+        dist.all_gather(rows, flat)
+        assert all(torch.equal(row, rows[0]) for row in rows)
+    assert not torch.equal(model[1].running_mean, torch.zeros(3))
+
+
+@pytest.mark.parametrize("gradients", ["exact", "int8", "int4", "topk:0.1"])
+@pytest.mark.parametrize("hosts", ["aab", "abc"])
+def test_all_hosts_have_the_same_bits_after_an_exchange(hosts: str, gradients: str) -> None:
+    run_ranks(_same_bits, hosts, gradients)
+
+
+def _goes_on(me: Rank, outer: Outer) -> None:
+    """Saved in the middle of a round, loaded into new objects, and trained on."""
+    between = Between(gradients="int8", every=4, outer=outer)
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=between)
+    saved: tuple[Any, Any, Any] | None = None
+    for step in range(STEPS):
+        if step == 6:
+            states = model.state_dict(), optimizer.state_dict(), run.state_dict()
+            saved = copy.deepcopy(states)
+            dist.barrier()
+        _step(run, model, optimizer, step, me)
+    assert saved is not None
+    again = _net()
+    optimizer = _sgd(again.parameters())
+    run = parallel(again, optimizer, between=between)
+    again.load_state_dict(saved[0])
+    optimizer.load_state_dict(saved[1])
+    run.load_state_dict(saved[2])
+    for step in range(6, STEPS):
+        _step(run, again, optimizer, step, me)
+    for mine, theirs in zip(again.parameters(), model.parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+
+
+@pytest.mark.parametrize("outer", [_nesterov, _adam])
+def test_a_run_goes_on_from_the_middle_of_a_round(outer: Outer) -> None:
+    run_ranks(_goes_on, "aab", outer)
+
+
+def _saves(me: Rank) -> Any:
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=4, outer=_nesterov))
+    for step in range(6):
+        _step(run, model, optimizer, step, me)
+    saved = run.state_dict()
+    anchor: list[float] = saved["outer"]["anchor"].tolist()
+    momentum = saved["outer"]["optimizer"]["state"][0]["momentum_buffer"].tolist()
+    return anchor, momentum
+
+
+def _loads(me: Rank, anchor: list[float], momentum: list[float]) -> None:
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=4, outer=_nesterov))
+    saved = run.state_dict()
+    outer = saved["outer"]
+    outer["anchor"] = torch.tensor(anchor)
+    outer["optimizer"]["state"] = {0: {"momentum_buffer": torch.tensor(momentum)}}
+    outer["steps"] = 2
+    run.load_state_dict({**saved, "host": 0, "hosts": 2, "outer": outer})
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.equal(flat, torch.tensor(anchor))  # the round begins anew, from there
+    found = run.state_dict()["outer"]
+    assert found["steps"] == 0
+    assert found["optimizer"]["state"][0]["momentum_buffer"].tolist() == momentum
+    for step in range(5):
+        _step(run, model, optimizer, step, me)
+
+
+def test_another_number_of_hosts_begins_a_round_from_the_anchor() -> None:
+    ranks = run_ranks(_saves, "aab")
+    assert ranks[0] == ranks[1] == ranks[2]
+    run_ranks(_loads, "abc", *ranks[0])
+
+
+def _auto(me: Rank) -> None:
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every="auto"))
+    for step in range(40):
+        _step(run, model, optimizer, step, me)
+    lengths = [torch.zeros(1) for _ in range(me.size)]
+    dist.all_gather(lengths, torch.tensor([float(run.state_dict()["outer"]["every"])]))
+    assert len({int(length) for length in lengths}) == 1
+    assert int(lengths[0]) > 1  # a step of this model takes less than its exchange
+
+
+def test_auto_chooses_the_same_on_all_ranks() -> None:
+    run_ranks(_auto, "aab")
+
+
+def test_the_length_of_a_round_follows_what_is_measured() -> None:
+    length, said = next_length(1, 0.1, 1.0)
+    assert length == 2  # 90 are wanted, but by a factor of two at most
+    assert "every 2 steps instead of every 1" in said
+    assert "100 ms" in said
+    for _ in range(10):
+        length, said = next_length(length, 0.1, 1.0)
+    assert (length, said) == (90, "")
+    assert next_length(90, 0.1, 1.2) == (90, "")  # 108: less than a quarter
+    assert next_length(90, 0.1, 0.1)[0] == 45
+    assert next_length(1, 1.0, 0.001) == (1, "")
+    assert next_length(MOST, 1e-6, 10.0) == (MOST, "")
+    assert next_length(7, 0.0, 0.0) == (7, "")
+
+
+def test_the_outer_optimizer_suits_the_length_of_a_round() -> None:
+    assert outer_constants(4) == (1.0, 0.0)
+    assert outer_constants(500) == (0.7, 0.9)
+
+
+def _refused(me: Rank) -> None:
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    with pytest.raises(UsageError, match=r"every=0 is neither a whole number"):
+        Between(every=0)
+    with pytest.raises(UsageError, match=r"outer=3 makes no optimizer"):
+        Between(outer=3)  # type: ignore[arg-type]
+    double = _net().double()
+    with pytest.raises(UsageError, match="float64"):
+        parallel(double, _sgd(double.parameters()), between=Between(every=2))
+    between = Between(every=2 + me.rank)
+    with pytest.raises(Mismatch, match=r"every=2.*every=3|every=3.*every=2"):
+        parallel(model, optimizer, between=between)
+
+
+def test_what_cannot_work_is_refused() -> None:
+    run_ranks(_refused, "ab")
+
+
+def _no_modify(me: Rank) -> None:
+    model = _net()
+    run = parallel(model, _sgd(model.parameters()), between=Between(every=2))
+    with pytest.raises(UsageError, match=r"between\.every"), run.modify():
+        pass
+    state = run.state_dict()
+    del state["outer"]
+    with pytest.raises(UsageError, match="no anchor"):
+        run.load_state_dict(state)
+
+
+def test_weights_are_not_changed_between_exchanges() -> None:
+    run_ranks(_no_modify, "ab")

@@ -1,0 +1,353 @@
+"""Hosts that exchange seldom: every step inside a host, every H steps between hosts.
+
+    anchor    ●───────────────────────────●      the weights on which all hosts agreed last
+    host 0     ╲ step step … step ── delta │      H steps of its own, on weights of its own
+    host 1     ╲ step step … step ── delta │
+                                           └─ anchor := outer optimizer(anchor, mean of deltas)
+                                              weights := anchor
+
+A delta is the anchor less a host's weights; their mean, by the samples that each host has seen, is
+to the outer optimizer what a gradient is to an inner one. All hosts compute the same from the same,
+so after an exchange they have the same bits. What stays a host's own: the inner optimizer's state,
+residuals of lossy deltas, random numbers.
+
+Inside a host the anchor lies in shared memory beside the weights; rank r of a host exchanges and
+updates share r of all elements, counted over all parameters:
+
+    host 0, two ranks     │      rank 0      │      rank 1      │
+    host 1, three ranks   │   rank 2   │   rank 3  │   rank 4   │
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from wiiiiided import log
+from wiiiiided.backend.collectives.pieces import share_bounds
+from wiiiiided.backend.collectives.wide.coded_all_reduce import shared_stretches
+from wiiiiided.backend.collectives.wide.segment_exchange import (
+    HostSegment,
+    count_pieces,
+    exchange_segments,
+)
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.errors import UsageError
+from wiiiiided.train.agreement import gather
+from wiiiiided.train.between import AUTO, Between
+from wiiiiided.train.checks import ELEMENTWISE
+from wiiiiided.train.layout import ParameterPart
+from wiiiiided.train.memory import Common, meet, run_plan
+from wiiiiided.train.optimizer import shown
+from wiiiiided.train.residuals import HostNumber, Residuals, read_state
+from wiiiiided.train.round_length import next_length, outer_constants
+from wiiiiided.train.shared_model import SharedModel
+from wiiiiided.train.state import Piece, SharedState
+from wiiiiided.train.sync_step import SyncStep
+
+_EXCHANGE: Final = "the exchange of weights in optimizer.step()"
+_EXCHANGED: Final = CallSignature.of("weights of other hosts")
+_WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
+_BLOCK: Final = 64 * 1024  # elements that are worked on while they are in the L2 cache
+
+
+def host_group(face: dist.ProcessGroup, group: Group) -> Any:
+    """A group of the ranks of this host. A collective call."""
+    ranks = [dist.get_global_rank(face, rank) for rank in group.team.ranks]
+    return dist.new_group(ranks, backend="wiiiiide", use_local_synchronization=True)
+
+
+def spread_model(model: torch.nn.Module, face: dist.ProcessGroup) -> None:
+    """Rank 0's parameters and buffers to all ranks. A collective call."""
+    source = dist.get_global_rank(face, 0)
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.numel():
+            dist.broadcast(tensor.detach(), source, face)
+
+
+class _WeightStretch(NamedTuple):
+    """Elements of one parameter that this rank exchanges."""
+
+    begin: int  # among all elements
+    weights: torch.Tensor  # flat: where the host's weights lie
+
+
+class OuterStep:
+    """The steps of one `Parallel` whose hosts exchange seldom; `inner`: those of a host."""
+
+    def __init__(
+        self,
+        inner: SyncStep,
+        shared: SharedModel,
+        model: torch.nn.Module,
+        face: dist.ProcessGroup,
+        group: Group,
+        between: Between,
+    ) -> None:
+        """A collective call. All hosts have the same weights."""
+        self._inner, self._shared, self._model = inner, shared, model
+        self._face, self._group, self._between = face, group, between
+        assert group.wide is not None
+        self._wide, place = group.wide, group.team.rank
+        self._length = 1 if between.every == AUTO else int(between.every)
+        counts = [p.numel() for p in shared.parameters]
+        self._begins = [int(at) for at in np.cumsum([0, *counts])]
+        total = self._begins[-1]
+        self._begin, self._end = share_bounds(total, group.team.size)[place]
+        self._memory = Common(group, "weights on which all hosts agreed", 4 * total)
+        floats = self._memory.bytes.view(np.float32)
+        self._anchor = torch.from_numpy(floats)
+        self._mine = self._anchor[self._begin : self._end]
+        self._delta = torch.zeros(self._end - self._begin)
+        self._stretches = list(self._cut())
+        self._codec = between.codec()
+        self._exact_left = between.warmup_steps
+        self.residuals = self._make_residuals() if self._codec is not None else None
+        self._segments = list(self._host_segments(total))
+        self._outer, self._state = self._make_outer()
+        self._steps = 0  # of this round
+        self._samples = 0.0
+        self._since = time.monotonic()
+        self._computed_s = self._exchanged_s = 0.0
+        self._is_loaded = False
+        self._take_anchor()
+        meet(group, _WRITTEN)
+
+    def _cut(self) -> Iterator[_WeightStretch]:
+        for parameter, begin, end in zip(
+            self._shared.parameters, self._begins, self._begins[1:], strict=False
+        ):
+            low, high = max(begin, self._begin), min(end, self._end)
+            if low < high:
+                flat = parameter.detach().as_strided((parameter.numel(),), (1,))
+                yield _WeightStretch(low, flat[low - begin : high - begin])
+
+    def _make_residuals(self) -> Residuals:
+        parameters = self._shared.parameters
+        parts = [ParameterPart(i, 0, p.numel()) for i, p in enumerate(parameters)]
+        return Residuals(self._group, parts, parameters, self._shared.names)
+
+    def _host_segments(self, total: int) -> Iterator[HostSegment]:
+        first, delta = 0, self._delta.numpy()
+        for begin, end, members in shared_stretches(total, self._wide.hosts):
+            if members[self._wide.host] == self._group.rank:
+                left = None
+                if self.residuals is not None:
+                    left = self.residuals.stretch(begin, end - begin)
+                values = delta[begin - self._begin : end - self._begin]
+                yield HostSegment(values, members, first, left)
+            first += count_pieces(end - begin, 4)
+
+    def _make_outer(self) -> tuple[torch.optim.Optimizer, SharedState]:
+        whole = torch.nn.Parameter(self._anchor, requires_grad=False)
+        made = self._between.outer
+        outer = torch.optim.SGD([whole], lr=1.0) if made is None else made([whole])
+        if type(outer) not in ELEMENTWISE:
+            raise UsageError(
+                f"outer makes a {type(outer).__name__}, which does not treat each element by "
+                "itself: use SGD, or one of the Adam family"
+            )
+        part = ParameterPart(0, self._begin, self._end)
+        pieces = [Piece(part, self._mine, self._begin == 0)] if self._mine.numel() else []
+        host = self._shared
+        return outer, SharedState(host.group, host.face, outer, [whole], pieces, True)
+
+    # -- what the divided optimizer calls ----
+
+    def step(self, inner: Callable[[], Any]) -> None:
+        """A step of this host, and the exchange if it is the last of its round."""
+        if self._is_loaded:  # before any rank of the host can write
+            self._is_loaded = False
+            self._take_anchor()
+        samples = self._inner.samples
+        self._inner.step(inner)
+        now = time.monotonic()
+        self._computed_s += now - self._since
+        self._since = now
+        self._samples += 1.0 if samples is None else samples
+        self._steps += 1
+        if self._steps >= self._length:
+            self._exchange()
+            self._since = time.monotonic()
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The inner optimizer's state: this host's."""
+        return self._inner.state_dict(make)
+
+    def check_load(self) -> None:
+        """The inner optimizer may be loaded at any time."""
+
+    def loaded_optimizer(self) -> None:
+        """This rank has loaded the inner optimizer."""
+        self._inner.loaded_optimizer()
+
+    # -- what `Parallel` calls ----
+
+    @property
+    def number(self) -> int:
+        """Of the last step."""
+        return self._inner.number
+
+    def count_samples(self, count: float) -> None:
+        """This rank's batch had so many samples."""
+        self._inner.count_samples(count)
+
+    def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
+        """Clip the average of this host's gradients."""
+        return self._inner.clip(max_norm, kind, error_if_nonfinite)
+
+    def before_forward(self) -> None:
+        """A training forward begins."""
+        self._inner.before_forward()
+
+    def copy_weights(self) -> list[torch.Tensor] | None:
+        """None: no rank writes between two steps; raises if a step was interrupted."""
+        return self._inner.copy_weights()
+
+    def loaded_model(self) -> None:
+        """This rank has loaded the model: all hosts begin a round from what they have loaded."""
+        self._inner.loaded_model()
+        self._is_loaded = True
+
+    # -- the exchange ----
+
+    def _exchange(self) -> None:
+        """Average what the hosts' weights have changed by, and apply it."""
+        mine = [self._samples, self._computed_s / self._steps, self._exchanged_s]
+        told = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
+        begun = time.monotonic()
+        samples = [sum(told[rank][0] for rank in ranks) for ranks in self._wide.hosts]
+        weight = samples[self._wide.host] / (sum(samples) or 1.0)
+        memory, number = self._shared.memory, self._inner.number
+        self._fill_delta(weight)
+        codec = None if self._exact_left else self._codec
+        self._exact_left = max(0, self._exact_left - 1)
+        text = _EXCHANGE if codec is None else f"{_EXCHANGE}, {codec.name}"
+        plan = exchange_segments(self._group, CallSignature.of(text), self._segments, codec)
+        run_plan(self._group, "the exchange of weights", plan, self._delta.numel() * 4)
+        self._average_buffers(weight)
+        memory.begin(number + 1)
+        meet(self._shared.group, _EXCHANGED)  # from here on weights may be half old and half new
+        self._apply()
+        if self._state.look():
+            memory.mark_fresh(number)
+        meet(self._shared.group, _WRITTEN)
+        memory.begin(number)
+        if memory.is_fresh(number):
+            self._state.share()
+        self._shared.weights.remember()
+        self._end_round(told, time.monotonic() - begun)
+
+    def _fill_delta(self, weight: float) -> None:
+        for begin, weights in self._stretches:
+            at = begin - self._begin
+            for low in range(0, weights.numel(), _BLOCK):
+                here = weights[low : low + _BLOCK]
+                delta = self._delta[at + low : at + low + here.numel()]
+                torch.sub(self._mine[at + low : at + low + here.numel()], here, out=delta)
+                delta.mul_(weight)
+
+    def _apply(self) -> None:
+        """The outer optimizer's step on this rank's share; then weights are the anchor."""
+        if self._between.outer is None:
+            rate, momentum = outer_constants(self._length)
+            for held in self._outer.param_groups:
+                held.update(lr=rate, momentum=momentum, nesterov=momentum > 0)
+        if self._mine.numel():
+            self._mine.grad = self._delta
+            with shown(self._outer, self._state.working, [[self._mine]]):
+                self._outer.step()
+            self._mine.grad = None
+        for begin, weights in self._stretches:
+            weights.copy_(self._mine[begin - self._begin :][: weights.numel()])
+
+    def _average_buffers(self, weight: float) -> None:
+        """Averages that a model keeps (BatchNorm's) by samples; counts stay a host's own."""
+        buffers = [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]
+        if not buffers:
+            return
+        flat = torch.cat([buffer.flatten().double() for buffer in buffers])
+        flat.mul_(weight if self._group.team.rank == 0 else 0.0)
+        dist.all_reduce(flat, group=self._face)
+        at = 0
+        with torch.no_grad():
+            for buffer in buffers:
+                buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
+                at += buffer.numel()
+
+    def _end_round(self, told: Sequence[Sequence[float]], taken_s: float) -> None:
+        if self._between.every == AUTO:
+            # What was told is of the exchange before this one: all ranks know the same.
+            slowest_s, exchange_s = max(row[1] for row in told), max(row[2] for row in told)
+            self._length, why = next_length(self._length, slowest_s, exchange_s)
+            if why and self._face.rank() == 0:
+                log.tell(self._group.who, why)
+        self._exchanged_s = taken_s
+        self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
+
+    def _take_anchor(self) -> None:
+        """The weights of this host are those on which all agree."""
+        for parameter, begin in zip(self._shared.parameters, self._begins, strict=False):
+            flat = parameter.detach().as_strided((parameter.numel(),), (1,))
+            self._anchor[begin : begin + flat.numel()].copy_(flat)
+        self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
+
+    # -- saving and loading ----
+
+    def outer_state(self) -> dict[str, Any]:
+        """What this host has besides its model and its optimizer."""
+        self._shared.memory.whole()
+        number = HostNumber.of(self._group)
+        saved = number.state({}) if self.residuals is None else self.residuals.state_dict()
+        self._state.refresh()
+        saved["outer"] = {
+            "anchor": self._anchor.clone(),
+            "optimizer": copy.deepcopy(self._outer.state_dict()),
+            "every": self._length,
+            "steps": self._steps,
+            "samples": self._samples,
+        }
+        return saved
+
+    def load_outer_state(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `outer_state` gave; all ranks of a host call it, with the same.
+
+        A state of another number of hosts is of no use in the middle of a round: then the round
+        begins anew, from the anchor.
+        """
+        number, _ = read_state(saved)
+        outer = saved.get("outer")
+        if outer is None or outer["anchor"].numel() != self._anchor.numel():
+            raise UsageError("this state has no anchor of this model: it was saved without `every`")
+        if self.residuals is not None:
+            self.residuals.load_state_dict(saved)
+        self._anchor.copy_(outer["anchor"])
+        self._outer.load_state_dict(outer["optimizer"])
+        self._state.take(0)
+        self._length = outer["every"] if self._between.every == AUTO else self._length
+        self._is_loaded = False
+        if number == HostNumber.of(self._group):
+            self._steps, self._samples = outer["steps"], outer["samples"]
+        else:
+            for begin, weights in self._stretches:
+                weights.copy_(self._mine[begin - self._begin :][: weights.numel()])
+            self._steps, self._samples = 0, 0.0
+        meet(self._shared.group, _WRITTEN)
+        self._shared.weights.remember()
+
+
+def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Hosts average weights in float32."""
+    for name, parameter in parameters.items():
+        if parameter.dtype is torch.float64 or not parameter.is_floating_point():
+            raise UsageError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: with `every` hosts "
+                "average weights in float32; use float32 or half precision"
+            )
