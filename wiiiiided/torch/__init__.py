@@ -5,6 +5,7 @@ dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
 from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress, links, set_interface
 from wiiiiided.torch import parallel          # one copy of the weights a host: docs/training.md
+from wiiiiided.torch import mapped, shared_dataset   # one copy of the data: docs/data.md
 from wiiiiided.torch import send_object, recv_object, broadcast_object
 """
 
@@ -19,6 +20,7 @@ from wiiiiided.torch.api import (
     parallel,
     progress,
     set_interface,
+    shared_dataset,
     shared_empty,
     stats,
 )
@@ -27,6 +29,7 @@ from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train import async_step, gradients, optimizer, sync_step
 from wiiiiided.train import parallel as train_parallel
+from wiiiiided.train.data.mapped import mapped
 from wiiiiided.train.between import Between
 from wiiiiided.train.parallel import Parallel
 
@@ -42,12 +45,14 @@ __all__ = [
     "broadcast_object",
     "compress_gradients",
     "links",
+    "mapped",
     "monitored_barrier",
     "parallel",
     "progress",
     "recv_object",
     "send_object",
     "set_interface",
+    "shared_dataset",
     "shared_empty",
     "stats",
 ]

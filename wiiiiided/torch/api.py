@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -26,6 +26,7 @@ from wiiiiided.torch.compress import CompressedGradients
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import Updates
+from wiiiiided.train.data.shared import SharedDataset, build_alone, build_together
 from wiiiiided.train.parallel import Parallel
 
 
@@ -97,6 +98,22 @@ def compress_gradients(model: DistributedDataParallel, gradients: str) -> Compre
     checkpoints: state_dict() and load_state_dict().
     """
     return CompressedGradients(model, gradients)
+
+
+def shared_dataset(
+    make: Callable[[], Any], group: dist.ProcessGroup | None = None
+) -> SharedDataset:
+    """What `make()` returns, in memory once a host: one rank of each host calls it, all map it.
+
+    A collective call of the group; before init_process_group the data set is this process's own.
+    Tensors, numpy arrays, lists of strings and numbers, in dicts, tuples and lists: `data[3]`,
+    `data[[3, 1, 2]]` and a DataLoader take samples, one row of each; `data["train"]` is a part of a
+    dict, `data.value` all of it. What `make` raises is raised on every rank.
+    """
+    if group is None and not dist.is_initialized():
+        return build_alone(make)
+    face = _ours(group, "shared_dataset")
+    return build_together(make, face, face.engine_group)
 
 
 def monitored_barrier(
