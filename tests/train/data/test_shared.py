@@ -172,6 +172,23 @@ def test_one_rank_of_each_host_builds_and_a_write_stays_with_its_rank(world: int
     assert all(more == -1 for _, _, more in found)
 
 
+def _own_memory(me: Rank) -> int:
+    def bytes_() -> int:
+        text = Path("/proc/self/status").read_text()
+        return int(text.partition("RssAnon:")[2].split()[0]) * 1024
+
+    before = bytes_()
+    data = shared_dataset(lambda: [torch.ones(1 << 18) for _ in range(64)])  # 64 MiB
+    assert len(data[0]) == 64
+    return bytes_() - before
+
+
+def test_the_builder_does_not_keep_what_make_made() -> None:
+    """A rank's heap keeps what is freed for the next step (backend/shm/malloc)."""
+    (kept,) = run_ranks(_own_memory, 1)
+    assert kept < 32 << 20
+
+
 def _fails(me: Rank, how: str) -> str:
     def make() -> Any:
         if how == "raises":

@@ -33,3 +33,10 @@ def keep_freed(most: int = THRESHOLD) -> bool:
         return False
     large = min(max(most, THRESHOLD), _MOST_INT)
     return bool(mallopt(_M_MMAP_THRESHOLD, THRESHOLD) and mallopt(_M_TRIM_THRESHOLD, large))
+
+
+def give_back() -> None:
+    """Return to the kernel what the heap keeps: once, where much was freed that no step wants."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -18,6 +18,7 @@ import numpy as np
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm import malloc
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import UsageError
@@ -68,7 +69,7 @@ def build_alone(make: Callable[[], Any]) -> SharedDataset:
     packed = _packed(make)
     segment = Segment.create("data", packed.nbytes)
     segment.reserve(0, packed.nbytes)
-    packed.write(np.frombuffer(segment.map, np.uint8))
+    _write(packed, segment)
     return _dataset(segment)
 
 
@@ -91,9 +92,14 @@ def build_together(make: Callable[[], Any], face: dist.ProcessGroup, group: Grou
     call = CallSignature.of(f"{_WHAT} of {nbytes} bytes")
     run_plan(group, _WHAT, team.shared.make_common(call, nbytes, made))
     if packed is not None:
-        packed.write(np.frombuffer(made[0].map, np.uint8))
+        _write(packed, made[0])
     meet(group, _WRITTEN)
     return _dataset(made[0])
+
+
+def _write(packed: PackedValue, segment: Segment) -> None:
+    packed.write(np.frombuffer(segment.map, np.uint8))
+    malloc.give_back()  # what `make` made
 
 
 def _packed(make: Callable[[], Any]) -> PackedValue:
