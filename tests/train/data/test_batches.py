@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,12 @@ def at(rank: int, ranks: int, dataset: Any = None, **options: Any) -> Batches:
     data = Batches(Plain() if dataset is None else dataset, **{"batch_size": 16, **options})
     data._place = lambda: (rank, ranks)  # type: ignore[method-assign]
     return data
+
+
+def forked(workers: int) -> dict[str, Any]:
+    """The options of a DataLoader with so many workers."""
+    context = multiprocessing.get_context("fork") if workers else None
+    return {"num_workers": workers, "multiprocessing_context": context}
 
 
 def ids(batch: Any) -> list[int]:
@@ -128,7 +135,7 @@ def test_any_map_style_data_set_is_collated(tmp_path: Path, workers: int) -> Non
     for kind, dataset in _datasets(tmp_path):
         expected = [ids(batch) for batch in at(1, 2)]
         data = at(1, 2, dataset)
-        loop = data.loader(num_workers=workers) if workers else data
+        loop = data.loader(**forked(workers)) if workers else data
         for numbers, batch in zip(expected, loop, strict=True):
             x, y = batch.values() if kind == "dict" else batch
             assert y.tolist() == numbers
@@ -177,7 +184,7 @@ def test_a_loop_that_is_left_goes_on_with_what_was_not_trained() -> None:
 def test_what_workers_fetched_ahead_counts_as_not_seen(workers: int) -> None:
     whole = [ids(batch) for batch in at(0, 1)]
     data = at(0, 1)
-    loader = data.loader(num_workers=workers)
+    loader = data.loader(**forked(workers))
     for number, batch in enumerate(loader):
         assert ids(batch) == whole[number]
         data.committed()

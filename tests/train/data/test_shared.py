@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import multiprocessing
 import os
 import pickle
 import signal
@@ -133,7 +134,7 @@ def test_workers_map_the_same_memory(method: str) -> None:
         Watched(torch.utils.data.Subset(data, range(8))),
         batch_size=4,
         num_workers=2,
-        multiprocessing_context=method,
+        multiprocessing_context=multiprocessing.get_context(method),
     )
     found = list(loader)
     assert torch.cat([x for x, _, _ in found]).tolist() == [*range(8)]
