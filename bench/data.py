@@ -42,7 +42,7 @@ class Plan:
     starts: int = 3
 
 
-QUICK = Plan(200, 3, 300, 10_000_000, 3)
+QUICK = Plan(200, 3, 2000, 10_000_000, 3)
 
 
 def _pss(fleet: Fleet) -> int:
