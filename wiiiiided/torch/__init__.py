@@ -5,6 +5,7 @@ dist.init_process_group("wiiiiide")           # `import torch` has registered it
 
 from wiiiiided.torch import shared_empty, monitored_barrier, stats, progress, links, set_interface
 from wiiiiided.torch import parallel          # one copy of the weights a host: docs/training.md
+from wiiiiided.torch import Between, compress_gradients   # slow links: docs/slow-links.md
 from wiiiiided.torch import mapped, shared_dataset, Batches   # data once a host: docs/data.md
 from wiiiiided.torch import send_object, recv_object, broadcast_object
 """
@@ -27,16 +28,16 @@ from wiiiiided.torch.api import (
 from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
-from wiiiiided.train import async_step, gradients, optimizer, sync_step
+from wiiiiided.train import async_step, gradients, optimizer, outer_step, sync_step
 from wiiiiided.train import parallel as train_parallel
+from wiiiiided.train.between import Between
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.mapped import mapped
-from wiiiiided.train.between import Between
 from wiiiiided.train.parallel import Parallel
 
 register()
 keep_out_of(process_group, work, api, compress, objects, train_parallel)
-keep_out_of(optimizer, sync_step, async_step, gradients)
+keep_out_of(optimizer, sync_step, async_step, outer_step, gradients)
 
 __all__ = [
     "BACKEND",
