@@ -54,6 +54,7 @@ bench: install $(VENV)/.bench
 	run train_step.py; \
 	run train_step.py --optimizer sgd; \
 	run train_step.py --ranks 4; \
+	run ladder.py; \
 	run data.py; \
 	run train_memory.py; \
 	run train_loss.py; \

@@ -115,6 +115,26 @@ def draw_bars(panels: Sequence[Bars], about: Mapping[str, str], path: Path) -> b
     return True
 
 
+def draw_rates(
+    title: str, rates: Mapping[str, Value], about: Mapping[str, str], path: Path
+) -> bool:
+    """One bar per label, the first on top, long labels beside them; rates of any magnitude."""
+    pyplot = _pyplot()
+    if pyplot is None:
+        return False
+    figure, axis = pyplot.subplots(figsize=(9.0, 1.2 + 0.42 * len(rates)))
+    for label, value in rates.items():
+        spread = [[value.median - value.low], [value.high - value.median]]
+        bar = axis.barh([label], [value.median], xerr=spread, color=_OTHER_COLOUR, capsize=3)
+        axis.bar_label(bar, [f"{value.median:,.0f}"], padding=8, fontsize=8)
+    axis.invert_yaxis()
+    axis.set(title=title, xscale="log")
+    axis.margins(x=0.15)
+    axis.grid(alpha=0.3, axis="x")
+    _finish(pyplot, figure, about, path)
+    return True
+
+
 def _finish(pyplot: Any, figure: Any, about: Mapping[str, str], path: Path) -> None:
     machine = f"{about['cpu']}, {about['cores']} cores, Linux {about['kernel']}"
     source = f"torch {about['torch']}, commit {about['commit']}: {about['command']}"

@@ -1,0 +1,47 @@
+"""What the benchmark and its processes tell each other: a node's place, and what it counted."""
+
+from collections.abc import Sequence
+from ctypes import c_long
+from dataclasses import dataclass
+
+NEVER = 1 << 62
+READY = "ready"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which of the nodes this is, and where they meet.
+
+    `last_step` is in memory that all nodes share: those that go together end together.
+    """
+
+    number: int
+    nodes: int
+    port: int
+    last_step: c_long
+
+
+@dataclass(frozen=True)
+class Count:
+    """What one node did between start and end. Of a stage the server has the loss."""
+
+    batches: int
+    seconds: float
+    wire_bytes: int
+    plain_bytes: int
+    network_s: float
+    packing_s: float
+    loss: float | None
+
+
+@dataclass(frozen=True)
+class Round:
+    """What all nodes of a contender did, once."""
+
+    nodes: Sequence[Count]
+    memory_bytes: int
+    loss: float
+
+    @property
+    def rate(self) -> float:
+        return sum(node.batches / node.seconds for node in self.nodes)

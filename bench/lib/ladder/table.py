@@ -1,0 +1,93 @@
+"""What the rounds counted, in the columns of the first WIIIIIDE's documents, and what is asked."""
+
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from lib.cells import Value
+from lib.ladder.contenders import ASYNC, BOUND, FOUR, STAGES, SYNC, Contender, Stage
+from lib.ladder.counts import Count, Round
+from lib.measure import RATIO, Chapter, Measure
+from lib.report import Sheet, ratio_text
+
+Rounds = Mapping[Contender, Sequence[Round]]
+COLUMNS = (
+    *("", "in 2024", "batches/s", "to the bound", "MB/s", "network time"),
+    *("compression time", "ratio", "memory", "batches a node", "loss"),
+)
+# (contender, against, the least ratio of their batches/s)
+TARGETS: tuple[tuple[Contender, Contender, float], ...] = (
+    (SYNC, STAGES[-1], 2.0),
+    (SYNC, BOUND, 0.6),
+    (FOUR, BOUND, 0.8),
+    (ASYNC, BOUND, 0.9),
+)
+
+
+def rates(rounds: Sequence[Round]) -> Value:
+    found = [each.rate for each in rounds]
+    return Value(statistics.median(found), min(found), max(found))
+
+
+def sheet(taken: Rounds, nodes: int, seconds: float) -> Sheet:
+    title = f"The ladder: {nodes} nodes, {seconds:g} s each"
+    rows = [_row(contender, rounds, taken.get(BOUND)) for contender, rounds in taken.items()]
+    return Sheet(title, COLUMNS, [*rows])
+
+
+def targets(taken: Rounds) -> Chapter:
+    """What is asked, as far as its contenders were measured."""
+    asked = []
+    for contender, against, least in TARGETS:
+        if contender in taken and against in taken:
+            ratios = _ratios(taken[contender], taken[against])
+            what = f"{contender.title}, to {against.title}"
+            asked.append(Measure(what, RATIO, ratios, least, at_least=True))
+    return Chapter("What is asked: ratios of batches/s", asked)
+
+
+def data(taken: Rounds) -> dict[str, Any]:
+    return {
+        "rounds": {
+            contender.title: [{"batches_per_second": r.rate, **asdict(r)} for r in rounds]
+            for contender, rounds in taken.items()
+        }
+    }
+
+
+def _row(
+    contender: Contender, rounds: Sequence[Round], bound: Sequence[Round] | None
+) -> Sequence[str]:
+    rate = rates(rounds)
+    counts = [count for each in rounds for count in each.nodes]
+    wire, plain = _sum(counts, "wire_bytes"), _sum(counts, "plain_bytes")
+    of_nodes = [each.nodes for each in rounds]
+    is_stage = isinstance(contender, Stage)
+    return (
+        contender.title,
+        f"{contender.then:,}" if isinstance(contender, Stage) else "",
+        f"{rate.median:,.0f}\n({rate.low:,.0f}–{rate.high:,.0f})",
+        "–" if bound is None else ratio_text(statistics.median(_ratios(rounds, bound))),
+        f"{wire / _sum(counts, 'seconds') * len(rounds[0].nodes) / 1e6:,.1f}" if wire else "–",
+        "–" if contender is BOUND else _span(of_nodes, "network_s", "{:.2f}".format) + " s",
+        _span(of_nodes, "packing_s", "{:.2f}".format) + " s" if is_stage else "–",
+        f"{plain / wire:.2f}" if is_stage else "–",
+        f"{max(each.memory_bytes for each in rounds) / 1e6:,.0f} MB",
+        _span(of_nodes, "batches", "{:,.0f}".format),
+        f"{statistics.mean(each.loss for each in rounds):.3f}",
+    )
+
+
+def _ratios(above: Sequence[Round], below: Sequence[Round]) -> list[float]:
+    return [a.rate / b.rate for a, b in zip(above, below, strict=True)]
+
+
+def _sum(counts: Iterable[Count], name: str) -> float:
+    return float(sum(getattr(count, name) for count in counts))
+
+
+def _span(rounds: Sequence[Sequence[Count]], name: str, text: Callable[[float], str]) -> str:
+    """The least and the most of a node, over all rounds."""
+    by_node = [_sum(counts, name) for counts in zip(*rounds, strict=True)]
+    return f"{text(min(by_node))}–{text(max(by_node))}"
