@@ -46,9 +46,11 @@ def _round(contender: Contender, nodes: int, seconds: float) -> Round:
         places = [Place(number, nodes, port, last_step) for number in range(nodes)]
         lines = [processes.start(NODE, contender, place) for place in places]
         processes.hear(lines, _START_SECONDS)
+        before = 0.0 if server is None else processes.cpu_seconds(server)
         for line in lines:
             line.send(seconds)
         counts = processes.hear(lines, seconds + _LATE_SECONDS)
+        used = None if server is None else (processes.cpu_seconds(server) - before) / seconds
         memory = processes.memory_bytes()
         for line in lines:
             line.send("leave")
@@ -56,7 +58,7 @@ def _round(contender: Contender, nodes: int, seconds: float) -> Round:
         if server is not None:
             server.send("leave")
             losses = processes.hear([server], _LATE_SECONDS)
-        return Round(counts, memory, sum(losses) / len(losses))
+        return Round(counts, memory, sum(losses) / len(losses), used)
 
 
 def _measure(
@@ -103,7 +105,8 @@ def main() -> int:
         sheets.append(targets.sheet(judged))
     data = table.data(taken) | {"targets": [each.data(judged) for each in targets.measures]}
     method = METHOD.format(nodes=given.nodes, rounds=given.rounds, seconds=given.seconds)
-    result = Result(name, about, method, sheets, machine.busy_notes(about), data)
+    notes = [*machine.busy_notes(about), *table.notes(taken)]
+    result = Result(name, about, method, sheets, notes, data)
     report.show(result, screen)
     if given.save:
         written = report.write(result, given.out)

@@ -41,6 +41,7 @@ class Round:
     nodes: Sequence[Count]
     memory_bytes: int
     loss: float
+    server_cores: float | None = None  # how many of them a stage's server was using
 
     @property
     def rate(self) -> float:

@@ -22,7 +22,11 @@ def tables(result: Path) -> str:
     """All of a result from its first heading on, and the way to the rest."""
     _, heading, text = result.read_text().partition("\n## ")
     body = (heading + text).replace("\n## ", "\n### ")
-    return f"{body}\n[Machine, commit, command and method](../bench/results/{result.name})\n\n"
+    folder = "../bench/results"
+    return (
+        f"{body}\n![batches/s]({folder}/{result.stem}.png)\n\n"
+        f"[Machine, commit, command and method]({folder}/{result.name})\n\n"
+    )
 
 
 def renewed(page: str, result: Path) -> str:

@@ -119,6 +119,9 @@ class Processes:
         """Of all processes together; pages that several have are counted once."""
         return sum(proc.memory(process.pid or 0).own for process in self._started.values())
 
+    def cpu_seconds(self, control: Connection) -> float:
+        return proc.cpu_seconds(self._started[control].pid or 0)
+
     def _said(self, control: Connection) -> Any:
         try:
             said = control.recv()

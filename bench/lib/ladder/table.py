@@ -1,5 +1,6 @@
 """What the rounds counted, in the columns of the first WIIIIIDE's documents, and what is asked."""
 
+import os
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -45,6 +46,19 @@ def targets(taken: Rounds) -> Chapter:
             what = f"{contender.title}, to {against.title}"
             asked.append(Measure(what, RATIO, ratios, least, at_least=True))
     return Chapter("What is asked: ratios of batches/s", asked)
+
+
+def notes(taken: Rounds) -> list[str]:
+    """How busy the stages' servers were: a node's network time is waiting for one of them."""
+    used = {
+        contender.title: statistics.median(each.server_cores or 0.0 for each in rounds)
+        for contender, rounds in taken.items()
+        if isinstance(contender, Stage)
+    }
+    if not used:
+        return []
+    each = ", ".join(f"{title} {cores:.2f}" for title, cores in used.items())
+    return [f"cores that the stages' server was using, of {len(os.sched_getaffinity(0))}: {each}"]
 
 
 def data(taken: Rounds) -> dict[str, Any]:
