@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lib.cells import Value
+from lib.cells import UNSTEADY, Value
 from lib.ladder.contenders import ASYNC, BOUND, FOUR, STAGES, SYNC, Contender, Stage
 from lib.ladder.counts import Count, Round
 from lib.measure import RATIO, Chapter, Measure
@@ -49,16 +49,20 @@ def targets(taken: Rounds) -> Chapter:
 
 
 def notes(taken: Rounds) -> list[str]:
-    """How busy the stages' servers were: a node's network time is waiting for one of them."""
-    used = {
-        contender.title: statistics.median(each.server_cores or 0.0 for each in rounds)
+    """How busy the stages' servers were, for which nodes wait; and which rounds say little."""
+    found = []
+    used = [
+        f"{contender.title} {statistics.median(each.server_cores or 0.0 for each in rounds):.2f}"
         for contender, rounds in taken.items()
         if isinstance(contender, Stage)
-    }
-    if not used:
-        return []
-    each = ", ".join(f"{title} {cores:.2f}" for title, cores in used.items())
-    return [f"cores that the stages' server was using, of {len(os.sched_getaffinity(0))}: {each}"]
+    ]
+    if used:
+        cores = len(os.sched_getaffinity(0))
+        found.append(f"cores that a stage's server was using, of {cores}: {', '.join(used)}")
+    unsteady = [who.title for who, rounds in taken.items() if not rates(rounds).steady]
+    if unsteady:
+        found.append(f"unsteady, rounds more than {UNSTEADY:g} times apart: {', '.join(unsteady)}")
+    return found
 
 
 def data(taken: Rounds) -> dict[str, Any]:
