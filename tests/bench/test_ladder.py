@@ -176,10 +176,21 @@ def test_the_row_has_the_least_and_the_most_node_over_all_rounds(ladder: Any) ->
         "batches a node": "300–700",
         "loss": "2.250",
     }
+    assert ladder.table.notes(taken)[1:] == []
     assert not ladder.table.targets(taken).measures
     taken[ladder.contenders.SYNC] = [one_round(500, 500), one_round(700, 700)]
     verdicts = [each.ask(judged=True) for each in ladder.table.targets(taken).measures]
     assert verdicts == ["≥ 2.00×: met", "≥ 0.60×: met"]
+    taken[bound] = [one_round(400, 400), one_round(4000, 4000)]
+    assert "unsteady" in ladder.table.notes(taken)[1]
+    assert ladder.table.notes(taken)[1].endswith(": without any exchange")
+
+
+def test_the_page_shows_the_tables_that_are_kept(ladder: Any) -> None:
+    heritage = ladder.heritage
+    page = heritage.PAGE.read_text()
+    renew = "PYTHONPATH=bench .venv/bin/python -m lib.ladder.heritage"
+    assert heritage.renewed(page, heritage.kept()) == page, f"renew docs/heritage.md: {renew}"
 
 
 def test_two_nodes_of_a_stage_and_of_today_are_measured_in_one_run() -> None:
