@@ -29,10 +29,10 @@ METHOD = (
     " are what nodes send and receive; network time is in socket calls, waiting for the server"
     " included; compression time is from tensors to bytes and back, pickle included, on the node."
     " Today's ways: MB/s are the gradients handed to the exchange; network time is what the"
-    " backend counts as exchange (of gloo what DDP samples), waiting for other ranks included."
-    " Memory is that of all processes, with the stages' server, shared pages counted once. Loss is"
-    " over all samples at a round's end, of the bound the mean over its nodes, each of which has"
-    " trained alone."
+    " backend counts as exchange (of gloo all of the forward and backward), waiting for other"
+    " ranks included. Memory is that of all processes, with the stages' server, shared pages"
+    " counted once. Loss is over all samples at a round's end, of the bound the mean over its"
+    " nodes, each of which has trained alone."
 )
 
 
@@ -82,6 +82,8 @@ def _arguments() -> Any:
     parser.add_argument("--seconds", type=float, help=f"of a round (default {SECONDS:g})")
     parser.add_argument("--only", default="", help="contenders with one of these texts: '6 ,gloo'")
     given = program.arguments(parser)
+    if given.seconds is not None and given.seconds <= 0:
+        parser.error(f"--seconds {given.seconds:g}: a round takes more than 0 s")
     given.rounds = given.rounds or ROUNDS
     given.seconds = given.seconds or (QUICK_SECONDS if given.quick else SECONDS)
     words = given.only.split(",")
