@@ -422,4 +422,4 @@ def test_a_member_that_sends_more_than_it_may_is_stopped_and_named() -> None:
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert outcome.value is not None, f"rank {outcome.rank} noticed nothing"
         assert "rank 2 sent" in outcome.value.text, outcome.value
-        assert "nobody has received yet" in outcome.value.text
+        assert "were not received yet" in outcome.value.text

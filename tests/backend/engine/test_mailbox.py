@@ -60,7 +60,7 @@ def test_a_message_of_another_size_than_it_says_is_refused_by_name(box: Mailbox,
 def test_what_came_counts_in_the_window(box: Mailbox) -> None:
     for _ in range(EAGER_WINDOW >> 16):
         come(box, FrameKind.EAGER, bytes(1 << 16), 1 << 16)
-    with pytest.raises(BadFrame, match=r"rank 1 sent .* bytes that nobody has received yet"):
+    with pytest.raises(BadFrame, match=r"rank 1 sent .* bytes that were not received yet"):
         come(box, FrameKind.EAGER, b"x", 1)
 
 
@@ -70,7 +70,7 @@ def test_messages_that_cost_no_window_are_counted_too(
 ) -> None:
     for _ in range(100):
         come(box, kind, b"", said)
-    with pytest.raises(BadFrame, match="rank 1 sent 101 messages that nobody has received yet"):
+    with pytest.raises(BadFrame, match="rank 1 sent 101 messages that were not received yet"):
         come(box, kind, b"", said)
 
 

@@ -616,7 +616,7 @@ def test_an_attempt_that_nobody_answers_ends_at_its_time(street: Street) -> None
         assert talking.state == connecting[-1].state == "trying"
         a.later(0.2)
     assert "the next message of the handshake has not come within 5 s" in talking.problem
-    assert "the connection has not come within 5 s: nobody answers" in connecting[-1].problem
+    assert "the connection has not come within 5 s: nothing answers" in connecting[-1].problem
     assert a.stages == []
 
 

@@ -24,9 +24,9 @@ times in the other, on a busier machine), and by this count `auto` found it wort
 Off, it cannot know what it misses, so now and then it asks for a probe: a sample of a piece is
 encoded and thrown away. After each no, twice as many pieces pass until the next (1, 2, 4 … 64).
 A yes that does not keep its promise (figures waver, or the sample was lucky) doubles that longest
-wait, so it cannot switch to and fro. Probes, and pieces encoded in vain after such a yes, are paid
-from a purse that gets almost 1 % of the time spent sending; in debt, it makes no probes. Whatever
-the debt, one comes after 4,096 pieces: a change of the data is noticed within that many.
+wait, so it cannot switch to and fro. Probes, and pieces encoded in vain after such a yes, have a
+time budget of almost 1 % of the time spent sending; when it is overdrawn, no probe is made. However
+far it is overdrawn, one comes after 4,096 pieces: a change of the data is noticed within that many.
 
 While most of what travels is encoded, samples of the link say little: it stands idle for want of
 bytes, and its busy moments are shorter than the kernel's ticks. On 1 Gbit/s (119 MB/s) they read 37
@@ -56,7 +56,7 @@ _BUDGET: Final = 0.008  # of the time spent sending: the last probe is paid afte
 _MOST_CREDIT_S: Final = 0.002  # saved up in quiet times; bounds a burst of probes
 _LONGEST_WAIT: Final = 64  # pieces between probes while the answer stays no
 _LAST_WAIT: Final = 4096  # pieces until a probe is made on credit
-_IN_DEBT: Final = 15  # pieces that pass between two looks at the purse
+_IN_DEBT: Final = 15  # pieces that pass between two looks at an overdrawn budget
 _MOST_SLIPS: Final = 6  # 64 << 6 is 4096
 # The part of the past that stays with each new observation: about 20 pieces count, or 3 samples
 # of the link, which are averages already.
@@ -64,7 +64,7 @@ _KEEP_PIECE: Final = 0.95
 _KEEP_LINK: Final = 0.7
 _KEEP_STARVED: Final = 0.9
 _FASTER: Final = 2.0  # times what was known: then samples of a starved link are believed
-# dtypes, each in small and large pieces, make about 50; whatever comes beyond shares one place.
+# dtypes, each in small and large pieces, make about 50; all kinds beyond this share one place.
 _MOST_KINDS: Final = 64
 
 

@@ -1,11 +1,11 @@
-"""What a link uses: encodes its pieces, decodes the peer's, and keeps the time of both.
+"""The two ends of a link's codec: encode its pieces, decode the peer's, and time both.
 
     link ──encode──► Encoder ──decide──► Chooser (pure)
                         ▲  └──encode──► codec
                         │ how long decoding takes
     link ──decode──► Decoder ──decode──► codec
 
-This is the shell round `choose`: the clock is here, the judgement there. How fast the peer decodes
+This is the shell round `chooser`: the clock is here, the decision there. How fast the peer decodes
 cannot be measured from here; how fast this process decodes what the peer sends can, and stands for
 it. It is off by the difference between two processors, and decoding is the small part.
 
@@ -63,12 +63,13 @@ class Encoder:
 
     @property
     def reason(self) -> str:
-        """Why the last piece travelled as it did; crumbs do not count, once there was a piece."""
+        """Why the last piece travelled as it did; after the first piece, those that are too small
+        to be encoded do not count."""
         return "none: nothing has been sent yet" if self._last is None else self._last.reason
 
     @property
     def switches(self) -> int:
-        """How often it has changed its mind: a log line is due when this has moved."""
+        """How often the decision has changed: a log line is due when this has moved."""
         return self._chooser.switches
 
     @property
@@ -109,7 +110,7 @@ class Encoder:
         return self._codec.number, encoded
 
     def note_link(self, nbytes: float, seconds: float) -> None:
-        """What the link has carried, and how long it was busy with that (`net.rate`)."""
+        """What the link has carried, and how long it was busy with that (`net.tcp_rate`)."""
         self._end_quiet()
         self._chooser.note_link(nbytes, seconds)
 

@@ -18,7 +18,7 @@ import lz4.block  # type: ignore[import-untyped]
 
 from wiiiiided.backend.codec.interface import BadPayload, Buffer, PieceInfo
 
-# Less than this part saved is not worth the receiver's decoding: `choose` switches off there too.
+# Less than this part saved is not worth the receiver's decoding: `chooser` switches off there too.
 _LEAST_SAVED: Final = 1 / 32
 
 

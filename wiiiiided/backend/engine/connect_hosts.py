@@ -1,4 +1,4 @@
-"""How the links between hosts come to be, once everybody's card is known.
+"""How the links between hosts come to be, once every rank's card is known.
 
     1  publish    the addresses of this machine; read those of one rank of every other host
     2  listen     on the address that routes to them (net.address says which, and why)
@@ -62,7 +62,7 @@ class LinkBuilder:
         self._cards, self._key, self._rank = cards, key, membership.rank
         mine = cards[self._rank]
         self._far = [r for r, card in enumerate(cards) if card.host_key != mine.host_key]
-        if self._far:  # a link that has ended without anyone looking is none
+        if self._far:  # a link may have ended since the last poll: then it is none
             process.loop.call(lambda: process.driver.poller.poll(0.0))
         self._missing = [r for r in self._far if cards[r].uid not in process.mesh.links]
         self._mine: list[address.Candidate] = []
@@ -139,7 +139,7 @@ class LinkBuilder:
                 raise PeerLost(
                     f"rank {rank} (pid {card.pid} on {card.host}) cannot be reached and does not "
                     f"connect either: {approach.problem}. Its process has ended, or it reaches "
-                    f"nobody. {self._what_to_do()}"
+                    f"no other rank. {self._what_to_do()}"
                 )
 
     def trouble(self) -> str:

@@ -98,7 +98,7 @@ class Team:
         """The beginning of every collective, up to the first step at which all have arrived.
 
         `put` lays this rank's first piece into the next slot. Returns all ranks' tensors if they
-        can be used where they lie (then nothing was put), else None. On the way: everyone must
+        can be used where they lie (then nothing was put), else None. On the way: all ranks must
         have called the same, and the large slots are made if this is the first time.
         """
         board = self.board
@@ -106,7 +106,7 @@ class Team:
         self.parity ^= 1
         board.announce(call, self.parity, *place)
         if large and self.staging is None:
-            # Verified before anyone waits for memory: a small call sends none.
+            # Verified before any rank waits for memory: a small call sends none.
             yield self.arrive()
             self.verify(call)
             views = yield from self._views(call, x, given)
@@ -125,15 +125,15 @@ class Team:
         views = yield from self._views(call, x, given)
         if views is not None:
             return views
-        # Some tensors lie in shared memory and some do not: all go the ordinary way, and those
-        # who had put nothing yet do so now.
+        # Some tensors lie in shared memory and some do not: all go the ordinary way, and ranks
+        # that have put nothing yet do so now.
         if place[0]:
             put()
         yield self.arrive()
         return None
 
     def verify(self, call: CallSignature) -> None:
-        """All have arrived: everyone must have called the same."""
+        """All ranks have arrived: they must have called the same."""
         other = self.board.dissenter(call, self.parity)
         if other >= 0:
             raise Mismatch(

@@ -2,17 +2,17 @@
 
     1  count       add 1 to this rank's counter in the Store: the number of this incarnation
                    (a group destroyed and made again finds new keys, not the old ones)
-    2  introduce   set "…/<incarnation>/<rank>" to this process's card; read everyone's: who shares
-                   boot id and network namespace with whom is on one host
+    2  introduce   set "…/<incarnation>/<rank>" to this process's card; read every rank's: those
+                   with the same boot id and network namespace are on one host
     3  link        on one host the process with the smaller uid connects; connect_hosts makes the
                    links between hosts; a link that exists is used again
     4  attach      a host's first rank makes the first segment and sends it over the links; all of
                    that host map it
-    5  arrive      everyone arrives on the board, then the hosts meet: the group stands
+    5  arrive      all ranks arrive on the board, then the hosts meet: the group stands
 
 The Store is only asked in 1 to 3 (TCPStore, FileStore, HashStore, any PrefixStore). A rank that
-fails says so under "…/<incarnation>/failed", where those who wait for it look, so that all of them
-stop with the same sentence instead of at the timeout.
+fails says so under "…/<incarnation>/failed", where the ranks that wait for it look, so that all of
+them stop with the same sentence instead of at the timeout.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class _Register:
         self._failed = f"wiiiiide/{self.incarnation}/failed"
 
     def introduce(self, card: Card, listen: Callable[[int], None]) -> list[_Introduction]:
-        """Set my card; return everyone's, with the nonce and key each proposes (rank 0's count).
+        """Set my card; return every rank's, with the nonce and key each proposes (rank 0's count).
 
-        `listen(nonce)` is called before anyone can know that I am here: over links from earlier
+        `listen(nonce)` is called before any peer can know that I am here: over links from earlier
         groups a faster peer may speak in this one before I have read all cards.
         """
         nonce = secrets.randbits(62)
@@ -100,7 +100,7 @@ class _Register:
         return [self._read(key) for key in keys]
 
     def publish(self, name: str, value: Any) -> None:
-        """Write down something of this incarnation for the others."""
+        """Write a key of this incarnation for the other ranks."""
         self._store.set(self._key(name), json.dumps(value))
 
     def read_all(self, names: list[str]) -> list[Any]:

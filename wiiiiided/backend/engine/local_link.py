@@ -1,7 +1,7 @@
 """The link between two processes of one machine: a unix stream socket.
 
-It is the doorbell (a sleeping peer is woken by a frame), the mailbox's road (small messages, offers
-and credits), the way descriptors travel, and the death notice: when the peer's process ends, in
+It wakes a sleeping peer (any frame does), carries the mailbox's frames (small messages, offers and
+credits) and descriptors, and tells of a peer's death: when the peer's process ends, in
 whatever way, its kernel closes the socket, and the pidfd says so even if a forked child still holds
 it. One link per pair of processes carries all their groups.
 

@@ -4,13 +4,13 @@ The thread that holds `_driving` drives: it alone touches operations, boards, li
 
     a blocking call      drives the loop itself, in the caller's thread: no hand-over
     an async call        is submitted; a background thread drives while anything is under way
-    waiting for a Work   takes the wheel if it is free, else sleeps until the driver is done
+    waiting for a Work   drives if no other thread does, else sleeps until the driver is done
 
 When nothing is under way no thread polls: an idle group costs no CPU. A death is then noticed when
 the next operation begins; until then no caller waits for the dead rank.
 
 Lost wake-ups: a thread appends what it wants done before it looks whether a thread drives; a
-driver that steps down looks for such things after it has released the wheel. One sees the other.
+driver that steps down looks for such things after it has released `_driving`. One sees the other.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CLOSE_S: Final = 2.0
 
 
 class ProgressLoop:
-    """The driver's seat, the background thread, and what other threads may call."""
+    """Which thread drives, the background threads, and what other threads may call."""
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -190,8 +190,8 @@ class ProgressLoop:
                 self._step_down()
 
     @contextmanager
-    def wheel(self, timeout_s: float) -> Iterator[None]:
-        """At the very end: the wheel if it can be had in time; what follows is done anyway."""
+    def final_drive(self, timeout_s: float) -> Iterator[None]:
+        """At the very end: as the driver, if that can be had in time; its body runs anyway."""
         taken = self._driving.acquire(timeout=timeout_s)
         try:
             yield
@@ -217,10 +217,10 @@ class ProgressLoop:
         """In a forked child: let go of the descriptors; the loop lives on in the parent."""
         self._driver.abandon()
 
-    # -- the wheel ----
+    # -- the driver's lock ----
 
     def _step_down(self) -> None:
-        """The wheel is free: leave what is under way to the background, run callbacks.
+        """`_driving` is released: leave what is under way to the background, run callbacks.
 
         Callbacks may take their time, wait for other operations or make calls of their own, so
         another thread must be able to drive meanwhile.

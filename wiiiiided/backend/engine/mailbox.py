@@ -6,9 +6,9 @@
 A message matches a receive with its source (or any) and tag, in the order they were sent; what
 comes before its receive is posted waits here. An offer waits at no cost; eager messages are limited
 by a window for each pair of ranks, beyond which even small messages are offered, so a receiver that
-is behind holds at most EAGER_WINDOW bytes for each peer. Of messages and offers that nobody has
-asked for it keeps WAITING for each: who sends more, or says another size than it sends, has gone
-mad, and the group fails with a sentence that names it.
+is behind holds at most EAGER_WINDOW bytes for each peer. Of messages and offers that no receive has
+asked for it keeps WAITING for each peer: one that sends more, or announces another size than it
+sends, is broken, and the group fails with a sentence that names it.
 """
 
 from __future__ import annotations
@@ -301,7 +301,7 @@ class Mailbox:
         self._held[source] += came
         if self._held[source] > EAGER_WINDOW:
             raise BadFrame(
-                f"rank {source} sent {self._held[source]} bytes that nobody has received yet; "
+                f"rank {source} sent {self._held[source]} bytes that were not received yet; "
                 f"it may send {EAGER_WINDOW}"
             )
 
@@ -311,7 +311,7 @@ class Mailbox:
         self._waiting[source] += 1
         if self._waiting[source] > WAITING:
             raise BadFrame(
-                f"rank {source} sent {self._waiting[source]} messages that nobody has received "
+                f"rank {source} sent {self._waiting[source]} messages that were not received "
                 f"yet; {WAITING} may wait"
             )
         self._arrived[source, tag].append(arrived)

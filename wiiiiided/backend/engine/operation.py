@@ -4,7 +4,7 @@
                      └──────────────────────────────────────────────► failed
 
 Its *plan* is a generator that does a rank's part and yields what it waits for: a step of the
-group's board (an int: everyone must arrive at it), or an `Until`. It never blocks: the progress
+group's board (an int: all ranks must arrive at it), or an `Until`. It never blocks: the progress
 loop resumes it when the wait is over, so plans of many groups move side by side in one thread.
 A message (send, receive) has no plan: frames from the link complete it.
 """

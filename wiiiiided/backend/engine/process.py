@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import Group
     from wiiiiided.backend.engine.lane import Lanes
 
-MAX_STRANGERS: Final = 64  # connections that have not sent HELLO
+MAX_UNAUTHENTICATED: Final = 64  # connections that have not sent HELLO
 MAX_GREETING: Final = 16 * 1024
 BYE_S: Final = 0.5  # how long the end waits for a peer to take what we still have for it
 
@@ -136,7 +136,7 @@ class RankProcess:
         self.links: dict[str, Link] = {}
         self.groups: dict[int, Group] = {}  # by nonce
         self.segments: dict[tuple[int, int], int] = {}  # descriptors, by nonce and id
-        self._strangers: dict[int, _Stranger] = {}
+        self._pending: dict[int, _Unauthenticated] = {}
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.card.address)
         self._listener.listen(128)
@@ -287,7 +287,7 @@ class RankProcess:
             self.driver.poller.remove(link.pidfd)
         link.close()
 
-    # -- strangers ----
+    # -- connections before their HELLO ----
 
     def _accept(self) -> None:
         try:
@@ -297,18 +297,18 @@ class RankProcess:
         if peer_uid(sock) != os.geteuid():
             sock.close()
             return
-        if len(self._strangers) >= MAX_STRANGERS:  # the oldest silent one goes
-            self._forget_stranger(next(iter(self._strangers)))
+        if len(self._pending) >= MAX_UNAUTHENTICATED:  # the oldest silent one goes
+            self._forget_pending(next(iter(self._pending)))
         sock.setblocking(False)
         fd = sock.fileno()
-        self._strangers[fd] = _Stranger(sock)
+        self._pending[fd] = _Unauthenticated(sock)
         self.driver.poller.add(fd, lambda _: self._introduce(fd))
 
     def _introduce(self, fd: int) -> None:
-        """A stranger's first frame must be HELLO with our token; anything else ends it."""
-        stranger = self._strangers[fd]
+        """A new connection's first frame must be HELLO with our token; anything else ends it."""
+        pending = self._pending[fd]
         try:
-            hello = stranger.read_greeting()
+            hello = pending.read_greeting()
             if hello is None:
                 return
             peer = Card.load(hello)
@@ -316,16 +316,16 @@ class RankProcess:
                 raise HostError("wrong token")
         except (OSError, HostError) as problem:
             log.tell(f"pid {self.card.pid}", f"a connection was refused: {problem}")
-            self._forget_stranger(fd)
+            self._forget_pending(fd)
             return
         self.driver.poller.remove(fd)
-        del self._strangers[fd]
-        self._adopt(stranger.sock, peer)
+        del self._pending[fd]
+        self._adopt(pending.sock, peer)
 
-    def _forget_stranger(self, fd: int) -> None:
-        stranger = self._strangers.pop(fd)
+    def _forget_pending(self, fd: int) -> None:
+        pending = self._pending.pop(fd)
         self.driver.poller.remove(fd)
-        stranger.sock.close()
+        pending.sock.close()
 
     # -- groups ----
 
@@ -352,8 +352,8 @@ class RankProcess:
         """No group is left: say good-bye and end."""
 
         def end() -> None:
-            for fd in list(self._strangers):
-                self._forget_stranger(fd)
+            for fd in list(self._pending):
+                self._forget_pending(fd)
             for link in list(self.links.values()):
                 self.send(link, Frame(FrameKind.BYE))
                 link.drain(BYE_S)
@@ -369,7 +369,7 @@ class RankProcess:
 
     def say_bye(self) -> None:
         """The interpreter ends with groups still open: we leave, we do not die."""
-        with self.loop.wheel(BYE_S):
+        with self.loop.final_drive(BYE_S):
             for link in list(self.links.values()):
                 link.send(Frame(FrameKind.BYE))
                 link.drain(BYE_S)
@@ -385,11 +385,11 @@ class RankProcess:
         self.mesh.abandon()
         for link in self.links.values():
             link.close()
-        for stranger in self._strangers.values():
-            stranger.sock.close()
+        for pending in self._pending.values():
+            pending.sock.close()
 
 
-class _Stranger:
+class _Unauthenticated:
     """A connection before its greeting. Exactly the greeting is read: the rest is the link's."""
 
     def __init__(self, sock: socket.socket) -> None:

@@ -4,15 +4,15 @@
     host 1   ranks 3 4         place p talks for its host to those places q of another whose
     host 2   rank  5           q mod (its own number of ranks) is p
 
-Every operation across hosts begins with a meeting: when all ranks of a host have called it, each
-of them sends OPEN to its audience; who has an OPEN from every other host knows that everybody has
-begun, so that from then on nothing depends on what a program does next. Only then do PIECE frames
-flow, into places that were posted. A small operation's data rides on the OPEN itself.
+Every operation across hosts begins with a barrier: when all ranks of a host have called it, each
+of them sends OPEN to its audience; a rank with an OPEN from every other host knows that all ranks
+have begun, so that from then on nothing depends on what a program does next. Only then do PIECE
+frames flow, into places that were posted. A small operation's data rides on the OPEN itself.
 
 An OPEN may come before the operation is called here: it waits in `_opens`, at most one operation
-ahead (nobody ends one without my team's OPEN), so what a peer can make us keep is bounded. A PIECE
-that finds no place stops its link for a moment (net.frames): the place comes, because everybody has
-begun.
+ahead (no rank ends one without my team's OPEN), so what a peer can make us keep is bounded. A PIECE
+that finds no place stops its link for a moment (net.frames): the place comes, because all ranks
+have begun.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Wide:
         mine = len(self.hosts[self.host])
         others = [h for h in range(len(hosts)) if h != self.host]
         self.others = others
-        # Who speaks to me for another host, and to whom I speak for mine.
+        # By host, the rank that sends me its OPEN; and the ranks that I send my host's OPEN to.
         self.counterparts = {h: self.hosts[h][self.place % len(self.hosts[h])] for h in others}
         self.audience = [
             rank
@@ -83,7 +83,7 @@ class Wide:
             if place % mine == self.place
         ]
         self.sequence = 0
-        self.agreed = 0  # small operations at the head of everybody's queue: to be run as one
+        self.agreed = 0  # small operations at the head of every rank's queue: to be run as one
         self.met_ns = 0  # when the hosts last met
         self.barriers_entered = dict.fromkeys((r for h in others for r in self.hosts[h]), 0)
         self.scratch: dict[str, Array] = {}  # buffers of the large collectives, by purpose
@@ -143,13 +143,13 @@ class Wide:
         return said
 
     def with_mates(self, ranks: list[int]) -> list[int]:
-        """These ranks, and of those on other hosts all that are beside them."""
+        """These ranks, and all ranks of the other hosts that one of them is on."""
         others = [self.hosts[h] for h in self.others]
         mates = {mate for host in others if not set(host).isdisjoint(ranks) for mate in host}
         return sorted(mates.union(ranks))
 
     def enter_monitored_barrier(self, number: int) -> None:
-        """I have entered a monitored barrier: tell everyone on other hosts."""
+        """I have entered a monitored barrier: tell every rank of the other hosts."""
         header = self._group.header(FrameKind.MUSTER, number)
         for rank in self.barriers_entered:
             self._group.send_far(rank, header)

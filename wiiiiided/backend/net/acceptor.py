@@ -9,7 +9,7 @@ It listens on addresses of its own, or, under a cluster's daemon, behind the mac
 
 A peer that reaches `welcome` has proved to have the key of a group that is expected here; whether
 that rank may be that process is for the caller to judge. Everything is non-blocking and driven by a
-watch; `tick` is the only sense of time. Bytes behind the handshake are untouched: over TLS some may
+poller; `tick` is the only clock. Bytes behind the handshake are untouched: over TLS some may
 have been decrypted already, so the new owner reads at once and does not wait for an event.
 
 What an unauthenticated peer can do here is bounded:
@@ -84,13 +84,13 @@ class Endpoint:
 
     def __init__(
         self,
-        watch: FdPoller,
+        poller: FdPoller,
         uid: str,
         welcome: Welcome,
         tls: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._poller, self._uid, self._welcome, self._clock = watch, uid, welcome, clock
+        self._poller, self._uid, self._welcome, self._clock = poller, uid, welcome, clock
         self._tls = tls
         if tls:
             secure.server_context()  # what it lacks is said now, not at the first connection
@@ -223,7 +223,7 @@ class Endpoint:
         self._complaints.flush(at_once=True)
 
     def abandon(self) -> None:
-        """In a forked child: close descriptors. The watch is the parent's, nothing is said."""
+        """In a forked child: close descriptors. The poller is the parent's, nothing is said."""
         for listener in self._listeners:
             listener.close()
         if self._passings is not None:
@@ -281,7 +281,7 @@ class Endpoint:
                 claimants[0], HandshakeFailed("too many wait to be let in"), RefusalReason.BUSY
             )
 
-    # -- guests ----
+    # -- pending connections ----
 
     def _all_pending(self) -> Iterator[PendingConnection]:
         """All of them, in a list of its own: they may go meanwhile."""
@@ -343,7 +343,7 @@ class Endpoint:
 
     def _check_time(self, pending: IncomingConnection, age_s: float) -> None:
         if pending.claim is None and age_s >= SILENT_S:
-            self._drop(pending, HandshakeFailed(f"it has not said who it is within {SILENT_S:g} s"))
+            self._drop(pending, HandshakeFailed(f"it sent no greeting within {SILENT_S:g} s"))
         elif age_s >= HANDSHAKE_S:
             self._drop(pending, overdue(pending, HANDSHAKE_S), RefusalReason.UNKNOWN)
         elif not pending.watched and pending.hung_up():

@@ -139,7 +139,7 @@ def choose(
     """Where `here` listens for the ranks of the hosts in `theirs`.
 
     `loopback`: all ranks are known to share one machine and network namespace. `same`: these hosts
-    do, though others do not (somebody forced their identity): what serves the others serves them.
+    do, though others do not (their identity is forced, for tests): what serves others serves them.
     Raises HostError, with the addresses of both, for a host that no address leads to.
     """
     if loopback or (theirs and all(host in same for host in theirs)):

@@ -41,7 +41,7 @@ from wiiiiided.errors import HandshakeFailed, HostError
 
 PASSED: Final = b"W"
 BACKLOG: Final = 1024  # all ranks of all other machines come at once; the kernel has its own bound
-MODE: Final = 0o660  # to connect is to write; the directory and SO_PEERCRED say who may
+MODE: Final = 0o660  # to connect is to write; the directory and SO_PEERCRED say which users may
 MAX_OPEN: Final = 64
 MAX_FDS: Final = 4  # that are taken along with one byte; one is right, the kernel closes the rest
 SILENT_S: Final = 10.0
@@ -106,12 +106,12 @@ class HandoffReceiver:
     def __init__(
         self,
         uids: set[int],
-        watch: FdPoller,
+        poller: FdPoller,
         enter: Callable[[socket.socket, tuple[Any, ...]], None],
         complain: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
-        self._uids, self._poller, self._clock = uids, watch, clock
+        self._uids, self._poller, self._clock = uids, poller, clock
         self._enter, self._complain = enter, complain
         self._open: dict[socket.socket, float] = {}  # since when, the oldest first
 
@@ -138,7 +138,7 @@ class HandoffReceiver:
             self._end(sock)
 
     def abandon(self) -> None:
-        """In a forked child: the watch is the parent's."""
+        """In a forked child: the poller is the parent's."""
         for sock in self._open:
             sock.close()
         self._open.clear()

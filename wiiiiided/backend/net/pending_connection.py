@@ -31,9 +31,9 @@ TLS_BEGINNINGS: Final = (b"\x16\x03", b"\x15\x03")
 
 HINTS: Final = {
     errno.ECONNREFUSED: "nothing listens there. Has that process ended?",
-    errno.EHOSTUNREACH: "nobody answers at that address, or a firewall forbids it",
+    errno.EHOSTUNREACH: "nothing answers at that address, or a firewall forbids it",
     errno.ENETUNREACH: "this machine has no route there",
-    errno.ETIMEDOUT: "nobody answers there, or a firewall drops what is sent",
+    errno.ETIMEDOUT: "nothing answers there, or a firewall drops what is sent",
     errno.EADDRNOTAVAIL: "that is no address one can connect to",
     errno.EMFILE: "this process has too many files open; raise ulimit -n",
     errno.ECONNRESET: "the other side broke off. Its log says why",
@@ -53,7 +53,7 @@ class Stage(enum.Enum):
 
 # What it may mean that it has not come in time.
 OVERDUE: Final = {
-    Stage.CONNECTING: "nobody answers there, or a firewall drops what is sent",
+    Stage.CONNECTING: "nothing answers there, or a firewall drops what is sent",
     Stage.PORT_AUTH: "it is stopped or very busy, or something else has that port",
     Stage.TLS: "is TLS on at both ends?",
     Stage.TALKING: "that process is stopped, or does not know of the group",

@@ -13,8 +13,8 @@ Nothing here blocks:
 
 Three rules make TLS fit the same interface; plain TCP obeys them by itself:
 
-- read until -1. Epoll knows what the kernel has, not what OpenSSL has decrypted already. Who stops
-  earlier asks `pending()` and comes back by itself: no event will tell.
+- read until -1. Epoll knows what the kernel has, not what OpenSSL has decrypted already. A reader
+  that stops earlier asks `pending()` and comes back by itself: no event will tell.
 - while `wants_write()`, also watch for writability, and on it call `send` (with no buffers if there
   is nothing to say) and `receive`: bytes once taken may still have to be written, and a read may
   have to write first.

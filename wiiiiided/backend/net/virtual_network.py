@@ -58,7 +58,7 @@ class LineQuality:
 
 
 class FakeStream:
-    """One end of a connection; a `Stream`. Its number is negative: only a FakeWatch knows it."""
+    """One end of a connection; a `Stream`. Its number is negative: only a FakePoller knows it."""
 
     def __init__(self, number: int, name: str, chance: random.Random) -> None:
         self.name = name

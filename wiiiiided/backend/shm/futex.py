@@ -71,7 +71,7 @@ class FutexWord:
         self._call(_FUTEX, self._address, _WAKE, _ALL, None)
 
     def nudge(self) -> None:
-        """Wake every sleeper, and whoever is about to sleep, to look again."""
+        """Wake every sleeper, and every thread about to sleep, to look again."""
         self.wake((self._view[0] + _NUDGE) & 0xFFFFFFFF)
 
     def release(self) -> None:

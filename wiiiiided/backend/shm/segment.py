@@ -14,7 +14,7 @@ Why not a file in /dev/shm (or POSIX shm, or multiprocessing.shared_memory):
 - no name, so no collision, no stale segment, and no other user who could open it;
 - sealed against shrinking, so no peer's mistake can turn a read of ours into SIGBUS.
 
-Pages are reserved (posix_fallocate) by the rank that owns them before anyone touches them: too
+Pages are reserved (posix_fallocate) by the rank that owns them before any rank touches them: too
 little memory is an OSError with a sentence, and on a NUMA machine the pages lie near their owner.
 """
 

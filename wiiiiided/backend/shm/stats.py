@@ -1,7 +1,7 @@
 """A worker's counters, in one page of memory that any process may watch without a lock.
 
-The page is private memory unless WIIIIIDE_STATS names a file to map: then whoever has that file
-open sees the counters live, without a socket, a lock or a log line. Each counter is one aligned
+The page is private memory unless WIIIIIDE_STATS names a file to map: then every process that maps
+it sees the counters live, without a socket, a lock or a log line. Each counter is one aligned
 8-byte word with one writer: a reader may see two counters from different moments, never half a one.
 
     word 0  magic          4  rank, -1 before the first group    8   nanoseconds with an operation

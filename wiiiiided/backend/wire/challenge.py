@@ -1,7 +1,7 @@
 """Two sides prove to each other that they have the same key, without I/O: challenge and response.
 
     client                                                        server
-    HELLO      who it is, what it wants, a nonce            ──►
+    HELLO      its identity, its request, a nonce           ──►
                                                             ◄──   CHALLENGE  a nonce
     PROOF      HMAC with the key                            ──►
                                                             ◄──   WELCOME    HMAC with the same key
@@ -80,8 +80,8 @@ MAY_COME = {
 class Terms:
     """What is fixed in a protocol."""
 
-    name: str  # for a person
-    key: str  # whose key it is, for a person
+    name: str  # of the exchange, in sentences
+    key: str  # the name of the key, in sentences
     magic: bytes  # HELLO begins with it
     letters: bytes  # every other message begins with them
     label: bytes  # every HMAC covers it: a key used here proves nothing in another protocol

@@ -1,7 +1,7 @@
 """The first words between two ranks on different hosts, before the first frame (sans-IO).
 
     connector                                                      acceptor
-    HELLO      who I am, whom I mean, a nonce           80 B ──►
+    HELLO      its rank, the other's rank, a nonce      80 B ──►
                                                         ◄── 36 B   CHALLENGE  version, a nonce
     PROOF      HMAC with the group's key                36 B ──►
                                                         ◄── 36 B   WELCOME    HMAC with the same key
@@ -58,8 +58,8 @@ _WORDS: Final[dict[int, str]] = {
     RefusalReason.MALFORMED: "it did not understand our greeting: do both hosts run the same "
     "wiiiiided?",
     RefusalReason.UNKNOWN: "it is no member of that group, or not of this generation of it",
-    RefusalReason.PROOF: "our proof is wrong: the two have different keys, or are not who they "
-    "expect",
+    RefusalReason.PROOF: "our proof is wrong: the two have different keys, or are not the ranks "
+    "that they expect",
     RefusalReason.BUSY: "it has too many connections waiting to be let in; try again",
 }
 

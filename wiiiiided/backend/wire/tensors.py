@@ -19,7 +19,8 @@ pass pickle=True. tensors_format has every byte and every limit, docs/objects.md
 
 What is kept of a tensor: values to the bit, dtype, shape, requires_grad, the order of its
 dimensions in memory (channels_last stays so) and whether it is a Parameter. Not kept: gaps between
-its elements, its storage and who shares it, its graph, .grad and hooks. It comes back on the CPU;
+its elements, its storage and which tensors share it, its graph, .grad and hooks. It comes back on
+the CPU;
 `Blueprint.devices` says where it was.
 """
 

@@ -1,6 +1,6 @@
 """all_to_all: every rank has an array for every other; sizes may differ from pair to pair.
 
-first step   everyone lays down how much it sends to and expects from each rank; each rank checks
+first step   every rank writes how much it sends to and expects from each rank; each rank checks
              the whole table, so that a disagreement is an error on all, with both sides
 then         pieces: a slot is divided evenly, one part for each destination
 """

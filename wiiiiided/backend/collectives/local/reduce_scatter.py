@@ -1,4 +1,4 @@
-"""reduce_scatter: rank r gets the reduction of everyone's r-th array, and moves only that.
+"""reduce_scatter: rank r gets the reduction of every rank's r-th array, and moves only that.
 
 A rank puts the parts the others reduce and reads the parts it reduces: half the bytes of an
 all_reduce, where an all_reduce would also copy the result back to all.

@@ -1,8 +1,8 @@
 """all_gather over several hosts: every rank's array to all.
 
-brief      small: a host's arrays travel together with its OPEN; one trip
-pipelined  a rank sends its pieces to one *carrier* on each other host, who receives them into
-           its slot, where all of that host take them: every array crosses once to each host
+small      a host's arrays travel together with its OPEN: one trip
+pipelined  larger: a rank sends its pieces to one *carrier* rank on each other host, which receives
+           them into its slot, where all of that host take them: every array crosses once to a host
 
     slot of a rank:   │ its own piece │ piece of a far rank it carries │ of another … │
 

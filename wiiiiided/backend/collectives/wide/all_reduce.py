@@ -1,6 +1,6 @@
 """all_reduce and reduce over several hosts.
 
-    brief      up to 64 KiB: reduce inside the host as `local` does, then every rank sends its
+    small      up to 64 KiB: reduce inside the host as `local` does, then every rank sends its
                host's sum along with OPEN and adds up what the others sent: one trip over the wire
     pipelined  larger: pieces, each in four or five phases, several pieces in each phase at once
 
@@ -58,7 +58,7 @@ def all_reduce(
 class SmallWideAllReduce:
     """A small all_reduce, made ready once for all calls of its kind.
 
-    Those that are queued behind one another travel together (see `batch`).
+    Those that are queued behind one another travel together (see `small_all_reduce`).
     """
 
     def __init__(

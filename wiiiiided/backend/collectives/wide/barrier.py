@@ -5,9 +5,9 @@ and one that had to wait for a place would hold up what others need to get on, t
 groups in opposite order on two ranks could then wait for each other for ever. So
 
 - what a rank receives straight into its own arrays is all posted before it arrives in its team;
-- what goes through rings and slots is posted WINDOW pieces ahead, from then on. Nobody sends
-  further ahead than that: in a turn a rank ends piece k-w, for which it needs a piece of every
-  other host, and the ranks of a host are at most a turns apart; so who sends piece k has heard
+- what goes through rings and slots is posted WINDOW pieces ahead, from then on. No rank sends
+  further ahead than that: in a turn it ends piece k-w, for which it needs a piece of every other
+  host, and the ranks of a host are at most a turns apart; so a rank that sends piece k has heard
   from a host all of whose ranks are at turn k-w-2a-1 at least.
 
 (net.frames stops a link for a frame without a place nevertheless: slower, but nothing is lost.)

@@ -1,8 +1,8 @@
 """broadcast over several hosts: the root's array to all.
 
-brief      small: the ranks of the root's host send it along with their OPEN; one trip
-pipelined  a chain of hosts, beginning with the root's: each passes a piece on while it receives
-           the next, so every link carries the array once, whatever the number of hosts
+small      the ranks of the root's host send it along with their OPEN: one trip
+pipelined  larger: a chain of hosts, beginning with the root's: each passes a piece on while it
+           receives the next, so every link carries the array once, whatever the number of hosts
 
     root ──► host 1, carrier of piece k ──► host 2, carrier of piece k ──► …
                └► its slot, where its host takes it

@@ -74,7 +74,7 @@ def all_to_all(
         tickets.receive(rank, outputs[rank])
         tickets.send(rank, inputs[rank])
     yield from meet(group, call, outputs[0], False, post=tickets.post)
-    # Sizes may differ from pair to pair: everyone sees all of them before anything is sent.
+    # Sizes may differ from pair to pair: every rank sees all of them before anything is sent.
     mine = np.array([x.size for x in [*inputs, *outputs]], _COUNT)
     rows = [np.empty(2 * size, _COUNT) for _ in range(size)]
     yield from all_gather(group, call, mine, rows)
@@ -104,7 +104,7 @@ class _Tickets:
         self._in += [(rank, k, part) for k, part in _parts(x)]
 
     def post(self, sequence: int) -> None:
-        """Before anyone is told that we are here: where everything goes that comes."""
+        """Post a place for every piece to come, before any peer is told that we are here."""
         self._sequence = sequence
         # Taken from the end: in the order of pieces, not of ranks, so that all are served at once.
         self._out.sort(key=lambda item: -item[1])

@@ -1,8 +1,8 @@
-"""reduce_scatter over several hosts: rank r gets the reduction of everyone's r-th array.
+"""reduce_scatter over several hosts: rank r gets the reduction of every rank's r-th array.
 
-brief      small: an all_reduce of all of it, of which each rank keeps its own
-pipelined  for a far rank r one rank of this host (r's counterpart by place) adds up what this
-           host has for r and sends it; r adds up the hosts' sums. Half of an all_reduce's bytes
+small      an all_reduce of all of it, of which each rank keeps its own
+pipelined  larger: for a far rank r one rank of this host (r's counterpart by place) adds up what
+           this host has for r and sends it; r adds up the hosts' sums. Half an all_reduce's bytes
 
     slot of a rank:   │ its input for rank 0 │ for rank 1 │ …      what others of its host add up
 
@@ -67,10 +67,10 @@ class _ReduceScatterPipeline:
         self._alone = group.team.size == 1
         hosts = as_hosts(self._wide.hosts)
         to, host, me = carriers(hosts), self._wide.host, group.rank
-        # Who of this host adds up what it has for each rank: that rank itself, if it is here.
+        # The rank here that adds up this host's input for rank r: r itself, if it is here.
         self._adder = [r if r in hosts[host] else to[r][host] for r in range(group.size)]
         self._far = [r for r in range(group.size) if self._adder[r] == me and r != me]
-        self._sources = to[me]  # by host: who sends me its host's sum
+        self._sources = to[me]  # by host: the rank that sends me its host's sum
         # Half precision is summed in float32 and rounded at the end alone (see all_reduce).
         self._carried = [reduction.carried(output.dtype, len(ranks)) for ranks in hosts]
         self._room = max(1, group.team.staging_bytes // output.itemsize // group.size)

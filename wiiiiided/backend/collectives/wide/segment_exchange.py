@@ -15,8 +15,8 @@ In turn i a rank sends piece i of those it takes part in, adds up piece i-w and,
 hosts, has the sums of piece i-2w. Ranks go through their pieces in the order of numbers, so the
 least piece that is not done finds all its ranks ready for it: nothing waits in a circle.
 
-Places. Where all segments of a rank have the same counterparts, nobody sends further ahead than w
-pieces, and places are posted WINDOW ahead. Where hosts have different numbers of ranks, one
+Places. Where all segments of a rank have the same counterparts, none of them sends more than w
+pieces ahead, and places are posted WINDOW ahead. Where hosts have different numbers of ranks, one
 counterpart may be far ahead with another: then all places are posted before the first is sent.
 
 Every element is added up in the order of hosts, by one rank of each host or by one in all: the bits

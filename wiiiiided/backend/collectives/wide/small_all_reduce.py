@@ -2,8 +2,8 @@
 
 A rank must not decide alone what it puts together: the others may have queued more, or less. So
 every small all_reduce says along with its data how many more its rank has queued behind it, as far
-as they fit a slot (on the board to those of its host, in OPEN to the other hosts). Everybody hears
-everybody's number before it is done, so the smallest is known to all: `wide.agreed`. The next
+as they fit a slot (on the board to those of its host, in OPEN to the other hosts). Every rank has
+every other's number before it is done, so the smallest is known to all: `wide.agreed`. The next
 operation in the queue then runs that many as one:
 
     slot, and payload of OPEN:   │ x of the 1st │ x of the 2nd │ … │   each at a multiple of 64
