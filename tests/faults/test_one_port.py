@@ -1,7 +1,7 @@
 """Ranks behind a daemon's one port: they reach each other through it and listen nowhere.
 
-Two machines are pretended: a gate on 127.0.0.1 and one on 127.0.0.2, each with directories of its
-own. Ranks find each other by a FileStore, so what is at stake is the links alone.
+Two machines are pretended: a port mux on 127.0.0.1 and one on 127.0.0.2, each with directories of
+its own. Ranks find each other by a FileStore, so what is at stake is the links alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LATE_S = 6.0
 class Place:
     """What a rank is told of its machine."""
 
-    door: str
+    endpoint: str
     directory: str
 
 
@@ -57,7 +57,7 @@ def ports(tmp_path: Path) -> Iterator[dict[str, Port]]:
             found[letter].attempt(JOB, ATTEMPT, KEY)
         yield found
     left = [path.name for path in tmp_path.rglob("door-*")]
-    assert not left, "a door was left behind"
+    assert not left, "an endpoint was left behind"
 
 
 def places(ports: dict[str, Port]) -> dict[str, Place]:
@@ -71,7 +71,7 @@ def settle(me: Rank, where: dict[str, Place]) -> Place:
     """In a rank: be on the machine of one's letter."""
     place = where[data.hosts[me.rank]]
     os.environ.update(
-        WIIIIIDE_DOOR=place.door,
+        WIIIIIDE_DOOR=place.endpoint,
         WIIIIIDE_JOB_ID=str(JOB),
         WIIIIIDE_ATTEMPT=str(ATTEMPT),
         WIIIIIDE_ATTEMPT_DIR=place.directory,
@@ -100,10 +100,10 @@ def exchange(me: Rank, where: dict[str, Place]) -> Any:
     before = Footprint.before()
     make_group(me, 30.0)
     found = sums(me), listeners(), sorted({there for _, there in tcp_of(os.getpid())})
-    doors = [name for name in os.listdir(place.directory) if name.startswith("door-")]
+    endpoints = [name for name in os.listdir(place.directory) if name.startswith("door-")]
     dist.barrier()
     dist.destroy_process_group()
-    return *found, len(doors), Footprint.now().leaked_since(before)
+    return *found, len(endpoints), Footprint.now().leaked_since(before)
 
 
 @pytest.mark.parametrize("tls", ["off", "on"])
@@ -114,18 +114,18 @@ def test_ranks_reach_each_other_through_the_one_port_and_listen_nowhere(
     env = {"WIIIIIDE_TLS": tls}
     values = run_ranks(exchange, hosts, places(ports), backend=None, env=env)
     total = sum(range(1, len(hosts) + 1))
-    for rank, (found, listening, peers, doors, leaks) in enumerate(values):
+    for rank, (found, listening, peers, endpoints, leaks) in enumerate(values):
         assert found == [total, total]
         assert listening == []
         assert all(peer.startswith("127.0.0.") for peer in peers)
         assert peers
-        assert doors == hosts.count(hosts[rank])
+        assert endpoints == hosts.count(hosts[rank])
         assert leaks == []
     for port in ports.values():
-        wait_until(lambda port=port: port.standing() == (0, 0, 0), PATIENCE_S, "all passed on")  # type: ignore[misc]
+        wait_until(lambda port=port: port.stages() == (0, 0, 0), PATIENCE_S, "all passed on")  # type: ignore[misc]
 
 
-def test_ranks_of_one_machine_need_no_door(ports: dict[str, Port]) -> None:
+def test_ranks_of_one_machine_need_no_endpoint(ports: dict[str, Port]) -> None:
     values = run_ranks(exchange, "aa", places(ports), backend=None)
     assert [(value[1], value[2], value[3]) for value in values] == [([], [], 0)] * 2
 
@@ -183,7 +183,7 @@ def late_daemon(me: Rank, where: dict[str, Place]) -> Any:
     settle(me, where)
     os.environ["WIIIIIDE_STALL_WARNING_S"] = "0.3"
     lines = Lines()
-    # The one who waits for it says why; the other's time is not up before.
+    # The rank that waits for it says why; the other's time is not up before.
     failure = failure_of(make_group, me, 50.0 if me.rank else LATE_S)
     return failure, lines.said
 
@@ -201,13 +201,13 @@ def test_a_daemon_that_does_not_come_back_is_named_with_host_and_address(
     for failure, _ in values:
         assert failure.kind == "PeerLate", failure
         assert f"rank 0 on {host} to rank 1 on {host}" in failure.text
-        assert f"the daemon at {where['b'].door}: Connection refused" in failure.text
+        assert f"the daemon at {where['b'].endpoint}: Connection refused" in failure.text
         assert "Does it run on that machine?" in failure.text
         assert failure.took_s < LATE_S + DEADLINE_S
     assert any("It is tried again until the group's timeout" in line for line in values[0][1])
 
 
-# -- those who are refused ----
+# -- refused connections ----
 
 
 def impatient(me: Rank, where: dict[str, Place], timeout_s: float = 30.0) -> Any:
@@ -228,7 +228,9 @@ def test_machines_with_different_keys_refuse_each_other_and_say_so(ports: dict[s
         assert leaks == []
 
 
-def test_an_attempt_that_is_over_on_one_machine_lets_nobody_in(ports: dict[str, Port]) -> None:
+def test_an_attempt_that_is_over_on_one_machine_admits_no_connection(
+    ports: dict[str, Port],
+) -> None:
     ports["b"].live.clear()
     ports["a"].live.clear()
     for failure, leaks in run_ranks(impatient, "ab", places(ports), backend=None):
@@ -256,7 +258,7 @@ def die_before_connecting(me: Rank, where: dict[str, Place]) -> Any:
     return impatient(me, where)
 
 
-def test_a_rank_that_has_died_behind_its_door_is_named(
+def test_a_rank_that_has_died_behind_its_endpoint_is_named(
     ports: dict[str, Port], tmp_path: Path
 ) -> None:
     outcomes = watch_ranks(die_before_connecting, "ab", places(ports), backend=None)

@@ -1,7 +1,7 @@
 """Two machines of a cluster on one: each with its one port, its jobs' directories and its shims.
 
 with Machine(folder / "a") as first, Machine(folder / "b") as second:
-    with shares(argv, first, second) as (here, there):
+    with allocations(argv, first, second) as (here, there):
         here.start()                        # as `kit.shims.Attempt`
         there.start()
 """
@@ -23,18 +23,20 @@ HOST = "127.0.0.1"
 
 
 class Machine(Port):
-    """A machine's one port, and the shares of jobs on it."""
+    """A machine's one port, and the allocations on it."""
 
     @property
-    def door(self) -> str:
+    def endpoint(self) -> str:
         host = f"[{self.address}]" if ":" in self.address else self.address
         return f"{host}:{self.number}"
 
-    def share(self, argv: Sequence[str], **fields: Any) -> Attempt:
-        """A share of a job here, its key in place."""
+    def allocation(self, argv: Sequence[str], **fields: Any) -> Attempt:
+        """An allocation here, its key in place."""
         job = fields.setdefault("job", JOB)
         env = {"WIIIIIDE_HOST_ID": f"host-{self.number}"}  # they are apart, for the backend too
-        made = Attempt(self.runs.job(job), argv, env=env, door=self.door, interface="lo", **fields)
+        made = Attempt(
+            self.runs.job(job), argv, env=env, door=self.endpoint, interface="lo", **fields
+        )
         (made.path / protocol.KEY).write_bytes(KEY)
         if made.order.encrypt and not made.order.node_index:
             (made.path / protocol.PEM).write_text(self_signed())
@@ -43,13 +45,19 @@ class Machine(Port):
 
 
 @contextlib.contextmanager
-def shares(
+def allocations(
     argv: Sequence[str], first: Machine, second: Machine, workers: int = 1, **fields: Any
 ) -> Iterator[tuple[Attempt, Attempt]]:
-    """A job's share on each machine, the Store on the first."""
-    same = {"workers": workers, "world_size": 2 * workers, "nodes": 2, "head": first.door, **fields}
+    """A job's allocation on each machine, the Store on the first."""
+    same = {
+        "workers": workers,
+        "world_size": 2 * workers,
+        "nodes": 2,
+        "head": first.endpoint,
+        **fields,
+    }
     with (
-        first.share(argv, **same) as here,
-        second.share(argv, first_rank=workers, node_index=1, **same) as there,
+        first.allocation(argv, **same) as here,
+        second.allocation(argv, first_rank=workers, node_index=1, **same) as there,
     ):
         yield here, there

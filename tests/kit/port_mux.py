@@ -29,7 +29,7 @@ TURNS = 20
 
 
 class Port:
-    """A machine's gate and its jobs' directories."""
+    """A machine's port mux and its jobs' directories."""
 
     def __init__(
         self, folder: Path, address: str = "127.0.0.1", number: int = 0, uid: int | None = None
@@ -78,7 +78,7 @@ class Port:
         self._loop.close()
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
-        """In the gate's loop."""
+        """In the port mux's loop."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(STEP_S)
 
     def call(self, action: Callable[[], Any]) -> Any:
@@ -88,12 +88,12 @@ class Port:
 
         return self.run(act())
 
-    def standing(self) -> tuple[int, int, int]:
+    def stages(self) -> tuple[int, int, int]:
         """How many are silent, in their handshake, inside."""
 
         def counted() -> tuple[int, int, int]:
             mux = self.mux
-            inside = len(mux._strangers) + len(mux._inside)
+            inside = len(mux._uncertified) + len(mux._inside)
             return len(mux._silent), len(mux._shaking), inside
 
         return self.call(counted)  # type: ignore[no-any-return]

@@ -204,7 +204,7 @@ def test_gitignore_holds_as_in_git(work: Path) -> None:
     )
     write(work, {"sub/b.txt": "1", "b.txt": "1", "sub/a.pt": "1", "sub/c.pt": "1"})
     (work / "#yes").write_text("1")
-    # Without what whoever runs the tests has told their own git to ignore, or where.
+    # Without the ignore rules in the git configuration of the user that runs the tests.
     env = {"PATH": os.environ["PATH"], "HOME": str(work.parent), "GIT_CONFIG_NOSYSTEM": "1"}
     subprocess.run(["git", "init", "-q"], cwd=work, env=env, check=True)
     listed = subprocess.run(

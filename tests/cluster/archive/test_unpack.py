@@ -237,7 +237,7 @@ def test_nothing_is_overwritten(place: Path, items: tuple[Item, ...]) -> None:
     refused(place, tar(*items), "is there twice")
 
 
-def test_a_link_somebody_made_meanwhile_is_not_followed(place: Path) -> None:
+def test_a_link_that_was_made_meanwhile_is_not_followed(place: Path) -> None:
     (place / "a").symlink_to("../outside")
     refused(place, tar(("a/precious", b"changed")), "below something that is no directory")
     (place / "b").symlink_to("../outside/precious")

@@ -28,7 +28,7 @@ UNKNOWN = "when it starts is not known: "
 
 
 def runs_for(seconds: Mapping[int, float | None], most: bool = False) -> Any:
-    """How long each job has still to run; None: nobody knows."""
+    """How long each job has still to run; None: unknown."""
 
     def lasts(job: Job) -> Left:
         known = seconds.get(job.id, 100.0)
@@ -59,7 +59,7 @@ def test_a_limit_is_the_latest_and_not_the_likeliest() -> None:
     assert estimate.of(world.job(second)) == Start(8200.0, "starts within 2 h")
 
 
-def test_an_end_that_nobody_knows_is_the_reason_for_all_behind_it() -> None:
+def test_an_unknown_end_is_the_reason_for_all_jobs_behind_it() -> None:
     world = World()
     first, second, third = (world.submit() for _ in range(3))
     assert starts(world, {first: None})[third] == Start(None, f"{UNKNOWN}job 1 is endless")
@@ -77,7 +77,7 @@ def test_machines_and_cores_are_counted() -> None:
     next_small = world.submit(spec(resources={"use": ("b",), "cores_per_worker": 1}))
     found = starts(world, {on_a: 50.0, two: 10.0, small: 20.0, wide: 5.0})
     assert found[wide].at == 1050.0  # when both are free,
-    assert found[next_small].at == 1055.0  # and nobody overtakes it
+    assert found[next_small].at == 1055.0  # and no job overtakes it
     assert starts(world, {on_a: None, wide: 5.0})[next_small].text == f"{UNKNOWN}{AHEAD}"
 
 
@@ -115,7 +115,7 @@ def test_so_much_is_looked_at_and_no_more() -> None:
     assert found[jobs[-1]].text == f"{UNKNOWN}{MANY}"
 
 
-# On one node each: shares of several end one by one, and the first end may decide who is next.
+# On one node each: several allocations end one by one, and the first end may decide what is next.
 SHAPES = st.sampled_from(
     [
         {},

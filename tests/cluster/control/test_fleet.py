@@ -72,7 +72,7 @@ class Machines(RuleBasedStateMachine):
 
     @rule(turns=st.integers(1, 3))
     def life_goes_on(self, turns: int = 1) -> None:
-        """Everybody who hears something does it."""
+        """Every node that is heard does what it is told."""
         for _ in range(turns):
             self.stopped_shares_end()
             self.fleet.pass_time(4.0)
@@ -152,7 +152,7 @@ class Machines(RuleBasedStateMachine):
 
     @rule(n=pick, mute=st.sampled_from([True, False, False, False]))
     def the_coordinator_restarts(self, n: int, mute: bool) -> None:
-        """Mute: it has stored something, and died before it told anybody."""
+        """Mute: it has stored something, and died before it told any node."""
         world = self.fleet.world
         if mute and self.jobs():
             world.feed(e.CancelRequested(world.now, self.one_of(self.jobs(), n), "ada"))

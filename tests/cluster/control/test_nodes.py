@@ -69,7 +69,7 @@ def test_a_gang_says_which_nodes_are_not_ready_yet() -> None:
     assert world.why(job) == "is being started on a, b, c"
 
 
-def test_a_node_that_is_ready_twice_starts_nobody_twice() -> None:
+def test_a_node_that_is_ready_twice_starts_no_worker_twice() -> None:
     world = three()
     job = world.submit(gang())
     world.prepared_on(job, "a", "a")
@@ -78,8 +78,8 @@ def test_a_node_that_is_ready_twice_starts_nobody_twice() -> None:
 
 
 def test_a_gang_is_not_started_while_one_that_was_ready_is_not_heard() -> None:
-    """As after a restart of the coordinator: what it was told before is stored, who told it may be
-    off by now."""
+    """As after a restart of the coordinator: what it was told before is stored, the node that told
+    it may be off by now."""
     world = three()
     job = world.submit(gang())
     world.prepared_on(job, "b")
@@ -171,7 +171,7 @@ def test_a_node_that_cannot_prepare_stops_the_others_and_is_named() -> None:
     assert "on b there is no /srv/venv/bin/python" in world.why(job)
 
 
-def test_a_share_that_ends_well_before_it_was_started_starts_nobody() -> None:
+def test_an_allocation_that_ends_well_before_it_was_started_starts_none() -> None:
     world = three()
     job = world.submit(gang())
     assert [stop.node for stop in stops(world.ended_on(job, "b", code=0))] == ["a"]
@@ -350,7 +350,7 @@ def test_an_end_reported_late_is_told_once_and_restarts_the_gang() -> None:
     assert world.job(job).restarts == 1
 
 
-def test_the_share_that_failed_first_is_the_cause_whoever_is_heard_first() -> None:
+def test_the_allocation_that_failed_first_is_the_cause_whichever_is_heard_first() -> None:
     """Ranks that lose their peer end by themselves, and the news of them may be faster."""
     world = three()
     job = world.submit(gang())
@@ -525,7 +525,7 @@ def test_stop_alone_must_outlast_a_restart_of_a_daemon() -> None:
         assert problems_of(spec(policy={"stop_alone_s": wrong}))
 
 
-def test_after_a_restart_nobody_but_the_coordinator_was_heard() -> None:
+def test_after_a_restart_only_the_coordinator_was_heard() -> None:
     world = three()
     job = world.submit(gang())
     world.started_on(job)
@@ -539,7 +539,7 @@ def test_after_a_restart_nobody_but_the_coordinator_was_heard() -> None:
     assert world.why(job) == "runs on a, b"
 
 
-def test_what_somebody_vouched_for_is_still_true_after_a_restart() -> None:
+def test_an_operators_word_is_still_true_after_a_restart() -> None:
     world = three()
     world.node_left("c")
     world.declare_lost("c")
@@ -623,7 +623,7 @@ def test_resources_count_per_node_of_several() -> None:
     )
 
 
-def test_a_job_that_can_never_run_is_told_of_names_that_nobody_has() -> None:
+def test_a_job_that_can_never_run_is_told_of_names_that_no_node_has() -> None:
     nodes = [Node(name, 2, GIB) for name in "abcdefgh"]
     with pytest.raises(NeverRuns, match="needs 9 nodes, there are 8"):
         plan(gang((9, 9)), nodes)
@@ -762,8 +762,8 @@ def everything(state: State) -> Any:
     return rows, dict(state.absent), dict(state.jobs), claims, list(state.deadlines)
 
 
-def test_a_share_on_a_node_that_nobody_knows_is_not_forgotten_by_a_change_undone() -> None:
-    """It is all that lets somebody vouch for its end."""
+def test_an_allocation_on_an_unknown_node_is_not_forgotten_by_a_change_undone() -> None:
+    """It is all that lets an operator vouch for its end."""
     world = three()
     job = world.submit(gang((3, 3)))
     world.started_on(job)

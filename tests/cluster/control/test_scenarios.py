@@ -233,7 +233,7 @@ def test_an_early_end_is_tried_once_more_at_once_and_the_same_again_is_final() -
     world.requeue(job)
     world.started_on(job)
     world.ended_on(job, code=1, idle=True, error="ImportError: no torch")
-    assert world.state_of(job) == "backoff"  # whoever asks for it has a try of his own
+    assert world.state_of(job) == "backoff"  # a requeue has tries of its own
 
 
 def test_a_command_that_cannot_be_run_is_tried_twice_however_long_it_takes_to_find_out() -> None:

@@ -196,7 +196,7 @@ def check(state: State, now: float) -> None:
 
 
 def _check_no_attempt_is_left_behind(old: Job | None, new: Job) -> None:
-    """Another begins only when every share of the one before has ended."""
+    """Another begins only when every allocation of the one before has ended."""
     if old is not None and old.attempt is not None and new.attempt is not None:
         if new.attempt.number == old.attempt.number:
             gone = set(old.attempt.results) - set(new.attempt.results)

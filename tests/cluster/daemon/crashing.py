@@ -2,7 +2,7 @@
 
     before-commit N    when the N-th change is decided and not yet stored
     after-commit N     when it is stored, and nothing was done or answered yet
-    after-actions N    when it was done, and nobody was answered yet
+    after-actions N    when it was done, and no client was answered yet
 
 The real program otherwise: no line of the package knows of this.
 """
@@ -36,14 +36,14 @@ class CrashingStore(StateStore):
         die_at("after-commit")
 
 
-class CrashingKeeper(Controller):
+class CrashingController(Controller):
     def _done(self, *args: Any) -> None:
         super()._done(*args)
         die_at("after-actions")
 
 
 main.StateStore = CrashingStore  # type: ignore[misc]
-queue_daemon.Controller = CrashingKeeper  # type: ignore[misc]
+queue_daemon.Controller = CrashingController  # type: ignore[misc]
 
 if __name__ == "__main__":
     sys.exit(main.main([]))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.cluster.control.world import spec
-from tests.cluster.daemon.talking import FakeDialer, FakeNode, answers, pair
+from tests.cluster.daemon.connections import FakeDialer, FakeNode, answers, pair
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job, Owner
@@ -53,7 +53,7 @@ class FakeFigures:
 
 
 class FakeMembers:
-    """Who has a certificate."""
+    """The members of the cluster, by their certificates."""
 
     def __init__(self, *names: str) -> None:
         self._names = list(names)
@@ -88,7 +88,7 @@ class Coordinator:
         self.settings = Settings()
         self.store = StateStore(directory / "state")
         self.actions: list[Any] = []
-        self.keeper = Controller(
+        self.controller = Controller(
             self.store,
             [self.a.node],
             lambda action, job: self.actions.append(action),
@@ -96,7 +96,7 @@ class Coordinator:
         )
         self.on_change: Callable[[], None] = lambda: None
         for other in others:
-            self.keeper.report(e.NodeSeen(self.keeper.clock(), other.node))
+            self.controller.report(e.NodeSeen(self.controller.clock(), other.node))
         self.dialer = FakeDialer({other.node.address: other.serve for other in others})
         self.members = FakeMembers("a", *(other.node.name for other in others))
         self.removed: list[tuple[str, str]] = []
@@ -106,11 +106,11 @@ class Coordinator:
         self.cluster_role = ClusterRole(*place, lambda: True, str)  # type: ignore[arg-type]
         about = facts(self.a, directory / "state")
         dialer = None if alone else self.dialer
-        asks = NodeRpc(self.a.share, lambda: self.keeper.state.nodes, dialer)
+        node_rpc = NodeRpc(self.a.allocations, lambda: self.controller.state.nodes, dialer)
         cluster = Cluster("lab", self.members, self._removed)  # type: ignore[arg-type]
         self.requests = Requests(
-            *(self.keeper, self.archives, lambda: self.settings, about),
-            *(self.cluster_role, FakeFigures(), asks),  # type: ignore[arg-type]
+            *(self.controller, self.archives, lambda: self.settings, about),
+            *(self.cluster_role, FakeFigures(), node_rpc),  # type: ignore[arg-type]
             None if alone else cluster,
         )
         self.api = RpcServer(directory / "socket", False, self.requests.handle, "a")
@@ -131,9 +131,9 @@ class Coordinator:
         (answer,) = await self.ask(request, caller)
         return answer
 
-    async def serve(self, talk: RpcConnection) -> None:
+    async def serve(self, connection: RpcConnection) -> None:
         """For a FakeDialer of a member: root of b."""
-        await self.api.serve(talk, Caller(0, "root", True, "b"))
+        await self.api.serve(connection, Caller(0, "root", True, "b"))
 
     # ---- what happens
 
@@ -143,8 +143,8 @@ class Coordinator:
         number = self.store.next_id()
         made = spec(resources={"nodes": (nodes, nodes), "workers_per_node": 2}, **given)
         owner = owner or Owner("a", 1000, "ada")
-        now = self.keeper.clock()
-        self.keeper.ask(e.JobSubmitted(now, number, made, owner, ARCHIVE))
+        now = self.controller.clock()
+        self.controller.ask(e.JobSubmitted(now, number, made, owner, ARCHIVE))
         if prepare:
             self.prepare(number)
         return number
@@ -172,10 +172,10 @@ class Coordinator:
     def report(self, kind: Any, number: int, node: str, *rest: Any) -> None:
         attempt = self.job(number).attempt
         assert attempt is not None
-        self.keeper.report(kind(self.keeper.clock(), number, attempt.number, node, *rest))
+        self.controller.report(kind(self.controller.clock(), number, attempt.number, node, *rest))
 
     def job(self, number: int) -> Job:
-        found = self.keeper.job(number)
+        found = self.controller.job(number)
         assert found is not None
         return found
 
@@ -186,5 +186,5 @@ def coordinator(directory: Path, *, alone: bool = False) -> Iterator[Coordinator
     try:
         yield made
     finally:
-        made.keeper.close()
+        made.controller.close()
         made.store.close()

@@ -18,7 +18,7 @@ from pathlib import Path
 from wiiiiided.cluster.allocation import shim_process
 from wiiiiided.cluster.daemon import main
 
-GATE = "may-begin"  # a pipe: whoever opens it to read waits until somebody has it open to write
+GATE = "may-begin"  # a FIFO: to open it for reading waits until it is open for writing
 
 real = shim_process.shim_command
 

@@ -137,7 +137,7 @@ def wrong(plan: Plan, view: JobView, marks: set[str]) -> list[str]:
 
 
 class Users:
-    """Those who submit, cancel and release while the daemon comes and goes."""
+    """Clients that submit, cancel and release while the daemon comes and goes."""
 
     def __init__(self, client: Client, plans: Sequence[Plan], marks: str, packed: Packed) -> None:
         self.client = client
@@ -219,7 +219,7 @@ class Users:
                 continue
 
     def _patiently(self, ask: Callable[[], Answer]) -> Answer:
-        """Ask; again as long as nobody listens."""
+        """Ask; again as long as no daemon listens."""
         deadline = time.monotonic() + AWAY_S
         while True:
             try:

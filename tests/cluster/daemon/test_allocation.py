@@ -1,4 +1,4 @@
-"""What a node answers about its own share of an attempt."""
+"""What a node answers about its own allocation."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.daemon.talking import FakeNode, FakeShim, answers, pair, run, until
+from tests.cluster.daemon.connections import FakeNode, FakeShim, answers, pair, run, until
 from wiiiiided.cluster.handlers import log_tail
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import messages as m
@@ -28,7 +28,7 @@ def node(tmp_path: Path) -> FakeNode:
 async def asked(node: FakeNode, request: p.NodeRequest) -> list[Any]:
     """Everything the node says to a question."""
     here, there = await pair()
-    serving = asyncio.ensure_future(node.share.handle(there, request))
+    serving = asyncio.ensure_future(node.allocations.handle(there, request))
     serving.add_done_callback(lambda _: there.close())
     found = await answers(here)
     await serving
@@ -49,7 +49,7 @@ def test_lines_name_the_node_and_come_by_time(node: FakeNode) -> None:
 
 
 @pytest.mark.parametrize("slow", ["ranks_written", "_last_lines", "_after_zeros"])
-def test_a_disk_that_does_not_answer_holds_up_nobody_else(
+def test_a_disk_that_does_not_answer_holds_up_no_other_request(
     node: FakeNode, slow: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.write(2, (1.0, "one"))
@@ -90,7 +90,9 @@ def test_following_ends_with_the_share_and_has_its_last_line(node: FakeNode) -> 
         node.begin()
         node.write(0, (1.0, "first"))
         here, there = await pair()
-        serving = asyncio.ensure_future(node.share.handle(there, p.NodeLogs(1, 1, follow=True)))
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
         texts = [line.text for line in m.decode_answer(await here.message()).lines]
         node.write(5, (2.0, "of a rank that began later"))
         texts += [line.text for line in m.decode_answer(await here.message()).lines]
@@ -112,7 +114,9 @@ def test_a_quiet_share_says_that_the_node_is_still_there(
     async def scene() -> m.Answer:
         node.begin()
         here, there = await pair()
-        serving = asyncio.ensure_future(node.share.handle(there, p.NodeLogs(1, 1, follow=True)))
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
         heard = m.decode_answer(await here.message())
         here.close()
         await serving
@@ -122,11 +126,13 @@ def test_a_quiet_share_says_that_the_node_is_still_there(
     assert run(scene()) == m.LogLines(())
 
 
-def test_following_ends_when_nobody_listens_any_more(node: FakeNode) -> None:
+def test_following_ends_when_the_client_has_gone(node: FakeNode) -> None:
     async def scene() -> None:
         node.begin()
         here, there = await pair()
-        serving = asyncio.ensure_future(node.share.handle(there, p.NodeLogs(1, 1, follow=True)))
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
         here.close()
         await until(serving.done, "it has ended")
         await serving
@@ -143,7 +149,7 @@ def test_pids_of_those_that_run_and_codes_of_those_that_ended(node: FakeNode) ->
         {"rank": "x", "pid": 13},
     ]
     node.workers.shims[1, 1] = FakeShim(told, [])
-    found = node.share.ranks(p.NodeRanks(1, 1))
+    found = node.allocations.ranks(p.NodeRanks(1, 1))
     assert found.pids == {2: 11, 3: 12}
     assert found.codes == {3: 1}
     assert found.directory == str(node.runs.job(1))
@@ -153,18 +159,18 @@ def test_the_end_of_a_share_has_its_codes_and_its_error(node: FakeNode) -> None:
     node.begin()
     end = protocol.AttemptEnd(1.0, {"2": 1, "3": 143}, 1, 2, error="ValueError: no")
     node.runs.write(1, 1, protocol.EXIT, protocol.to_bytes(end))
-    found = node.share.ranks(p.NodeRanks(1, 1))
+    found = node.allocations.ranks(p.NodeRanks(1, 1))
     assert (found.codes, found.error) == ({2: 1, 3: 143}, "ValueError: no")
 
 
 def test_a_record_that_the_job_spoiled_is_no_record(node: FakeNode) -> None:
     node.begin()
     node.runs.write(1, 1, protocol.EXIT, json.dumps({"codes": "?"}).encode())
-    assert node.share.ranks(p.NodeRanks(1, 1)).codes == {}
+    assert node.allocations.ranks(p.NodeRanks(1, 1)).codes == {}
 
 
 def test_of_a_job_without_files_nothing_is_said(node: FakeNode) -> None:
-    assert node.share.ranks(p.NodeRanks(1, 1)) == p.AllocationView()
+    assert node.allocations.ranks(p.NodeRanks(1, 1)) == p.AllocationView()
 
 
 def test_stacks_come_from_the_shim_while_it_runs(node: FakeNode) -> None:
@@ -211,11 +217,11 @@ def test_files_that_cannot_all_be_read_are_said_to_be_so_at_the_end(node: FakeNo
     assert "could not all be read" in no.message
 
 
-def test_a_tar_that_nobody_reads_any_more_leaves_no_process(node: FakeNode) -> None:
+def test_a_tar_whose_reader_has_gone_leaves_no_process(node: FakeNode) -> None:
     node.give({"large": "x" * (8 << 20)})
 
     async def scene() -> None:
-        pieces = node.share.pull(p.NodePull(1, ("**",)))
+        pieces = node.allocations.pull(p.NodePull(1, ("**",)))
         await anext(pieces)
         await pieces.aclose()
 
@@ -226,6 +232,6 @@ def test_a_tar_that_nobody_reads_any_more_leaves_no_process(node: FakeNode) -> N
 def test_a_refusal_is_the_callers_when_it_is_asked_directly(node: FakeNode) -> None:
     async def scene() -> None:
         with pytest.raises(Refuse, match="no files"):
-            await anext(node.share.pull(p.NodePull(1, ("**",))))
+            await anext(node.allocations.pull(p.NodePull(1, ("**",))))
 
     run(scene())

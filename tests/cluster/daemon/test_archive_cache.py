@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.daemon.talking import pair, run
+from tests.cluster.daemon.connections import pair, run
 from wiiiiided.cluster.allocation import archive_cache as module
 from wiiiiided.cluster.allocation.archive_cache import SEND_BYTES, Archives
 from wiiiiided.errors import UsageError

@@ -32,11 +32,11 @@ class Site:
         self.world = World()
         self.store = StateStore(root / "state")
         self.runs = JobDirs(root / "jobs", JobAccount.this())
-        self.courses = self.new_daemon()
+        self.tracker = self.new_daemon()
         self.world.now = self.now + DAY
         self.job = self.world.submit(spec("digits", resources={"workers_per_node": 2}))
         self.runs.make(self.job, 1)
-        self.courses.update(self.world.state)
+        self.tracker.update(self.world.state)
         self.pages: list[StatsPage] = []
 
     def new_daemon(self) -> AttemptTracker:
@@ -68,7 +68,7 @@ class Site:
             for page, share in zip(self.pages, waits, strict=True):
                 page.words[stats.OPERATIONS] += 10
                 page.words[stats.WAITING_NS] += int(share * 1e9)
-            self.courses.sample()
+            self.tracker.sample()
 
     def stored(self) -> RunRecord | None:
         return self.store.records.latest(self.job)
@@ -77,8 +77,8 @@ class Site:
         self.world.started_on(self.job)
         self.world.now = self.now + DAY
         self.world.ended_on(self.job)
-        self.courses.update(self.world.state)
-        found = self.courses.latest(self.job)
+        self.tracker.update(self.world.state)
+        found = self.tracker.latest(self.job)
         assert found is not None
         return found
 
@@ -130,11 +130,11 @@ def test_the_end_is_known_at_once_and_written_when_flushed(site: Site) -> None:
     site.work(1)
     record = site.end()
     assert (record.state, record.code, record.ended_at) == ("done", 0, site.now + DAY)
-    assert site.courses.waiting
+    assert site.tracker.waiting
     assert site.stored() is None
-    assert site.courses.of(site.job) == [record]
-    site.courses.flush()
-    assert not site.courses.waiting
+    assert site.tracker.of(site.job) == [record]
+    site.tracker.flush()
+    assert not site.tracker.waiting
     assert site.stored() == record
 
 
@@ -150,18 +150,18 @@ def test_an_end_that_cannot_be_written_waits_for_its_turn(site: Site) -> None:
     site.work(3)
     record = site.end()
     site.store._db.execute("PRAGMA query_only = ON")
-    site.courses.flush()
-    assert site.courses.waiting
-    assert site.courses.latest(site.job) == record
+    site.tracker.flush()
+    assert site.tracker.waiting
+    assert site.tracker.latest(site.job) == record
     site.store._db.execute("PRAGMA query_only = OFF")
-    site.courses.flush()
+    site.tracker.flush()
     assert site.stored() == record
 
 
 def test_a_daemon_that_stops_writes_what_runs(site: Site) -> None:
     site.begin()
     site.work(3)
-    site.courses.close()
+    site.tracker.close()
     stored = site.stored()
     assert stored is not None
     assert (stored.state, stored.observed_s, len(stored.points)) == ("", 3.0, 3)
@@ -183,7 +183,7 @@ def test_an_attempt_that_ended_unseen_is_ended_by_the_next_daemon(site: Site) ->
     assert stored is not None
     assert (stored.state, stored.code, stored.ended_at) == ("done", 0, site.world.now)
     assert stored.ranks[1].totals.operations == 69
-    assert stored.observed_s == 2.0  # as it was written; nobody has looked since
+    assert stored.observed_s == 2.0  # as it was written; no sample was taken since
     assert stored.points[-1].at == pytest.approx(36.0)  # when it ended, not when that was found
     assert counted(stored) == pytest.approx(60 + 69)
     assert site.store.records.unfinished() == []
@@ -233,10 +233,10 @@ def test_a_page_whose_birth_was_seen_is_counted_from_there(site: Site) -> None:
 def test_a_daemon_that_comes_back_soon_after_the_birth_counts_nothing_twice(site: Site) -> None:
     site.begin()
     site.work(1)
-    site.courses.close()
+    site.tracker.close()
     site.now += 0.5
-    site.courses = site.new_daemon()
-    site.courses.update(site.world.state)
+    site.tracker = site.new_daemon()
+    site.tracker.update(site.world.state)
     site.work(2)
     record = site.end()
     found = [(point.at, point.span) for point in record.points]
@@ -250,8 +250,8 @@ def test_a_daemon_that_is_killed_leaves_no_hole_in_the_figures(site: Site, secon
     """Whenever it was, and whatever was not written yet: the ranks have counted on."""
     site.begin()
     site.work(seconds)
-    site.courses = site.new_daemon()
-    site.courses.update(site.world.state)
+    site.tracker = site.new_daemon()
+    site.tracker.update(site.world.state)
     site.now += 2.0
     site.work(5)
     record = site.end()
@@ -266,12 +266,12 @@ def test_a_daemon_that_is_killed_leaves_no_hole_in_the_figures(site: Site, secon
 def test_a_clock_that_was_set_back_meanwhile_keeps_the_points_in_order(site: Site) -> None:
     site.begin()
     site.work(100)
-    site.courses.close()
+    site.tracker.close()
     site.world.now -= 5000
     again = site.new_daemon()
     again._clock = lambda: site.now + DAY - 5000
     again.update(site.world.state)
-    site.courses = again
+    site.tracker = again
     site.work(5)
     record = again.latest(site.job)
     assert record is not None

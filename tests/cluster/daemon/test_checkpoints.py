@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.daemon.connections import FakeNode, run, until
 from tests.cluster.daemon.requesting import Coordinator, coordinator
-from tests.cluster.daemon.talking import FakeNode, run, until
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_cluster
 from wiiiiided.cluster.control import events as e
@@ -42,9 +42,9 @@ class Site:
         self.job = cluster.submit(nodes=3, output=output, policy=policy)
 
     def new(self) -> Checkpoints:
-        asks = self.cluster.requests.ranks.asks
+        node_rpc = self.cluster.requests.ranks.node_rpc
         directory = self.cluster.archives.directory.with_name("checkpoints")
-        made = Checkpoints(directory, asks, self.cluster.keeper, lambda: self.limit)
+        made = Checkpoints(directory, node_rpc, self.cluster.controller, lambda: self.limit)
         self.cluster.on_change = made.changed
         made.start()
         return made
@@ -53,7 +53,7 @@ class Site:
         """The attempt ends badly, and the next is placed."""
         self.cluster.start(self.job)
         self.cluster.end(self.job, code=1)
-        self.cluster.keeper.tick()
+        self.cluster.controller.tick()
         assert self.cluster.job(self.job).state == "starting"
 
     def node(self, name: str) -> FakeNode:
@@ -118,7 +118,7 @@ def test_of_a_machine_that_is_gone_another_is_taken_and_named(tmp_path: Path) ->
         async with site(tmp_path) as here:
             here.fail()
             here.give(b="30", c="20")
-            real = here.sets.asks.pull
+            real = here.sets.node_rpc.pull
 
             async def pull(node: str, asked: p.NodePull) -> AsyncGenerator[bytes, None]:
                 if node == "a":
@@ -128,7 +128,7 @@ def test_of_a_machine_that_is_gone_another_is_taken_and_named(tmp_path: Path) ->
                     if node == "b":
                         raise NoAnswer("b does not answer")  # in the middle of it
 
-            here.sets.asks.pull = pull  # type: ignore[method-assign]
+            here.sets.node_rpc.pull = pull  # type: ignore[method-assign]
             assert await here.files() == {"ckpt/model": "20"}
             said = here.story()
             assert "checkpoints of c go to a, b: 1 file" in said
@@ -183,11 +183,11 @@ def test_an_attempt_that_is_over_meanwhile_needs_none(tmp_path: Path) -> None:
                 await asyncio.sleep(600)
                 yield b""
 
-            here.sets.asks.pull = pull  # type: ignore[method-assign]
+            here.sets.node_rpc.pull = pull  # type: ignore[method-assign]
             waiting = asyncio.ensure_future(here.files())
             await hangs.wait()
-            keeper = here.cluster.keeper
-            keeper.report(e.CancelRequested(keeper.clock(), here.job, "ada"))
+            controller = here.cluster.controller
+            controller.report(e.CancelRequested(controller.clock(), here.job, "ada"))
             with pytest.raises(HostError, match="not being prepared any more"):
                 await waiting
             await until(lambda: not list(here.sets.directory.iterdir()), "nothing is left")
@@ -203,7 +203,7 @@ def test_a_machine_on_which_it_runs_gives_no_checkpoints(tmp_path: Path) -> None
             a.workers.shims[here.job, 1] = object()
             asked = p.NodePull(here.job, ("ckpt/**",), checkpoints=True)
             with pytest.raises(Refuse, match="still runs on a"):
-                async for _ in a.share.pull(asked):
+                async for _ in a.allocations.pull(asked):
                     pass
 
     run(scene())
@@ -211,7 +211,7 @@ def test_a_machine_on_which_it_runs_gives_no_checkpoints(tmp_path: Path) -> None
 
 # ---- real daemons
 
-# What most scripts do: rank 0 saves, everybody loads what is there. One machine has a set of its
+# What most scripts do: rank 0 saves, every rank loads what is there. One machine has a set of its
 # own, of other files too.
 IDIOM = """
 import os, pathlib, signal, sys, time
@@ -230,7 +230,9 @@ os.kill(os.getpid(), signal.SIGKILL if attempt < 2 else 0)
 """
 
 
-def test_everybody_loads_what_rank_0_saved_whoever_dies_meanwhile(tmp_path: Path) -> None:
+def test_every_rank_loads_what_rank_0_saved_whichever_machine_dies_meanwhile(
+    tmp_path: Path,
+) -> None:
     with private_cluster(3) as (a, b, c):
         policy = {"restart": Restart(max=5, backoff_s=2.0), "grace_s": 1.0}
         job = b.submit(

@@ -1,4 +1,4 @@
-"""Who attacks a cluster's daemons: strangers, removed members, and members that lie.
+"""Attacks on a cluster's daemons: by machines without a certificate, removed members, liars.
 
 Real daemons on loopback addresses; the attackers speak to their ports with papers that they stole
 from a daemon's own directory, so what they show is what such a machine would have.
@@ -25,7 +25,7 @@ from tests.kit.daemons import (
     private_daemon,
 )
 from wiiiiided.cluster.control import events as e
-from wiiiiided.cluster.membership.control_port import STRANGERS
+from wiiiiided.cluster.membership.control_port import MAX_JOINING
 from wiiiiided.cluster.membership.links import restamped
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.peering.metrics_codec import AttemptFigures, NodeFigures
@@ -117,7 +117,7 @@ def papers(daemon: PrivateDaemon) -> Identity:
 
 
 def member(cluster: Cluster) -> Visitor:
-    """Somebody with b's key at the coordinator's port."""
+    """A machine with b's key at the coordinator's port."""
     return Visitor(papers(cluster[0]), client_context(papers(cluster[1])))
 
 
@@ -151,7 +151,7 @@ def was_heard(liar: Visitor) -> None:
 # ---- a removed member
 
 
-def test_a_removed_member_with_a_foot_in_the_door_does_not_come_back(own: Cluster) -> None:
+def test_a_removed_member_with_an_open_connection_does_not_come_back(own: Cluster) -> None:
     own[1].stop()
     with member(own) as foot:
         foot.is_let_in("link")
@@ -174,12 +174,12 @@ def test_a_removed_member_hears_nothing_more_on_what_it_had_asked(own: Cluster) 
     assert own[0].answers()
 
 
-def test_a_removed_member_has_no_more_places_than_a_stranger(own: Cluster) -> None:
+def test_a_removed_member_has_no_more_places_than_a_machine_that_joins(own: Cluster) -> None:
     own[1].stop()
     own[0].client.remove_node("b", force=True)
     with contextlib.ExitStack() as stack:
         crowd = [stack.enter_context(member(own)) for _ in range(60)]
-        assert all(one.is_hung_up_on(AT_ONCE_S) for one in crowd[: 60 - STRANGERS])
+        assert all(one.is_hung_up_on(AT_ONCE_S) for one in crowd[: 60 - MAX_JOINING])
         with stranger(own) as joining:
             joining.is_let_in("greet")
 
@@ -198,7 +198,7 @@ def test_a_removed_machine_knows_it_when_another_has_its_name(own: Cluster) -> N
 # ---- strangers
 
 
-def test_a_stranger_cannot_fill_the_log(cluster: Cluster) -> None:
+def test_an_unauthenticated_peer_cannot_fill_the_log(cluster: Cluster) -> None:
     before = len(cluster[0].said())
     deep = b'{"type":"Opening","x":' + b"[" * 30_000 + b"]" * 30_000 + b"}"
     evil = b'{"type":"\\u001b[2J\\nroot logged in %d' + b"A" * 10_000 + b'"}'
@@ -228,7 +228,7 @@ def test_refused_tokens_cannot_fill_the_log(cluster: Cluster) -> None:
     assert 1 <= len(lines) <= time.monotonic() - began + 2
 
 
-def test_a_stranger_is_not_listened_to_for_megabytes(cluster: Cluster) -> None:
+def test_an_unauthenticated_peer_cannot_send_megabytes(cluster: Cluster) -> None:
     with stranger(cluster) as one:
         one.socket.sendall(framing.MESSAGE + (1 << 20).to_bytes(4, "big"))
         assert one.is_hung_up_on(AT_ONCE_S)
@@ -248,7 +248,7 @@ def test_what_a_machine_does_with_itself_is_not_asked_from_elsewhere(
     assert cluster[0].client.status().role == "coordinator"
 
 
-def test_a_member_with_a_million_jobs_stops_nobody(cluster: Cluster) -> None:
+def test_a_member_with_a_million_jobs_stops_no_other(cluster: Cluster) -> None:
     with silenced(cluster), member(cluster) as liar:
         liar.is_let_in("link")
         liar.say(hello(cluster, has=(10**30, -1, 1 << 63, *range(1, 400_000))))

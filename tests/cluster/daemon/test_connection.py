@@ -1,4 +1,4 @@
-"""One connection of a daemon: what comes is bounded, and who goes away is noticed."""
+"""One connection of a daemon: what comes is bounded, and a peer that goes away is noticed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.cluster.daemon.talking import pair, run
+from tests.cluster.daemon.connections import pair, run
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import NOBODY, Caller, RpcConnection
@@ -54,7 +54,7 @@ def test_a_piece_that_does_not_come_in_time_is_noticed() -> None:
 
 @pytest.mark.parametrize(("least", "whole_s"), [(1000, None), (1, 0.2)])
 def test_a_blob_that_comes_too_slowly_is_ended(least: int, whole_s: float | None) -> None:
-    """A byte now and then keeps nobody's place for ever."""
+    """A byte now and then does not keep a connection's place for ever."""
 
     async def scene() -> None:
         here, there = await pair()
@@ -98,7 +98,7 @@ def test_what_the_receiver_does_with_a_piece_is_not_the_senders_time() -> None:
     run(scene())
 
 
-def test_waiting_leaves_the_frame_for_who_reads_it() -> None:
+def test_waiting_leaves_the_frame_for_its_reader() -> None:
     async def scene() -> None:
         here, there = await pair()
         await here.say(m.Why(1))
@@ -110,7 +110,7 @@ def test_waiting_leaves_the_frame_for_who_reads_it() -> None:
     run(scene())
 
 
-def test_work_for_somebody_who_went_away_is_stopped() -> None:
+def test_work_for_a_client_that_went_away_is_stopped() -> None:
     async def scene() -> None:
         here, there = await pair()
         stopped = asyncio.Event()
@@ -144,18 +144,18 @@ def test_a_defect_of_the_work_is_not_swallowed() -> None:
     run(scene())
 
 
-def test_until_somebody_says_for_whom_it_is_a_connection_is_nobodys() -> None:
+def test_until_its_user_is_known_a_connection_has_no_rights() -> None:
     async def scene() -> RpcConnection:
         _, there = await pair()
         return there
 
-    talk = run(scene())
-    assert talk.caller == NOBODY
-    assert not talk.caller.admin
-    assert talk.peer is None
+    connection = run(scene())
+    assert connection.caller == NOBODY
+    assert not connection.caller.admin
+    assert connection.peer is None
 
 
-def test_the_kernel_says_who_is_at_the_other_end_of_a_unix_socket() -> None:
+def test_the_kernel_names_the_user_at_the_other_end_of_a_unix_socket() -> None:
     import socket
 
     ours, theirs = socket.socketpair()
@@ -165,7 +165,7 @@ def test_the_kernel_says_who_is_at_the_other_end_of_a_unix_socket() -> None:
 
 
 def test_the_kernel_asks_after_a_quiet_machine() -> None:
-    """Else who waits on a machine that was switched off would wait for ever."""
+    """Else a wait for a machine that was switched off would never end."""
     import socket
 
     async def scene() -> list[int]:
@@ -176,14 +176,14 @@ def test_the_kernel_asks_after_a_quiet_machine() -> None:
         async with server:
             port = server.sockets[0].getsockname()[1]
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            talk = RpcConnection(reader, writer)
+            connection = RpcConnection(reader, writer)
             link = writer.get_extra_info("socket")
             found = [
                 link.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE),
                 link.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE),
             ]
-            await talk.gone()
-            talk.close()
+            await connection.gone()
+            connection.close()
             return found
 
     keeps, idle_s = run(scene())

@@ -1,4 +1,4 @@
-"""What the keeper does with clocks that creep and deadlines that cannot be taken."""
+"""What the controller does with clocks that creep and deadlines that cannot be taken."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ def test_small_steps_of_the_clock_add_up_to_a_jump(store: StateStore) -> None:
     """Of sixty times 1.9 s nothing was told, and deadlines came two minutes early."""
 
     async def scene() -> None:
-        keeper = Clocked(store)
-        keeper.steady = lambda: 0.0
-        keeper._ahead = keeper.now
-        job = keeper.run(max_time_s=100.0)
+        controller = Clocked(store)
+        controller.steady = lambda: 0.0
+        controller._ahead = controller.now
+        job = controller.run(max_time_s=100.0)
         for _ in range(60):
-            keeper.now += 1.9
-            keeper.tick()
-        assert keeper.state.jobs[job].state == "running"
-        assert keeper.state.jobs[job].phase.since == pytest.approx(keeper.now, abs=2.0)
-        keeper.close()
+            controller.now += 1.9
+            controller.tick()
+        assert controller.state.jobs[job].state == "running"
+        assert controller.state.jobs[job].phase.since == pytest.approx(controller.now, abs=2.0)
+        controller.close()
 
     asyncio.run(scene())
 
@@ -82,19 +82,19 @@ def test_a_deadline_that_raises_keeps_no_other_from_being_taken(
     monkeypatch.setattr(control_step, "_phase_due", broken)
 
     async def scene() -> None:
-        keeper = Clocked(store)
-        jobs = [keeper.run(**LIMIT), keeper.run(**LIMIT)]
-        keeper.now += 10.0
-        keeper.steady = lambda: keeper.now - keeper._ahead
-        keeper.tick()
-        assert [keeper.state.jobs[job].state for job in jobs] == ["running", "stopping"]
+        controller = Clocked(store)
+        jobs = [controller.run(**LIMIT), controller.run(**LIMIT)]
+        controller.now += 10.0
+        controller.steady = lambda: controller.now - controller._ahead
+        controller.tick()
+        assert [controller.state.jobs[job].state for job in jobs] == ["running", "stopping"]
         assert len(tried) == 2  # with all others, and alone
-        assert keeper.state.next_deadline() == keeper.now + PUT_OFF_S
-        keeper.tick()
+        assert controller.state.next_deadline() == controller.now + PUT_OFF_S
+        controller.tick()
         assert len(tried) == 2
-        keeper.report(e.WorkersEnded(keeper.now, 1, 1, "a", 0, ""))
-        assert keeper.state.put_off_to == {}
-        assert keeper.state.deadlines == []
-        keeper.close()
+        controller.report(e.WorkersEnded(controller.now, 1, 1, "a", 0, ""))
+        assert controller.state.put_off_to == {}
+        assert controller.state.deadlines == []
+        controller.close()
 
     asyncio.run(scene())

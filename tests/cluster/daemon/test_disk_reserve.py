@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.daemon.connections import run
 from tests.cluster.daemon.requesting import ADA, Coordinator, coordinator
-from tests.cluster.daemon.talking import run
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import private_daemon
 from tests.kit.disks import fill, small_disk
@@ -42,7 +42,7 @@ def no_room(site: Coordinator, *, but_the_reserve: bool) -> Iterator[None]:
     site.store.commit = commit  # type: ignore[method-assign]
     yield
     site.store.commit = real  # type: ignore[method-assign]
-    site.keeper.tick()
+    site.controller.tick()
 
 
 def stopped(site: Coordinator) -> list[int]:
@@ -86,7 +86,7 @@ def test_where_not_even_that_helps_it_is_ended_and_not_yet_recorded(tmp_path: Pa
                 view = await asked
                 said = f"ended (cancelled by ada), not yet recorded: {FULL}"
                 assert (view.state, view.why) == ("stopping", said)
-                again = await site.one(m.Cancel(job), ADA)  # whoever asks again is told the same
+                again = await site.one(m.Cancel(job), ADA)  # the same request gets the same answer
                 assert again.why == said
                 gone = await site.one(m.Cancel(queued), ADA)
                 assert gone.why == said
@@ -98,7 +98,7 @@ def test_where_not_even_that_helps_it_is_ended_and_not_yet_recorded(tmp_path: Pa
                 assert isinstance(refused, m.Refusal)
             states = [site.job(number).state for number in (job, queued)]
             assert states == ["cancelled", "cancelled"]
-            assert site.keeper.unrecorded == {}
+            assert site.controller.unrecorded == {}
             assert (await site.one(m.ListJobs())).problem == ""
 
     run(scene())
@@ -154,7 +154,7 @@ def test_a_state_on_a_full_disk_is_opened_with_what_was_kept(tmp_path: Path) -> 
                 StateStore(place)
         store = StateStore(place)
         assert not store.reserve.is_kept
-        assert store.reserve.trouble == ""  # for as long as nobody takes it
+        assert store.reserve.trouble == ""  # for as long as it is not used
         fill(place)
         assert store.reserve.trouble.startswith(f"the disk of {place} is full")
         store.close()

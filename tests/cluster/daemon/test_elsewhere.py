@@ -48,7 +48,7 @@ def watched(tmp_path: Path) -> Iterator[TwoNodes]:
 
 
 def now_of(site: TwoNodes) -> Any:
-    return site.courses.live[site.job, 1].course.now()
+    return site.tracker.live[site.job, 1].attempt_metrics.now()
 
 
 def test_ranks_of_all_nodes_are_one_job(site: TwoNodes) -> None:
@@ -100,12 +100,12 @@ def test_a_rank_elsewhere_is_counted_from_its_birth(site: TwoNodes) -> None:
     assert sum(p.span * p.rates.operations for p in record.points) == pytest.approx(80, rel=0.01)
 
 
-def test_a_rank_that_was_born_before_anybody_looked_is_not(site: TwoNodes) -> None:
+def test_a_rank_that_was_born_before_the_first_sample_is_not(site: TwoNodes) -> None:
     site.now += 100
-    site.courses = site.new_coordinator()
-    site.courses.update(site.world.state)
+    site.tracker = site.new_coordinator()
+    site.tracker.update(site.world.state)
     site.work(3)
-    record = site.courses.latest(site.job)
+    record = site.tracker.latest(site.job)
     assert record is not None
     assert max(point.rates.operations for point in record.points) < 41
 
@@ -113,8 +113,8 @@ def test_a_rank_that_was_born_before_anybody_looked_is_not(site: TwoNodes) -> No
 def test_an_attempt_that_has_no_rank_here_is_followed_too(site: TwoNodes) -> None:
     site.work(3)
     site.world.ended_on(site.job, "a")
-    site.courses.update(site.world.state)
-    assert site.courses._here() == {}
+    site.tracker.update(site.world.state)
+    assert site.tracker._here() == {}
     site.work(3)
     assert now_of(site).ranks[2].step == 6
 
@@ -137,9 +137,9 @@ def test_two_messages_between_two_samples_are_one(site: TwoNodes) -> None:
         site.now += 0.1
         site.count(2)
         site.push()
-    assert site.courses.sample() == {"a", "b"}
+    assert site.tracker.sample() == {"a", "b"}
     assert now_of(site).ranks[2].step == 6
-    assert site.courses.sample() == {"a"}
+    assert site.tracker.sample() == {"a"}
 
 
 # ---- what is not believed
@@ -147,8 +147,8 @@ def test_two_messages_between_two_samples_are_one(site: TwoNodes) -> None:
 
 def forged(site: TwoNodes, *found: Observed, at: float = 5000.0, attempt: int = 1) -> None:
     ranks = AttemptFigures(site.job, attempt, pack(at, found))
-    site.courses.take("b", NodeFigures(at, 0.5, 0.5, False, (ranks,)))
-    site.courses.sample()
+    site.tracker.take("b", NodeFigures(at, 0.5, 0.5, False, (ranks,)))
+    site.tracker.sample()
 
 
 def test_a_node_speaks_for_its_own_ranks_alone(
@@ -164,10 +164,10 @@ def test_a_node_speaks_for_its_own_ranks_alone(
     ]
 
 
-def test_a_node_that_has_no_share_speaks_for_nobody(site: TwoNodes) -> None:
+def test_a_node_without_an_allocation_speaks_for_no_rank(site: TwoNodes) -> None:
     ranks = AttemptFigures(site.job, 1, pack(5.0, [Observed(sample(2, 5.0))]))
-    site.courses.take("c", NodeFigures(5.0, None, None, False, (ranks,)))
-    site.courses.sample()
+    site.tracker.take("c", NodeFigures(5.0, None, None, False, (ranks,)))
+    site.tracker.sample()
     assert [rank.rank for rank in now_of(site).ranks] == [0, 1]
 
 
@@ -184,7 +184,7 @@ def test_bytes_that_are_no_figures_are_dropped_with_a_line(
     site: TwoNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = NodeFigures(5.0, None, None, False, (AttemptFigures(site.job, 1, "~~~"),))
-    site.courses.take("b", bad)
+    site.tracker.take("b", bad)
     assert "metrics of node b are dropped: " in caplog.text
     site.work(2)
     assert len(now_of(site).ranks) == 4
@@ -194,19 +194,19 @@ def test_counters_and_clocks_of_a_process_do_not_fall(site: TwoNodes) -> None:
     forged(site, Observed(sample(2, 5000.0, operations=50)))
     forged(site, Observed(sample(2, 5001.0, operations=49)), at=5001.0)
     forged(site, Observed(sample(2, 4999.0, operations=60)), at=4999.0)
-    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 50
+    assert site.tracker.live[site.job, 1].attempt_metrics.ranks[2][1].operations == 50
     forged(site, Observed(sample(2, 5002.0, operations=60)), at=5002.0)
-    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 60
+    assert site.tracker.live[site.job, 1].attempt_metrics.ranks[2][1].operations == 60
     forged(site, Observed(sample(2, 1.0, operations=1, pid=9999)), at=1.0)  # another process
-    assert site.courses.live[site.job, 1].course.ranks[2][1].operations == 1
+    assert site.tracker.live[site.job, 1].attempt_metrics.ranks[2][1].operations == 1
 
 
-def test_a_codec_is_text_of_somebody_else(site: TwoNodes) -> None:
+def test_a_codec_is_untrusted_text(site: TwoNodes) -> None:
     ranks = pack(5.0, [Observed(sample(2, 5.0))])
     codec = (2, "lz4\x1b[2J" + "x" * 99, "why\n" + "y" * 999)
     figures = AttemptFigures(site.job, 1, ranks, codec)
-    site.courses.take("b", NodeFigures(5.0, None, None, False, (figures,)))
-    site.courses.sample()
+    site.tracker.take("b", NodeFigures(5.0, None, None, False, (figures,)))
+    site.tracker.sample()
     rank = now_of(site).ranks[2]
     assert (rank.codec, rank.codec_why[:5]) == ("lz4?[2Jxxxxxxxxx", "why?y")
     assert len(rank.codec_why) == 300
@@ -328,7 +328,7 @@ def test_a_rank_that_never_did_anything_is_not_silent(watched: TwoNodes) -> None
     assert watched.hung == []
 
 
-def test_a_rank_that_is_over_owes_nobody_anything(watched: TwoNodes) -> None:
+def test_a_rank_that_is_over_does_not_count_as_silent(watched: TwoNodes) -> None:
     watched.work(5)
     watched.shims[watched.job, 1].over = {3}
     watched.work(100, silent=(3,))
@@ -342,7 +342,7 @@ def test_a_share_that_is_over_is_not_hung(watched: TwoNodes) -> None:
     assert watched.hung == []
 
 
-def test_without_a_limit_nobody_watches(site: TwoNodes) -> None:
+def test_without_a_hang_timeout_no_rank_is_watched(site: TwoNodes) -> None:
     site.work(5)
     site.work(100, silent=(2, 3))
     assert site.hung == []
@@ -370,7 +370,7 @@ def test_the_silence_of_a_share_that_has_ended_here_is_none(watched: TwoNodes) -
     watched.report = hung.append
     watched.work(5)
     watched.world.ended_on(watched.job, "a")
-    watched.courses.update(watched.world.state)
+    watched.tracker.update(watched.world.state)
     watched.work(60, silent=(0, 1))
     assert hung == []
 
@@ -397,7 +397,7 @@ def test_ranks_that_never_write_are_known_by_what_they_use(tmp_path: Path) -> No
         assert now.memory == sum(rank.memory for rank in now.ranks)
         assert now.cpu is not None
         assert (now.step, now.straggler, now.rates) == (None, None, Rates(measured=False))
-        points = site.courses.latest(site.job).points
+        points = site.tracker.latest(site.job).points
         assert len(points) >= 3
         assert points[-1].memory == now.memory
     finally:
@@ -415,7 +415,7 @@ def test_what_scripts_report_by_name_comes_along(site: TwoNodes) -> None:
     site.pages[3].say(1, None, None, None, {"lr": float("nan")})
     site.work(1)
     assert now_of(site).metrics["lr"] is None
-    assert site.courses.latest(site.job).points[-1].metrics["accuracy"] == pytest.approx(0.375)
+    assert site.tracker.latest(site.job).points[-1].metrics["accuracy"] == pytest.approx(0.375)
 
 
 def test_names_of_metrics_from_elsewhere_are_not_believed(site: TwoNodes) -> None:
@@ -423,9 +423,9 @@ def test_names_of_metrics_from_elsewhere_are_not_believed(site: TwoNodes) -> Non
     (figures,) = site.sent[-1].attempts
     names = ["fine", 'x"} 1', "\x1b[31m", *(f"m{n}" for n in range(20))]
     hostile = {2: dict.fromkeys(names, 1.0), 0: {"not_there": 1.0}}
-    site.courses.take("b", replace(site.sent[-1], attempts=(replace(figures, metrics=hostile),)))
+    site.tracker.take("b", replace(site.sent[-1], attempts=(replace(figures, metrics=hostile),)))
     site.work(1)
-    known = site.courses.live[site.job, 1].metrics
+    known = site.tracker.live[site.job, 1].metrics
     assert set(known[2]) <= {"fine", *(f"m{n}" for n in range(20))}
     assert len(known[2]) <= 8
     assert 0 not in known
@@ -485,7 +485,7 @@ def test_ranks_of_another_machine_that_train_at_other_steps_are_named_once(
     def report(event: Any) -> None:
         told.append(event)
         site.world.feed(event)
-        site.courses.update(site.world.state)
+        site.tracker.update(site.world.state)
 
     site.report = report
     site.begin()

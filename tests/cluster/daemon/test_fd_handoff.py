@@ -1,4 +1,4 @@
-"""Passing connections to a job's processes: what may be a door, and who then has them."""
+"""Passing connections to a job's processes: what is an endpoint, and which process gets them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WITHIN_S = 20.0
 
 
 class Listener:
-    """Somebody behind a door: takes one byte with a descriptor, answers, and keeps both."""
+    """A process at an endpoint: takes one byte with a descriptor, answers, and keeps both."""
 
     def __init__(self, path: Path, answer: bytes = b"", accepts: int = 1) -> None:
         self.sock = socket.socket(socket.AF_UNIX)
@@ -58,8 +58,8 @@ class Listener:
             one.close()
 
 
-class House:
-    """Attempts' directories, their doors, and a connection to be passed on."""
+class AttemptRig:
+    """Attempts' directories, their endpoints, and a connection to be passed on."""
 
     def __init__(self, root: Path) -> None:
         self.runs = JobDirs(root, JobAccount.this())
@@ -86,88 +86,87 @@ class House:
 
 
 @pytest.fixture
-def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[House]:
-    monkeypatch.setattr(module, "ANSWER_S", WITHIN_S)  # who answers here is a thread
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AttemptRig]:
+    monkeypatch.setattr(module, "ANSWER_S", WITHIN_S)  # a thread answers here
     before = set(open_descriptors())
-    house = House(tmp_path)
-    yield house
-    house.close()
+    rig = AttemptRig(tmp_path)
+    yield rig
+    rig.close()
     # Fewer is no fault: what earlier tests left may have been collected meanwhile.
     assert not set(open_descriptors()) - before
 
 
-def test_a_connection_passed_to_a_worker_is_the_workers(house: House) -> None:
-    worker = house.listener(house.attempt(7) / f"door-{UID}")
-    asyncio.run(house.handoff.worker(7, 1, UID, house.mine, lambda: b"come in"))
-    house.mine.close()  # the daemon's copy
+def test_a_connection_passed_to_a_worker_is_the_workers(rig: AttemptRig) -> None:
+    worker = rig.listener(rig.attempt(7) / f"door-{UID}")
+    asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine, lambda: b"come in"))
+    rig.mine.close()  # the daemon's copy
     worker.close()
     assert worker.said == [b"W"]
-    assert house.theirs.recv(100) == b"come in"
-    assert house.theirs.recv(100) == b""  # the worker's copy was the last
+    assert rig.theirs.recv(100) == b"come in"
+    assert rig.theirs.recv(100) == b""  # the worker's copy was the last
 
 
-def test_the_store_of_another_machine_is_passed_to_the_shim(house: House) -> None:
-    shim = house.listener(house.attempt(7) / "door", b"+")
-    asyncio.run(house.handoff.store(7, 1, house.mine))
+def test_the_store_of_another_machine_is_passed_to_the_shim(rig: AttemptRig) -> None:
+    shim = rig.listener(rig.attempt(7) / "door", b"+")
+    asyncio.run(rig.handoff.store(7, 1, rig.mine))
     shim.close()
     assert shim.said == [b"R"]
 
 
-def test_a_shim_that_keeps_no_store_is_no_door(house: House) -> None:
-    house.listener(house.attempt(7) / "door", b"-")
+def test_a_shim_without_the_store_is_no_endpoint(rig: AttemptRig) -> None:
+    rig.listener(rig.attempt(7) / "door", b"-")
     with pytest.raises(NoEndpoint, match="keeps no store"):
-        asyncio.run(house.handoff.store(7, 1, house.mine))
+        asyncio.run(rig.handoff.store(7, 1, rig.mine))
 
 
-def test_a_local_client_is_offered_until_somebody_takes_it_the_youngest_first(
-    house: House,
+def test_a_local_client_is_offered_until_a_shim_takes_it_the_youngest_first(
+    rig: AttemptRig,
 ) -> None:
     shims = {
-        job: house.listener(house.attempt(job) / "door", b"+" if job == 8 else b"-")
-        for job in (8, 9)
+        job: rig.listener(rig.attempt(job) / "door", b"+" if job == 8 else b"-") for job in (8, 9)
     }
-    house.attempt(10)  # it has no door yet
-    assert asyncio.run(house.handoff.local_store(house.mine)) is True
+    rig.attempt(10)  # it has no endpoint yet
+    assert asyncio.run(rig.handoff.local_store(rig.mine)) is True
     for shim in shims.values():
         shim.close()
     assert [shim.said for shim in shims.values()] == [[b"L"], [b"L"]]
 
 
-def test_an_older_attempts_shim_is_not_asked_when_a_younger_one_has_it(house: House) -> None:
-    older = house.attempt(3)
-    house.listener(house.attempt(4) / "door", b"+")
+def test_an_older_attempts_shim_is_not_asked_when_a_younger_one_has_it(rig: AttemptRig) -> None:
+    older = rig.attempt(3)
+    rig.listener(rig.attempt(4) / "door", b"+")
     asked = socket.socket(socket.AF_UNIX)
     with asked:
         asked.bind(str(older / "door"))
         asked.listen(1)
         asked.setblocking(False)
-        assert asyncio.run(house.handoff.local_store(house.mine)) is True
+        assert asyncio.run(rig.handoff.local_store(rig.mine)) is True
         with pytest.raises(BlockingIOError):
             asked.accept()
 
 
-def test_a_client_of_nobody_is_not_taken(house: House) -> None:
-    house.listener(house.attempt(8) / "door", b"-")
-    assert asyncio.run(house.handoff.local_store(house.mine)) is False
+def test_a_client_of_no_job_is_not_taken(rig: AttemptRig) -> None:
+    rig.listener(rig.attempt(8) / "door", b"-")
+    assert asyncio.run(rig.handoff.local_store(rig.mine)) is False
 
 
 def test_a_shim_that_does_not_answer_is_not_waited_for(
-    house: House, monkeypatch: pytest.MonkeyPatch
+    rig: AttemptRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    knock = house.handoff._connect
+    connect = rig.handoff._connect
 
-    def knocked(job: int, attempt: int, name: str) -> socket.socket:
+    def connected(job: int, attempt: int, name: str) -> socket.socket:
         # Short for the one that never answers; the other one may take its time.
         monkeypatch.setattr(module, "ANSWER_S", 0.05 if job == 9 else WITHIN_S)
-        return knock(job, attempt, name)
+        return connect(job, attempt, name)
 
-    monkeypatch.setattr(house.handoff, "_connect", knocked)
+    monkeypatch.setattr(rig.handoff, "_connect", connected)
     stopped = socket.socket(socket.AF_UNIX)
     with stopped:
-        stopped.bind(str(house.attempt(9) / "door"))
+        stopped.bind(str(rig.attempt(9) / "door"))
         stopped.listen(8)
-        house.listener(house.attempt(8) / "door", b"+")
-        assert asyncio.run(house.handoff.local_store(house.mine)) is True
+        rig.listener(rig.attempt(8) / "door", b"+")
+        assert asyncio.run(rig.handoff.local_store(rig.mine)) is True
 
 
 def no_file(path: Path) -> None:
@@ -188,84 +187,86 @@ def a_directory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", [no_file, a_plain_file, nobody_behind, a_directory])
-def test_what_is_no_door_is_none(house: House, what: Callable[[Path], None]) -> None:
-    what(house.attempt(7) / f"door-{UID}")
+def test_what_is_no_endpoint_is_refused(rig: AttemptRig, what: Callable[[Path], None]) -> None:
+    what(rig.attempt(7) / f"door-{UID}")
     said: list[bool] = []
     with pytest.raises(NoEndpoint):
-        asyncio.run(house.handoff.worker(7, 1, UID, house.mine, lambda: bytes(said.append(True))))
-    assert said == []  # who knocks has heard nothing yet, and can be refused
+        asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine, lambda: bytes(said.append(True))))
+    assert said == []  # the client has got no answer yet, and can be refused
 
 
-def test_a_link_in_place_of_a_door_is_not_followed(house: House) -> None:
-    door = house.attempt(7) / f"door-{UID}"
+def test_a_link_in_place_of_an_endpoint_is_not_followed(rig: AttemptRig) -> None:
+    endpoint = rig.attempt(7) / f"door-{UID}"
     with socket.socket(socket.AF_UNIX) as elsewhere:
-        elsewhere.bind(str(door.with_name("elsewhere")))
+        elsewhere.bind(str(endpoint.with_name("elsewhere")))
         elsewhere.listen(1)
         elsewhere.setblocking(False)
-        door.symlink_to(door.with_name("elsewhere"))
+        endpoint.symlink_to(endpoint.with_name("elsewhere"))
         with pytest.raises(NoEndpoint):
-            asyncio.run(house.handoff.worker(7, 1, UID, house.mine))
+            asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine))
         with pytest.raises(BlockingIOError):
             elsewhere.accept()
 
 
-def test_a_door_of_another_user_is_none(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = house.attempt(7) / f"door-{UID}"
+def test_an_endpoint_of_another_user_is_refused(
+    rig: AttemptRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = rig.attempt(7) / f"door-{UID}"
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen(1)
         monkeypatch.setattr(module.os, "getuid", lambda: 12345)
-        house.runs.user = JobAccount("nobody", 12346, 12346, "/", other=False)
+        rig.runs.user = JobAccount("nobody", 12346, 12346, "/", other=False)
         with pytest.raises(NoEndpoint, match="no socket of the job's"):
-            asyncio.run(house.handoff.worker(7, 1, UID, house.mine))
+            asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine))
 
 
-def test_a_door_with_a_full_queue_is_busy_and_not_absent(house: House) -> None:
-    path = house.attempt(7) / f"door-{UID}"
+def test_an_endpoint_with_a_full_queue_is_busy_and_not_absent(rig: AttemptRig) -> None:
+    path = rig.attempt(7) / f"door-{UID}"
     with socket.socket(socket.AF_UNIX) as worker:
         worker.bind(str(path))
         worker.listen(0)
         with (
-            house.handoff._connect(7, 1, path.name),
+            rig.handoff._connect(7, 1, path.name),
             pytest.raises(EndpointBusy, match="too many waiting"),
         ):
-            asyncio.run(house.handoff.worker(7, 1, UID, house.mine))
+            asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine))
 
 
 def test_a_path_longer_than_a_sockets_may_be_is_no_problem(tmp_path: Path) -> None:
     deep = tmp_path / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
-    house = House(deep)
-    handle = os.open(house.attempt(7), os.O_PATH)
-    worker = house.listener(Path(f"/proc/self/fd/{handle}/door-{UID}"))
+    rig = AttemptRig(deep)
+    handle = os.open(rig.attempt(7), os.O_PATH)
+    worker = rig.listener(Path(f"/proc/self/fd/{handle}/door-{UID}"))
     os.close(handle)
-    asyncio.run(house.handoff.worker(7, 1, UID, house.mine))
-    house.close()
+    asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine))
+    rig.close()
     assert worker.said == [b"W"]
 
 
-def test_the_key_is_that_of_a_live_attempt_and_no_other(house: House) -> None:
-    house.attempt(7)
-    house.runs.write(7, 1, "key", KEY)
-    assert house.handoff.key(7, 1) == KEY
-    assert house.handoff.key(7, 2) is None
-    assert house.handoff.key(8, 1) is None
-    assert house.handoff.key(2**64 - 1, 2**32 - 1) is None
-    house.live.clear()  # it is over: its directory is still there
-    assert house.handoff.key(7, 1) is None
+def test_the_key_is_that_of_a_live_attempt_and_no_other(rig: AttemptRig) -> None:
+    rig.attempt(7)
+    rig.runs.write(7, 1, "key", KEY)
+    assert rig.handoff.key(7, 1) == KEY
+    assert rig.handoff.key(7, 2) is None
+    assert rig.handoff.key(8, 1) is None
+    assert rig.handoff.key(2**64 - 1, 2**32 - 1) is None
+    rig.live.clear()  # it is over: its directory is still there
+    assert rig.handoff.key(7, 1) is None
 
 
 @pytest.mark.parametrize("data", [b"", KEY[:-1], KEY + b"!"])
-def test_a_key_of_another_size_is_none(house: House, data: bytes) -> None:
-    house.attempt(7)
-    house.runs.write(7, 1, "key", data)
-    assert house.handoff.key(7, 1) is None
+def test_a_key_of_another_size_is_none(rig: AttemptRig, data: bytes) -> None:
+    rig.attempt(7)
+    rig.runs.write(7, 1, "key", data)
+    assert rig.handoff.key(7, 1) is None
 
 
-def test_a_key_that_is_no_plain_file_is_none(house: House, tmp_path: Path) -> None:
+def test_a_key_that_is_no_plain_file_is_none(rig: AttemptRig, tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_bytes(KEY)
-    (house.attempt(7) / "key").symlink_to(secret)
-    assert house.handoff.key(7, 1) is None
-    os.mkfifo(house.attempt(8) / "key")
-    assert house.handoff.key(8, 1) is None
+    (rig.attempt(7) / "key").symlink_to(secret)
+    assert rig.handoff.key(7, 1) is None
+    os.mkfifo(rig.attempt(8) / "key")
+    assert rig.handoff.key(8, 1) is None

@@ -1,5 +1,5 @@
 """A machine that cannot just now, most of all for want of room: jobs wait, and none is failed for
-it; whoever cancels one need not wait."""
+it; a cancel need not wait."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_an_archive_is_not_fetched_three_times_in_a_row_for_want_of_room(tmp_pat
         asyncio.run(member.workers.preparer.get(given().job))
 
 
-# ---- at the start: whatever is raised, the share starts later, or has ended
+# ---- at the start: whatever is raised, the allocation starts later, or has ended
 
 
 async def no_thread(archives: Archives) -> None:
@@ -192,7 +192,7 @@ async def defect(archives: Archives) -> None:
 
 
 def started(member: Member) -> Any:
-    """What is reported of a share that is told to start, until nothing of it is left."""
+    """What is reported of an allocation that is told to start, until nothing of it is left."""
 
     async def scene() -> Any:
         member.workers.start(given(), 1)
@@ -204,7 +204,7 @@ def started(member: Member) -> Any:
 
 
 def test_an_exception_before_the_start_is_the_end_of_the_share(tmp_path: Path) -> None:
-    """Not a share that nobody follows, which neither starts, ends nor can be cancelled."""
+    """Not an allocation without a follower, which neither starts, ends nor can be cancelled."""
     found = started(Member(tmp_path, defect))
     assert isinstance(found, e.WorkersEnded)
     assert found.code == 1
@@ -229,7 +229,7 @@ def test_a_machine_without_threads_or_descriptors_starts_it_later(
 
 
 def stopped_while(member: Member, is_under_way: Callable[[], bool]) -> e.WorkersEnded:
-    """A share that is stopped before its archive is here."""
+    """An allocation that is stopped before its archive is here."""
 
     async def scene() -> Any:
         member.workers.start(given(), 1)
@@ -305,7 +305,7 @@ def test_a_shim_that_cannot_be_killed_now_is_killed_later(
         shim.stop(0.0, "cancelled by ada")
         shim.stop(1000.0, "told again")  # has not more time
         await asyncio.sleep(0.05)
-        assert tries == []  # there is nobody yet to be killed
+        assert tries == []  # there is no process yet to be killed
         ticks = protocol.start_ticks(os.getpid())
         shim._claim = protocol.ShimClaim(os.getpid(), ticks or 0, protocol.boot_id(), "")
         await member.until(lambda: len(tries) == 3)

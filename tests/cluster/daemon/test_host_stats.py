@@ -63,7 +63,7 @@ def test_a_mean_over_minutes_is_not_shown_as_now(now: dict[str, float]) -> None:
 
 def test_swapping_is_noticed_and_goes_again(now: dict[str, float]) -> None:
     machine = HostStats(lambda: now["at"])
-    now.update(swapped=1e12)  # of before anybody looked
+    now.update(swapped=1e12)  # of before the first look
     assert not machine.look().swapping
     now.update(at=5.0, swapped=1e12 + 50e6)
     assert machine.look().swapping
@@ -93,7 +93,7 @@ def test_a_process_weighs_with_its_children() -> None:
         child.communicate(b"\n", timeout=30)
 
 
-def test_who_is_not_there_weighs_nothing() -> None:
+def test_a_process_that_is_not_there_uses_nothing() -> None:
     assert ProcessScan().usage(1 << 22) is None
 
 

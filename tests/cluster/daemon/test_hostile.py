@@ -1,4 +1,4 @@
-"""Jobs that spoil their own records, and machines that fail: nobody else notices."""
+"""Jobs that spoil their own records, and machines that fail: no other job notices."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def test_a_daemon_without_descriptors_takes_up_again(daemon: PrivateDaemon, tmp_
     assert daemon.end_of(job).state == "done"
 
 
-def test_a_shim_that_is_told_to_end_by_somebody_else_has_not_done_its_work(
+def test_a_shim_that_another_process_ended_has_not_done_its_work(
     daemon: PrivateDaemon,
 ) -> None:
     """As when the machine shuts down: ranks that checkpoint at SIGTERM end with 0."""

@@ -1,4 +1,4 @@
-"""The jobs' directories: what a hostile job puts there reaches nobody."""
+"""The jobs' directories: what a hostile job puts there harms no other."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_gigabyte_is_not_read(runs: JobDirs) -> None:
 
 
 @pytest.mark.needs("root")
-def test_a_file_of_somebody_else_is_not_read(runs: JobDirs) -> None:
+def test_a_file_of_another_user_is_not_read(runs: JobDirs) -> None:
     path = runs.attempt(1, 1) / "rank-0.log"
     path.write_text("x")
     os.chown(path, 12345, 12345)

@@ -25,7 +25,7 @@ def daemon() -> Iterator[PrivateDaemon]:
 
 
 def alive(pid: int) -> bool:
-    """It runs; a zombie that nobody has reaped does not."""
+    """It runs; a zombie that was not reaped does not."""
     return start_ticks(pid) is not None
 
 
@@ -142,7 +142,9 @@ def test_cancel_now_does_not_wait_for_the_grace(daemon: PrivateDaemon) -> None:
     assert not [pid for pid in pids if alive(pid)]
 
 
-def test_max_time_warns_who_listens_and_ends_with_124(daemon: PrivateDaemon) -> None:
+def test_max_time_warns_ranks_that_catch_the_signal_and_ends_with_124(
+    daemon: PrivateDaemon,
+) -> None:
     script = (
         "import signal, sys, time\n"
         "signal.signal(signal.SIGUSR1, lambda *_: print('warned', flush=True))\n"
@@ -203,7 +205,7 @@ def test_hold_of_a_running_job_is_refused_in_words(daemon: PrivateDaemon) -> Non
     daemon.client.cancel(job, now=True)
 
 
-def test_secrets_reach_the_rank_and_nobody_else(daemon: PrivateDaemon) -> None:
+def test_secrets_reach_the_rank_and_no_other_process(daemon: PrivateDaemon) -> None:
     value = "s3cret-value-7731"
     script = "import os, time; print('up', os.environ['TOKEN'][::-1], flush=True); time.sleep(600)"
     job = daemon.submit(script, secrets={"TOKEN": value})

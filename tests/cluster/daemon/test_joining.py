@@ -1,4 +1,4 @@
-"""A machine that joins: what it believes, what it tells whom, and what it leaves when it fails.
+"""A machine that joins: what it verifies, what it sends, and what it leaves when it fails.
 
 The coordinator here is a small TLS server with the real contexts and the real Members.
 """
@@ -112,7 +112,7 @@ def state(tmp_path: Path) -> Path:
 async def listening(
     answer: Answer, context: ssl.SSLContext | None, host: str = "127.0.0.1"
 ) -> AsyncIterator[int]:
-    """A server, which at the end waits until everybody who came has gone."""
+    """A server, which at the end waits until every connection has ended."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def served(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -220,7 +220,7 @@ def test_clocks_that_are_decades_apart_do_not_matter(
         there.store.close()
 
 
-# ---- whom a joiner does not believe
+# ---- coordinators that a joiner does not trust
 
 
 def test_another_cluster_is_noticed_before_anything_secret_is_said(
@@ -234,7 +234,7 @@ def test_another_cluster_is_noticed_before_anything_secret_is_said(
     assert not was_told(there, token)
 
 
-def test_who_shows_the_right_authority_without_its_certificate_learns_nothing(
+def test_a_server_that_shows_the_right_authority_without_its_certificate_learns_nothing(
     there: Coordinator, tmp_path: Path, state: Path
 ) -> None:
     """It has the authority's certificate, which is no secret, and stands in the middle."""
@@ -273,7 +273,7 @@ def test_a_second_certificate_behind_the_right_one_is_not_believed(
     assert not was_told(there, token)
 
 
-# ---- whom a coordinator does not believe
+# ---- joiners that a coordinator does not trust
 
 
 def test_a_used_token_is_refused(there: Coordinator, state: Path, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_an_expired_member_hears_why_it_is_refused(there: Coordinator, state: Pa
     assert "b has expired by the clock of a" in as_member(there, Identity.load(state))
 
 
-def test_a_certificate_that_nobody_was_admitted_with_is_refused(
+def test_a_certificate_that_no_member_was_admitted_with_is_refused(
     there: Coordinator, tmp_path: Path
 ) -> None:
     stray = a_member(tmp_path / "b", there.identity)
@@ -389,7 +389,7 @@ def test_a_name_that_means_nothing_is_said(
 
 
 def serve(state: Path, token: str, answer: bytes) -> Refuse:
-    """Against somebody who says this instead of TLS, and then nothing."""
+    """Against a server that sends this instead of TLS, and then nothing."""
 
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
@@ -410,7 +410,7 @@ def test_what_does_not_speak_tls_is_said(there: Coordinator, state: Path) -> Non
     assert "does not speak TLS 1.3" in str(no)
 
 
-def test_who_never_answers_is_given_up(
+def test_a_coordinator_that_never_answers_is_given_up(
     there: Coordinator, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(joining, "CONNECT_S", 0.2)
@@ -434,7 +434,7 @@ def test_who_never_answers_is_given_up(
         b"HTTP/1.1 400 Bad Request\r\n\r\n",
     ],
 )
-def test_who_speaks_another_protocol_is_said(
+def test_another_protocol_is_said(
     there: Coordinator, state: Path, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -445,7 +445,7 @@ def test_who_speaks_another_protocol_is_said(
     refused(there, state, there.token(), "does not speak the protocol", 4)
 
 
-def test_who_hangs_up_is_said(
+def test_a_closed_connection_is_said(
     there: Coordinator, state: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def other(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -484,7 +484,9 @@ def test_a_machine_in_a_cluster_uses_no_second_token(there: Coordinator, state: 
     assert not was_told(there, token)
 
 
-def test_mistakes_are_found_before_anybody_is_asked(there: Coordinator, state: Path) -> None:
+def test_mistakes_are_found_before_the_coordinator_is_asked(
+    there: Coordinator, state: Path
+) -> None:
     token = there.token()
     right = a_join(1, token)
     for wrong, sentence in (

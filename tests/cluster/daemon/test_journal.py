@@ -53,7 +53,7 @@ class Journal:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[list[Fields]]:
-        """All that is said inside the block: few datagrams wait for somebody who does not read."""
+        """All that is said inside the block: few datagrams wait for a reader that does not read."""
         heard: list[Fields] = []
 
         def listen() -> None:
@@ -177,7 +177,7 @@ def test_without_a_journal_the_line_goes_to_stderr(
     assert fallback.getvalue() == "job 17: runs\n" + "z" * 900_000 + "\n"
 
 
-def test_a_journal_that_does_not_listen_holds_nobody_up(
+def test_a_journal_that_does_not_read_does_not_hold_the_daemon_up(
     lines: logging.Logger, journal: Journal, fallback: io.StringIO
 ) -> None:
     for number in range(5000):  # more than its queue takes

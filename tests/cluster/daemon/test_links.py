@@ -1,4 +1,4 @@
-"""Several daemons as one: shares start, end and are reported, whoever dies or is not heard.
+"""Several daemons as one: allocations start, end and are reported, whichever daemon dies.
 
 Three real daemons on one machine, each on a loopback address of its own. Their jobs wait for a file
 of the test's, so nothing ends before the test wants it to.
@@ -93,7 +93,7 @@ def names(cluster: Cluster) -> list[str]:
 
 
 def all_pids(daemon: PrivateDaemon, job: int) -> list[int]:
-    """Of a rank on each node. Who asks does not wait for a node that is busy just now: we do."""
+    """Of a rank on each node. A request does not wait for a node that is busy just now: we do."""
     found: list[int] = []
 
     def there() -> bool:
@@ -396,7 +396,7 @@ def test_a_share_that_may_not_be_alone_ends_when_the_coordinator_stays_away(
     assert "stop_alone" in view.why
 
 
-# ---- who is let in
+# ---- which machines are admitted
 
 
 def place(cluster: Cluster) -> Identity:
@@ -408,15 +408,15 @@ def place(cluster: Cluster) -> Identity:
 def opened(
     address: tuple[str, int], context: ssl.SSLContext, opening: p.Opening
 ) -> tuple[p.Opened | p.TurnedAway, str]:
-    """What a daemon answers to an opening, and who it is."""
+    """What a daemon answers to an opening, and its identity."""
     with (
         socket.create_connection(address, timeout=60) as plain,
-        context.wrap_socket(plain) as talk,
+        context.wrap_socket(plain) as connection,
     ):
-        talk.sendall(framing.frame(framing.MESSAGE, m.encode(opening)))
-        parser, peer = framing.Parser(), peer_of(talk)
+        connection.sendall(framing.frame(framing.MESSAGE, m.encode(opening)))
+        parser, peer = framing.Parser(), peer_of(connection)
         while True:
-            data = talk.recv(65536)
+            data = connection.recv(65536)
             assert data, "it hung up without a word"
             for _, payload in parser.feed(data):
                 return p.decode_opened(payload), peer.name if peer is not None else ""
@@ -442,7 +442,7 @@ def test_daemons_one_protocol_apart_talk_and_others_are_told(
 
 
 @pytest.mark.parametrize("purpose", ["link", "request", "fetch"])
-def test_without_a_certificate_nobody_gets_in(cluster: Cluster, purpose: p.Purpose) -> None:
+def test_without_a_certificate_no_machine_gets_in(cluster: Cluster, purpose: p.Purpose) -> None:
     head = place(cluster)
     opening = p.Opening(purpose, p.PROTOCOLS, "0.1", p.Person(0, "root", admin=True))
     answer, _ = opened((head.address, head.port), greeting_context(), opening)
@@ -462,7 +462,7 @@ def test_a_member_listens_to_its_coordinator_alone(cluster: Cluster) -> None:
     assert isinstance(answer, p.Opened)
 
 
-def test_a_member_sends_who_wants_to_join_to_its_coordinator(cluster: Cluster) -> None:
+def test_a_member_sends_a_machine_that_wants_to_join_to_its_coordinator(cluster: Cluster) -> None:
     b = Identity.load(cluster[1].paths.state)
     assert b is not None
     answer, _ = opened(

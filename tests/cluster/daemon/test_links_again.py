@@ -46,7 +46,7 @@ def starts(daemon: PrivateDaemon, job: int) -> int:
 def test_a_share_whose_shim_has_not_begun_when_its_daemon_dies_begins_all_the_same(
     own: Cluster,
 ) -> None:
-    """Nobody may take the claim for the coordinator's wish: it still wants the share."""
+    """The claim must not count as the coordinator's order: it still wants the allocation."""
     a, b = own
     b.stop()
     b.program = [sys.executable, "-m", "tests.cluster.daemon.slow_shims"]
@@ -128,7 +128,7 @@ def test_a_number_that_is_given_anew_after_a_restore_is_not_taken_for_what_had_i
         assert f"files of another job of that number are kept in {aside[0]}" in b.said()
 
 
-def test_a_machine_that_leaves_by_force_has_ended_its_share_before_anybody_is_told(
+def test_a_machine_that_leaves_by_force_has_ended_its_allocation_before_the_coordinator_is_told(
     own: Cluster,
 ) -> None:
     a, b = own
@@ -144,7 +144,7 @@ def test_a_machine_that_leaves_by_force_has_ended_its_share_before_anybody_is_to
 
 
 def test_a_machine_that_leaves_by_force_gets_no_other_job_meanwhile(own: Cluster) -> None:
-    """What ended on it made room for the next of the queue, which nobody had told to end."""
+    """What ended on it made room for the next of the queue, which was not told to end."""
     a, b = own
     first, second = (a.submit("import time; time.sleep(1000)", use=("b",)) for _ in range(2))
     a.wait_for(first, "running")

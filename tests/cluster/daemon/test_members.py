@@ -1,4 +1,4 @@
-"""Who is admitted, who counts as a member, and who does not any more."""
+"""Which machines are admitted, which count as members, and which do not any more."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def peer_with(certificate: Certificate, name: str = "b", role: Role = "member") 
 
 
 def refused(coordinator: Coordinator, request: JoinRequest, sentence: str, code: int) -> None:
-    """It is refused with that sentence, and nobody has become a member by it."""
+    """It is refused with that sentence, and no machine has become a member by it."""
     before = list(coordinator.db.iterdump())
     with pytest.raises(Refuse, match=sentence) as caught:
         coordinator.members.admit(request)
@@ -237,7 +237,7 @@ def test_a_signing_request_that_is_garbage_or_for_another_is_refused(there: Coor
         ("127.0.0.1", 9461),
     ],
 )
-def test_a_node_that_nobody_could_reach_is_refused(
+def test_a_node_that_cannot_be_reached_is_refused(
     there: Coordinator, address: str, port: int
 ) -> None:
     request = replace(a_request(there.token()), node=a_node("b", address, port))
@@ -277,7 +277,7 @@ def test_when_the_member_cannot_be_written_the_token_is_not_used(there: Coordina
 # ---- members
 
 
-def test_whoever_shows_no_certificate_is_no_member(there: Coordinator) -> None:
+def test_a_peer_without_a_certificate_is_no_member(there: Coordinator) -> None:
     assert "no certificate" in there.members.verdict(None)
 
 
@@ -305,7 +305,7 @@ def test_a_removed_member_is_refused_from_then_on(there: Coordinator) -> None:
     assert "b was removed" in there.members.verdict(peer)
 
 
-def test_only_who_is_there_can_be_removed_and_never_the_coordinator(there: Coordinator) -> None:
+def test_only_a_member_can_be_removed_and_never_the_coordinator(there: Coordinator) -> None:
     with pytest.raises(Refuse, match=r"no node 'c'; there are a") as caught:
         there.members.remove("c")
     assert caught.value.code == 6
@@ -338,7 +338,7 @@ def test_an_expired_certificate_is_refused_by_the_coordinators_clock(there: Coor
     assert "b has expired by the clock of a" in there.members.verdict(peer)
 
 
-def test_a_clock_that_goes_back_keeps_nobody_out(there: Coordinator) -> None:
+def test_a_clock_that_goes_back_keeps_no_member_out(there: Coordinator) -> None:
     peer = there.admit("b")
     there.now = 1000.0
     assert there.members.verdict(peer) == ""

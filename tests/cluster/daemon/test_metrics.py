@@ -259,11 +259,11 @@ def believed(daemon: PrivateDaemon, job: int) -> bool:
     return now is not None and (now.rates.measured or now.step is not None)
 
 
-def test_a_page_that_lies_disturbs_nobody(daemon: PrivateDaemon) -> None:
+def test_a_page_that_lies_disturbs_no_other_rank(daemon: PrivateDaemon) -> None:
     script = (
         "import os, time\npath = os.environ['WIIIIIDE_STATS']\n"
         "from wiiiiided.backend.shm import stats\n"
-        "open(path + '.new', 'w').close()\n"  # nobody reads it before it lies
+        "open(path + '.new', 'w').close()\n"  # no sample is taken before it lies
         "page = stats.StatsPage(path + '.new')\n"
         "page.words[stats.OPERATIONS] = -1\nos.rename(path + '.new', path)\n"
         "page.use_codec('\\x1b[2J', 'evil')\nprint('up', flush=True)\n"
@@ -357,7 +357,7 @@ def test_a_rank_that_sleeps_is_the_straggler_of_real_training(daemon: PrivateDae
     assert record.points[-1].loss is not None
 
 
-# It says nothing to anybody: no group, no progress. A child of its own burns a core.
+# It reports nothing: no group, no progress. A child of its own burns a core.
 SILENT = """
 import pathlib, subprocess, sys, time
 held = bytearray(b"x" * (64 << 20))

@@ -1,4 +1,4 @@
-"""The daemon's /metrics: who gets it, who does not, and that nobody can hold it up."""
+"""The daemon's /metrics: which requests get it, which do not, and that none can hold it up."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_the_token_is_the_files_one_word(token: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o666])
-def test_a_token_that_everybody_can_read_is_refused(token: Path, mode: int) -> None:
+def test_a_token_that_every_user_can_read_is_refused(token: Path, mode: int) -> None:
     token.chmod(mode)
     with pytest.raises(HostError, match=f"mode 0{mode:o}.*chmod o= "):
         read_token(str(token))
@@ -320,7 +320,7 @@ def test_of_too_many_at_once_the_last_are_closed(
     monkeypatch.setattr(http_endpoint, "CONNECTIONS", 2)
     monkeypatch.setattr(
         http_endpoint, "WITHIN_S", 60.0
-    )  # who is idle stays until it goes by itself
+    )  # an idle connection stays until it goes by itself
 
     async def body() -> None:
         async with served(token) as endpoint:
@@ -377,7 +377,9 @@ def test_settings_open_change_and_close_it(token: Path, caplog: pytest.LogCaptur
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_whoever_comes_while_it_closes_is_not_left_waiting(token: Path, turns: int) -> None:
+def test_a_connection_that_comes_while_it_closes_is_not_left_waiting(
+    token: Path, turns: int
+) -> None:
     """The loop is that many turns on with the connection when the endpoint closes."""
 
     async def body() -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.daemon.talking import FakeDialer, FakeNode, FakeShim, run, until
+from tests.cluster.daemon.connections import FakeDialer, FakeNode, FakeShim, run, until
 from wiiiiided.cluster.handlers.allocation import Lines
 from wiiiiided.cluster.handlers.merge_logs import Bookmark, Follower, LogSource, lines_of, merged
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
@@ -29,7 +29,7 @@ class Cluster:
         self.nodes = {one.node.name: one.node for one in (self.a, self.b, self.c)}
         serves = {one.node.address: one.serve for one in (self.b, self.c)}
         self.dialer = FakeDialer(serves)
-        self.asks = NodeRpc(self.a.share, lambda: self.nodes, self.dialer)
+        self.node_rpc = NodeRpc(self.a.allocations, lambda: self.nodes, self.dialer)
 
     def part(self, node: str, first_rank: int = 0, tail: int | None = None) -> LogSource:
         return LogSource(node, p.NodeLogs(1, 1, (), tail=tail), first_rank, 1000.0)
@@ -49,14 +49,14 @@ async def all_of(source: AsyncGenerator[Lines, None]) -> list[m.LogLine]:
 
 def test_this_node_is_asked_without_a_connection(cluster: Cluster) -> None:
     cluster.a.write(0, (1.0, "here"))
-    found = run(all_of(cluster.asks.logs("a", p.NodeLogs(1, 1))))
+    found = run(all_of(cluster.node_rpc.logs("a", p.NodeLogs(1, 1))))
     assert [line.text for line in found] == ["here"]
     assert cluster.dialer.opened == []
 
 
 def test_another_node_is_asked_over_a_connection_of_its_own(cluster: Cluster) -> None:
     cluster.b.write(4, (1.0, "there"))
-    found = run(all_of(cluster.asks.logs("b", p.NodeLogs(1, 1))))
+    found = run(all_of(cluster.node_rpc.logs("b", p.NodeLogs(1, 1))))
     assert [(line.text, line.node) for line in found] == [("there", "b")]
     assert cluster.dialer.opened == [("10.0.0.2", "ask", None)]
 
@@ -67,10 +67,10 @@ def test_ranks_and_stacks_come_from_there(cluster: Cluster) -> None:
     cluster.b.workers.shims[1, 1] = shim
 
     async def scene() -> None:
-        ranks = await cluster.asks.ranks("b", p.NodeRanks(1, 1), 10.0)
+        ranks = await cluster.node_rpc.ranks("b", p.NodeRanks(1, 1), 10.0)
         assert ranks.pids == {4: 44}
         assert ranks.directory == str(cluster.b.runs.job(1))
-        stacks = await cluster.asks.stacks("b", p.NodeStacks(1, 1))
+        stacks = await cluster.node_rpc.stacks("b", p.NodeStacks(1, 1))
         assert stacks.dumps == (m.StackDump(4, 44, "stack"),)
 
     run(scene())
@@ -80,7 +80,7 @@ def test_files_come_from_there(cluster: Cluster) -> None:
     cluster.b.give({"x": "1"})
 
     async def scene() -> bytes:
-        pieces = cluster.asks.pull("b", p.NodePull(1, ("**",)))
+        pieces = cluster.node_rpc.pull("b", p.NodePull(1, ("**",)))
         return b"".join([piece async for piece in pieces])
 
     assert b"x" in run(scene())[:512]
@@ -89,7 +89,7 @@ def test_files_come_from_there(cluster: Cluster) -> None:
 def test_what_a_node_refuses_is_refused_here(cluster: Cluster) -> None:
     async def scene() -> None:
         with pytest.raises(Refuse, match="no files on b") as no:
-            await anext(cluster.asks.pull("b", p.NodePull(1, ("**",))))
+            await anext(cluster.node_rpc.pull("b", p.NodePull(1, ("**",))))
         assert no.value.code == 6
 
     run(scene())
@@ -99,23 +99,23 @@ def test_what_a_node_refuses_is_refused_here(cluster: Cluster) -> None:
 def test_a_node_that_cannot_be_asked_is_named(cluster: Cluster, node: str) -> None:
     cluster.dialer.away.add("10.0.0.2")
     with pytest.raises(NoAnswer, match=f"^{node} "):
-        run(all_of(cluster.asks.logs(node, p.NodeLogs(1, 1))))
+        run(all_of(cluster.node_rpc.logs(node, p.NodeLogs(1, 1))))
 
 
-def test_a_machine_alone_asks_nobody_else(cluster: Cluster) -> None:
-    asks = NodeRpc(cluster.a.share, lambda: cluster.nodes)
+def test_a_machine_alone_asks_no_other(cluster: Cluster) -> None:
+    node_rpc = NodeRpc(cluster.a.allocations, lambda: cluster.nodes)
     with pytest.raises(NoAnswer, match="b is not this machine"):
-        run(all_of(asks.logs("b", p.NodeLogs(1, 1))))
+        run(all_of(node_rpc.logs("b", p.NodeLogs(1, 1))))
 
 
 def test_an_answer_that_stops_in_the_middle_is_no_answer(cluster: Cluster) -> None:
-    async def half(talk: RpcConnection) -> None:
-        await talk.message()
-        await talk.say(m.LogLines(()))
+    async def half(connection: RpcConnection) -> None:
+        await connection.message()
+        await connection.say(m.LogLines(()))
 
     cluster.dialer.serves["10.0.0.2"] = half
     with pytest.raises(NoAnswer, match="b does not answer"):
-        run(all_of(cluster.asks.logs("b", p.NodeLogs(1, 1))))
+        run(all_of(cluster.node_rpc.logs("b", p.NodeLogs(1, 1))))
 
 
 def test_a_node_that_falls_silent_is_not_waited_for(
@@ -123,42 +123,42 @@ def test_a_node_that_falls_silent_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("wiiiiided.cluster.handlers.node_rpc.SILENT_S", 0.05)
 
-    async def silent(talk: RpcConnection) -> None:
-        await talk.gone()
+    async def silent(connection: RpcConnection) -> None:
+        await connection.gone()
 
     cluster.dialer.serves["10.0.0.2"] = silent
 
     async def scene() -> None:
         with pytest.raises(NoAnswer, match="b does not answer"):
-            await all_of(cluster.asks.logs("b", p.NodeLogs(1, 1)))
+            await all_of(cluster.node_rpc.logs("b", p.NodeLogs(1, 1)))
         with pytest.raises(NoAnswer, match=r"b has not answered within 0\.05 s"):
-            await cluster.asks.ranks("b", p.NodeRanks(1, 1), 0.05)
+            await cluster.node_rpc.ranks("b", p.NodeRanks(1, 1), 0.05)
 
     run(scene())
 
 
 @pytest.mark.parametrize("said", [b"[]", b'{"type":"Jobs","jobs":[]}', b'{"type":"StackDumps"}'])
 def test_an_answer_to_something_else_is_no_answer(cluster: Cluster, said: bytes) -> None:
-    async def odd(talk: RpcConnection) -> None:
-        await talk.message()
-        await talk.send(framing.MESSAGE, said)
+    async def odd(connection: RpcConnection) -> None:
+        await connection.message()
+        await connection.send(framing.MESSAGE, said)
 
     cluster.dialer.serves["10.0.0.2"] = odd
     with pytest.raises(NoAnswer, match="b answers something else"):
-        run(all_of(cluster.asks.logs("b", p.NodeLogs(1, 1))))
+        run(all_of(cluster.node_rpc.logs("b", p.NodeLogs(1, 1))))
 
 
 def test_another_member_at_its_address_is_not_taken_for_it(cluster: Cluster) -> None:
     open_ = cluster.dialer.open
 
     async def open_as_c(address: str, port: int, purpose: p.Purpose) -> RpcConnection:
-        talk = await open_(address, port, purpose)
-        talk.peer = VerifiedPeer("c", "00", "member")
-        return talk
+        connection = await open_(address, port, purpose)
+        connection.peer = VerifiedPeer("c", "00", "member")
+        return connection
 
     cluster.dialer.open = open_as_c  # type: ignore[method-assign,assignment]
     with pytest.raises(NoAnswer, match="is c, not b"):
-        run(all_of(cluster.asks.logs("b", p.NodeLogs(1, 1))))
+        run(all_of(cluster.node_rpc.logs("b", p.NodeLogs(1, 1))))
 
 
 # ---- several, not following
@@ -169,7 +169,7 @@ def test_lines_of_all_nodes_come_by_time(cluster: Cluster) -> None:
     cluster.b.write(1, (2.0, "b2"), (5.0, "b5"))
     cluster.c.write(2, (3.0, "c3"), (6.0, "c6"))
     parts = [cluster.part(node) for node in "abc"]
-    found = run(all_of(lines_of(cluster.asks, parts)))
+    found = run(all_of(lines_of(cluster.node_rpc, parts)))
     assert [line.text for line in found] == ["a1", "b2", "c3", "a4", "b5", "c6"]
 
 
@@ -177,7 +177,7 @@ def test_a_node_that_does_not_answer_costs_one_line(cluster: Cluster) -> None:
     cluster.a.write(0, (2000.0, "here"))
     cluster.dialer.away.add("10.0.0.2")
     parts = [cluster.part("a"), cluster.part("b", first_rank=4)]
-    note, line = run(all_of(lines_of(cluster.asks, parts)))
+    note, line = run(all_of(lines_of(cluster.node_rpc, parts)))
     assert (note.stream, note.node, note.rank, note.at) == ("note", "b", 4, 1000.0)
     assert note.text.startswith("b does not answer")
     assert note.text.endswith("its lines are missing")
@@ -214,7 +214,7 @@ def test_large_logs_are_passed_on_in_bounded_batches(cluster: Cluster) -> None:
 
     async def scene() -> list[int]:
         parts = [cluster.part("a"), cluster.part("b")]
-        return [len(lines) async for lines in lines_of(cluster.asks, parts)]
+        return [len(lines) async for lines in lines_of(cluster.node_rpc, parts)]
 
     sizes = run(scene())
     assert sum(sizes) == 6000
@@ -249,7 +249,7 @@ def test_a_follower_goes_on_where_it_was_when_a_node_comes_back(cluster: Cluster
         nonlocal over
         cluster.b.begin()
         cluster.b.write(4, (1.0, "one"), (1.0, "uno"))
-        follower = Follower(cluster.asks, cluster.part("b", 4), say)
+        follower = Follower(cluster.node_rpc, cluster.part("b", 4), say)
         doing = asyncio.ensure_future(follower.run(lambda: over))
         await until(lambda: len(heard) == 2, "the first lines")
         cluster.dialer.away.add("10.0.0.2")
@@ -282,7 +282,7 @@ def test_a_follower_says_once_that_a_node_is_missing(
         nonlocal over
         cluster.b.begin()
         cluster.dialer.away.add("10.0.0.2")
-        follower = Follower(cluster.asks, cluster.part("b", 4), say)
+        follower = Follower(cluster.node_rpc, cluster.part("b", 4), say)
         doing = asyncio.ensure_future(follower.run(lambda: over))
         await until(lambda: bool(heard), "the note")
         seen = len(cluster.dialer.opened)
@@ -312,7 +312,7 @@ def test_a_follower_gives_up_a_node_that_is_gone_when_its_share_is_over(
     async def say(lines: Lines) -> None:
         heard.extend(lines)
 
-    run(Follower(cluster.asks, cluster.part("b"), say).run(lambda: True))
+    run(Follower(cluster.node_rpc, cluster.part("b"), say).run(lambda: True))
     (note,) = heard
     assert note.text.endswith("its lines are missing")
 
@@ -324,7 +324,7 @@ def test_a_follower_waits_for_a_share_that_has_not_begun(cluster: Cluster) -> No
         heard.extend(lines)
 
     async def scene() -> None:
-        follower = Follower(cluster.asks, cluster.part("b"), say)
+        follower = Follower(cluster.node_rpc, cluster.part("b"), say)
         doing = asyncio.ensure_future(follower.run(lambda: False))
         await until(lambda: len(cluster.dialer.opened) >= 2, "it is asked again")
         cluster.b.begin()
@@ -348,7 +348,7 @@ def test_a_tail_is_asked_for_once(cluster: Cluster) -> None:
         nonlocal over
         cluster.b.begin()
         cluster.b.write(4, *((float(n), f"{n}") for n in range(10)))
-        follower = Follower(cluster.asks, cluster.part("b", 4, tail=2), say)
+        follower = Follower(cluster.node_rpc, cluster.part("b", 4, tail=2), say)
         doing = asyncio.ensure_future(follower.run(lambda: over))
         await until(lambda: len(heard) == 2, "the last lines")
         cluster.dialer.cut()

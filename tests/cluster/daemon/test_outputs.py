@@ -1,4 +1,4 @@
-"""Outputs are brought home when a job is over: from whom, when, and what `pull` makes of them."""
+"""Outputs are brought back when a job is over: from which nodes, when, and how `pull` uses them."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from tests.cluster.daemon.connections import FakeNode, run, until
 from tests.cluster.daemon.requesting import Coordinator, coordinator
-from tests.cluster.daemon.talking import FakeNode, run, until
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, node_states, private_cluster
 from wiiiiided.cluster.allocation import archive_cache
@@ -44,8 +44,8 @@ class Site:
         self.collector = self.new_collector()
 
     def new_collector(self) -> Collector:
-        asks = self.cluster.requests.ranks.asks
-        made = Collector(self.outputs, asks, self.cluster.keeper, lambda: self.limit)
+        node_rpc = self.cluster.requests.ranks.node_rpc
+        made = Collector(self.outputs, node_rpc, self.cluster.controller, lambda: self.limit)
         self.cluster.on_change = made.changed
         made.start()
         return made
@@ -88,13 +88,13 @@ class Site:
     def switch_off(self, *names: str) -> None:
         for name in names:
             self.cluster.dialer.away.add(WHERE[name])
-            self.cluster.keeper.report(e.NodeLeft(self.cluster.keeper.clock(), name))
+            self.cluster.controller.report(e.NodeLeft(self.cluster.controller.clock(), name))
 
     def switch_on(self, *names: str) -> None:
         for name in names:
             self.cluster.dialer.away.discard(WHERE[name])
-            now = self.cluster.keeper.clock()
-            self.cluster.keeper.report(e.NodeSeen(now, self.node(name).node))
+            now = self.cluster.controller.clock()
+            self.cluster.controller.report(e.NodeSeen(now, self.node(name).node))
 
     def story(self, job: int) -> list[str]:
         return [text for _, text in self.cluster.store.story(job) if "outputs" in text]
@@ -133,7 +133,9 @@ async def site(directory: Path) -> AsyncIterator[Site]:
         finally:
             await made.collector.close()
             for name in "abc":
-                for process in made.node(name).workers.tars:  # one that nobody read to its end, too
+                for process in made.node(
+                    name
+                ).workers.tars:  # also one that was not read to its end
                     await until(lambda tar=process: tar.poll() is not None, "it has ended")  # type: ignore[misc]
 
 
@@ -163,8 +165,8 @@ def test_a_job_that_did_not_end_well_has_outputs_too(tmp_path: Path, ending: str
         async with site(tmp_path) as here:
             job = here.run()
             if ending == "cancelled":
-                now = here.cluster.keeper.clock()
-                here.cluster.keeper.ask(e.CancelRequested(now, job, "ada"))
+                now = here.cluster.controller.clock()
+                here.cluster.controller.ask(e.CancelRequested(now, job, "ada"))
             here.cluster.end(job, code=1)
             assert here.cluster.job(job).state == ending
             await here.says(job, "outputs of b, c brought back")
@@ -273,7 +275,7 @@ def test_what_is_not_home_yet_comes_from_its_node(tmp_path: Path) -> None:
         async with site(tmp_path) as here:
             job = here.run()
             here.cluster.report(e.WorkersEnded, job, "c", 0, "all ranks ended")
-            here.cluster.keeper.report(e.NodeLeft(here.cluster.keeper.clock(), "c"))
+            here.cluster.controller.report(e.NodeLeft(here.cluster.controller.clock(), "c"))
             here.cluster.end(job)
             await here.says(job, "c does not answer")
             here.switch_off("b")
@@ -287,12 +289,12 @@ def test_what_is_not_home_yet_comes_from_its_node(tmp_path: Path) -> None:
 
 
 def test_a_tar_that_ends_in_the_middle_is_not_kept(tmp_path: Path) -> None:
-    async def half(talk: RpcConnection) -> None:
-        request = p.decode_ask(await talk.message())
+    async def half(connection: RpcConnection) -> None:
+        request = p.decode_ask(await connection.message())
         assert isinstance(request, p.NodePull)
-        await talk.send_blob(b"x" * 100)
-        await talk.end_blob()
-        await talk.say(m.EndOfAnswers())
+        await connection.send_blob(b"x" * 100)
+        await connection.end_blob()
+        await connection.say(m.EndOfAnswers())
 
     async def scene() -> None:
         async with site(tmp_path) as here:
@@ -345,7 +347,9 @@ def test_a_disk_that_would_be_full_keeps_nothing(
         async with site(tmp_path) as here:
             job = here.run(2)
             here.cluster.end(job)
-            await here.says(job, "outputs are not home yet; those of b cannot be kept: less than")
+            await here.says(
+                job, "outputs are not brought back yet; those of b cannot be kept: less than"
+            )
             folder = here.outputs.directory / str(job)
             await until(lambda: not here.collector._tasks, "it is done")
             assert [path.name for path in folder.iterdir()] == ["collection"]
@@ -360,7 +364,7 @@ def test_two_jobs_are_collected_at_once_and_no_more(
         async with site(tmp_path) as here:
             at_once, most = 0, 0
             gate = asyncio.Event()
-            pull = here.collector.asks.pull
+            pull = here.collector.node_rpc.pull
 
             async def slow(node: str, request: p.NodePull) -> AsyncGenerator[bytes, None]:
                 nonlocal at_once, most
@@ -371,7 +375,7 @@ def test_two_jobs_are_collected_at_once_and_no_more(
                     yield piece
                 at_once -= 1
 
-            monkeypatch.setattr(here.collector.asks, "pull", slow)
+            monkeypatch.setattr(here.collector.node_rpc, "pull", slow)
             jobs = []
             for _ in range(4):
                 jobs.append(here.run(2))
@@ -390,8 +394,8 @@ def test_two_jobs_are_collected_at_once_and_no_more(
 
 def requeue(here: Site, job: int) -> None:
     ended = here.cluster.job(job)
-    now = here.cluster.keeper.clock()
-    here.cluster.keeper.ask(e.RequeueRequested(now, job, "ada", ended))
+    now = here.cluster.controller.clock()
+    here.cluster.controller.ask(e.RequeueRequested(now, job, "ada", ended))
 
 
 def test_a_new_attempt_takes_the_place_of_the_old_one_when_it_is_over(tmp_path: Path) -> None:
@@ -420,8 +424,8 @@ def test_an_attempt_that_never_started_leaves_the_outputs_of_the_one_before(tmp_
             here.cluster.end(job)
             await here.says(job, "brought back")
             requeue(here, job)
-            now = here.cluster.keeper.clock()
-            here.cluster.keeper.ask(e.CancelRequested(now, job, "ada"))
+            now = here.cluster.controller.clock()
+            here.cluster.controller.ask(e.CancelRequested(now, job, "ada"))
             here.cluster.end(job)
             attempt = here.cluster.job(job).attempt
             assert attempt is not None
@@ -486,12 +490,12 @@ def test_a_job_cancelled_while_it_waits_to_start_again_is_collected(tmp_path: Pa
     async def scene() -> None:
         async with site(tmp_path) as here:
             job = here.run()
-            now = here.cluster.keeper.clock()
-            here.cluster.keeper.report(e.NodeDrained(now, "c", "ada", ""))
-            here.cluster.keeper.ask(e.RequeueRequested(now, job, "ada"))
+            now = here.cluster.controller.clock()
+            here.cluster.controller.report(e.NodeDrained(now, "c", "ada", ""))
+            here.cluster.controller.ask(e.RequeueRequested(now, job, "ada"))
             here.cluster.end(job)
             assert here.cluster.job(job).state == "queued"
-            here.cluster.keeper.ask(e.CancelRequested(now, job, "ada"))
+            here.cluster.controller.ask(e.CancelRequested(now, job, "ada"))
             await here.says(job, "outputs of b, c brought back")
 
     run(scene())
@@ -512,7 +516,7 @@ def test_outputs_go_with_their_job_also_while_they_come(
                 gate.set()
                 await asyncio.Event().wait()
 
-            monkeypatch.setattr(here.collector.asks, "pull", never)
+            monkeypatch.setattr(here.collector.node_rpc, "pull", never)
             comes = here.run()
             here.cluster.end(comes)
             await gate.wait()
@@ -593,7 +597,7 @@ def test_globs_ask_the_nodes_which_have_more_than_what_was_collected(tmp_path: P
             {},
             "outputs of b brought back, 1 KiB; some files of b could not be read",
         ),
-        ({}, {"b": "b does not answer"}, "outputs are not home yet; b does not answer"),
+        ({}, {"b": "b does not answer"}, "outputs are not brought back yet; b does not answer"),
     ],
 )
 def test_the_story_says_what_is_home(

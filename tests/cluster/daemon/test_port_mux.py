@@ -1,4 +1,4 @@
-"""The one port, with real sockets on loopback: each gets to whom it wants, strangers nowhere."""
+"""The one port, with real sockets on loopback: connections reach their process, or are closed."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Lines = Callable[[], list[str]]
 
 @pytest.fixture
 def port(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Port]:
-    monkeypatch.setattr(fd_handoff, "ANSWER_S", WITHIN_S)  # who answers here is a thread
+    monkeypatch.setattr(fd_handoff, "ANSWER_S", WITHIN_S)  # a thread answers here
     tls.server_context()
     with socket.socket() as warm:  # whatever a first socket or loop makes for good
         warm.fileno()
@@ -57,11 +57,11 @@ def lines(caplog: pytest.LogCaptureFixture) -> Lines:
     return lambda: [record.getMessage() for record in caplog.records]
 
 
-def knocked(
-    sock: socket.socket, key: bytes = KEY, knock: PortRequest = REQUEST, more: bytes = b""
+def authenticate(
+    sock: socket.socket, key: bytes = KEY, request: PortRequest = REQUEST, more: bytes = b""
 ) -> None:
     """Knock to the end; `more` goes out with the proof. Refused when it is refused."""
-    client = PortClient(key, knock)
+    client = PortClient(key, request)
     while not client.done:
         said = client.data_to_send()
         sock.sendall(said + (more if len(said) == ANSWER_BYTES else b""))
@@ -88,24 +88,24 @@ def until_closed(sock: socket.socket) -> None:
     wait_until(lambda: is_closed(sock), WITHIN_S, "the connection is closed")
 
 
-# -- who gets where ----
+# -- which connection gets where ----
 
 
 def test_a_worker_gets_the_connection_with_not_a_byte_missing(port: Port) -> None:
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
     with port.connect() as sock:
-        knocked(sock, more=b"HELLO at once")
+        authenticate(sock, more=b"HELLO at once")
         worker.close_listening()
         (taken,) = worker.taken
         assert taken.recv(100) == b"HELLO at once"
         taken.setblocking(True)
         taken.sendall(b"hello")
         assert sock.recv(100) == b"hello"
-        wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "the gate has forgotten it")
+        wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "the port has forgotten it")
     worker.close()
 
 
-def test_a_knock_in_single_bytes_gets_there_too(port: Port) -> None:
+def test_a_port_request_in_single_bytes_gets_there_too(port: Port) -> None:
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
     with port.connect() as sock:
         client = PortClient(KEY, REQUEST)
@@ -121,7 +121,7 @@ def test_a_knock_in_single_bytes_gets_there_too(port: Port) -> None:
 def test_another_machines_store_pipe_gets_to_the_shim(port: Port) -> None:
     shim = Listener(port.attempt(7, 1, KEY) / "door", b"+")
     with port.connect() as sock:
-        knocked(sock, knock=PortRequest(7, 1, "store", 4, 0))
+        authenticate(sock, request=PortRequest(7, 1, "store", 4, 0))
         shim.close()
     assert shim.said == [b"R"]
 
@@ -144,7 +144,7 @@ def test_a_ranks_store_client_gets_to_its_shim_and_nothing_is_read_from_it(
     shim.close()
 
 
-def test_a_store_client_is_offered_again_until_its_shim_has_a_door(
+def test_a_store_client_is_offered_again_until_its_shim_has_an_endpoint(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[bool] = []
@@ -167,7 +167,7 @@ def test_a_store_client_is_offered_again_until_its_shim_has_a_door(
 @pytest.mark.parametrize(
     ("uid", "words"), [(None, "is not on this machine"), (54321, "is user 54321's")]
 )
-def test_a_store_client_of_somebody_else_is_refused(
+def test_a_store_client_of_another_user_is_refused(
     port: Port, lines: Lines, monkeypatch: pytest.MonkeyPatch, uid: int | None, words: str
 ) -> None:
     monkeypatch.setattr(module, "uid_at", lambda _: uid)
@@ -182,14 +182,14 @@ def test_tls_gets_to_the_daemon(port: Port) -> None:
         sock.sendall(b"echo")
         assert sock.recv(100) == b"echo"
     assert port.controls == 1
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "the gate has forgotten it")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "the port has forgotten it")
 
 
 def test_over_ipv6_it_is_the_same(tmp_path: Path) -> None:
     with Port(tmp_path, "::1") as port:
         shim = Listener(port.attempt(7, 1, KEY) / "door", b"+", 2)
         with port.connect() as sock, port.connect(STORE):
-            knocked(sock, knock=PortRequest(7, 1, "store", 4, 0))
+            authenticate(sock, request=PortRequest(7, 1, "store", 4, 0))
             shim.close()
         assert sorted(shim.said) == [b"L", b"R"]
 
@@ -197,14 +197,14 @@ def test_over_ipv6_it_is_the_same(tmp_path: Path) -> None:
 # -- refusals ----
 
 
-def refusal(port: Port, key: bytes = KEY, knock: PortRequest = REQUEST) -> int:
+def refusal(port: Port, key: bytes = KEY, request: PortRequest = REQUEST) -> int:
     with port.connect() as sock, pytest.raises(Rejected) as caught:
-        knocked(sock, key, knock)
+        authenticate(sock, key, request)
     return caught.value.reason
 
 
 @pytest.mark.parametrize(
-    ("key", "knock"),
+    ("key", "asked"),
     [
         (OTHER_KEY, REQUEST),
         (KEY, PortRequest(8, 1, "data", 0, 1, UID)),
@@ -214,16 +214,16 @@ def refusal(port: Port, key: bytes = KEY, knock: PortRequest = REQUEST) -> int:
     ids=["another key", "another job", "a later attempt", "an earlier attempt"],
 )
 def test_a_wrong_key_and_an_attempt_that_is_not_here_look_alike(
-    port: Port, lines: Lines, key: bytes, knock: PortRequest
+    port: Port, lines: Lines, key: bytes, asked: PortRequest
 ) -> None:
     port.attempt(7, 1, KEY)
-    assert refusal(port, key, knock) == RejectReason.PROOF
+    assert refusal(port, key, asked) == RejectReason.PROOF
     wait_until(lambda: bool(lines()), WITHIN_S, "a line in the log")
-    assert f"job {knock.job}, attempt {knock.attempt}" in lines()[0]
+    assert f"job {asked.job}, attempt {asked.attempt}" in lines()[0]
     assert KEY.hex() not in " ".join(lines())
 
 
-def test_an_attempt_that_is_over_lets_nobody_in_any_more(port: Port) -> None:
+def test_an_attempt_that_is_over_admits_no_connection_any_more(port: Port) -> None:
     worker = port.attempt(7, 1, KEY) / f"door-{UID}"
     with socket.socket(socket.AF_UNIX) as left:  # a process that has not ended yet
         left.bind(str(worker))
@@ -233,10 +233,10 @@ def test_an_attempt_that_is_over_lets_nobody_in_any_more(port: Port) -> None:
         assert refusal(port) == RejectReason.PROOF
 
 
-def test_who_is_not_there_is_absent_to_those_with_the_key(port: Port, lines: Lines) -> None:
+def test_a_missing_process_is_absent_to_clients_with_the_key(port: Port, lines: Lines) -> None:
     port.attempt(7, 1, KEY)
     assert refusal(port) == RejectReason.ABSENT
-    assert refusal(port, knock=PortRequest(7, 1, "store", 4, 0)) == RejectReason.ABSENT
+    assert refusal(port, request=PortRequest(7, 1, "store", 4, 0)) == RejectReason.ABSENT
     assert lines() == []  # it will come again: nothing to complain of
 
 
@@ -245,11 +245,11 @@ def test_a_worker_with_a_full_queue_is_busy(port: Port) -> None:
         worker.bind(str(port.attempt(7, 1, KEY) / f"door-{UID}"))
         worker.listen(0)
         with port.connect() as first:
-            knocked(first)
+            authenticate(first)
             assert refusal(port) == RejectReason.BUSY
 
 
-def test_a_recorded_knock_opens_nothing(port: Port) -> None:
+def test_a_recorded_port_request_opens_nothing(port: Port) -> None:
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
     recorded: list[bytes] = []
     client = PortClient(KEY, REQUEST)
@@ -269,7 +269,9 @@ def test_a_recorded_knock_opens_nothing(port: Port) -> None:
 @pytest.mark.parametrize(
     "word", [b"GET / HTTP/1.1\r\n\r\n", b"WIIKNOCX" + bytes(64), b"\0\0\0\0\0", b"\0" * 4096]
 )
-def test_a_stranger_is_closed_without_a_word(port: Port, lines: Lines, word: bytes) -> None:
+def test_a_peer_of_no_known_protocol_is_closed_without_an_answer(
+    port: Port, lines: Lines, word: bytes
+) -> None:
     with port.connect(word) as sock:
         sock.settimeout(WITHIN_S)
         try:
@@ -286,12 +288,12 @@ def test_something_that_begins_like_tls_and_is_not_is_closed(port: Port, lines: 
     assert "TLS failed" in lines()[0]
 
 
-def test_who_hangs_up_at_once_is_no_news(port: Port, lines: Lines) -> None:
+def test_a_connection_that_ends_at_once_is_not_logged(port: Port, lines: Lines) -> None:
     for word in (b"", b"WI", STORE[:4], PortClient(KEY, REQUEST).data_to_send()):
         port.connect(word).close()
     with port.connect(PortClient(KEY, REQUEST).data_to_send()) as challenged:
         challenged.recv(1, socket.MSG_PEEK)  # it goes without having read that: a reset
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "all have gone")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "all have gone")
     assert lines() == []
     with port.connect(b"x" * 5) as last:
         until_closed(last)
@@ -307,9 +309,9 @@ def test_who_hangs_up_at_once_is_no_news(port: Port, lines: Lines) -> None:
         PortClient(KEY, REQUEST).data_to_send(),
         b"\x16\x03\x01\0\xf0" + b"\1",
     ],
-    ids=["silence", "three bytes", "half a knock", "a knock without proof", "half a TLS greeting"],
+    ids=["silence", "three bytes", "half a request", "no proof", "half a TLS greeting"],
 )
-def test_who_stops_speaking_is_closed_in_time(
+def test_a_connection_that_stalls_is_closed_in_time(
     port: Port, monkeypatch: pytest.MonkeyPatch, word: bytes
 ) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.1)
@@ -328,15 +330,15 @@ def test_a_crowd_of_the_silent_is_bounded_and_members_still_get_in(
     monkeypatch.setattr(module, "YOUNG_S", 0.0)
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
     crowd = [port.connect() for _ in range(200)]
-    wait_until(lambda: sum(port.standing()) <= module.MAX_SILENT, WITHIN_S, "the oldest have gone")
+    wait_until(lambda: sum(port.stages()) <= module.MAX_SILENT, WITHIN_S, "the oldest have gone")
     with port.connect() as sock:
-        knocked(sock)
+        authenticate(sock)
         worker.close()
     assert worker.said == [b"W"]
-    assert port.standing()[0] <= module.MAX_SILENT
+    assert port.stages()[0] <= module.MAX_SILENT
     for one in crowd:
         one.close()
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "all have gone")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "all have gone")
     assert "came and said nothing" in lines()[0]
     assert len(lines()) < 10  # one a second, not one each
 
@@ -344,7 +346,7 @@ def test_a_crowd_of_the_silent_is_bounded_and_members_still_get_in(
 def test_a_whole_job_may_come_at_once_and_take_its_time(
     port: Port, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """More than may stand there for long: first all connect, then all knock, then all prove."""
+    """More than may wait there for long: first all connect, then all greet, then all prove."""
     for limit in ("YOUNG_S", "SILENT_S", "HANDSHAKE_S"):
         monkeypatch.setattr(module, limit, 5 * WITHIN_S)
     count = module.MAX_HANDSHAKES + 20
@@ -364,23 +366,23 @@ def test_a_whole_job_may_come_at_once_and_take_its_time(
 
 
 @pytest.mark.parametrize("limit", ["YOUNG_S", "CROWD"])
-def test_a_crowd_that_begins_to_knock_is_bounded_and_told(
+def test_many_connections_that_begin_to_authenticate_are_bounded_and_told(
     port: Port, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(module, limit, 0)
     monkeypatch.setattr(module, "HANDSHAKE_S", 5 * WITHIN_S)
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
-    knock = PortClient(OTHER_KEY, REQUEST).data_to_send()
-    crowd = [port.connect(knock) for _ in range(module.MAX_HANDSHAKES + 50)]
+    request = PortClient(OTHER_KEY, REQUEST).data_to_send()
+    crowd = [port.connect(request) for _ in range(module.MAX_HANDSHAKES + 50)]
     for one in crowd[:50]:
         one.settimeout(WITHIN_S)
         said = b""
         while data := one.recv(100):
             said += data
         assert said[ANSWER_BYTES:][:4] == bytes([*b"WK", 5, RejectReason.BUSY])
-    assert port.standing()[1] <= module.MAX_HANDSHAKES
+    assert port.stages()[1] <= module.MAX_HANDSHAKES
     with port.connect() as sock:
-        knocked(sock)
+        authenticate(sock)
         worker.close()
     assert worker.said == [b"W"]
     for one in crowd:
@@ -390,7 +392,7 @@ def test_a_crowd_that_begins_to_knock_is_bounded_and_told(
 def test_a_crowd_without_certificates_is_bounded_inside_of_tls_too(
     port: Port, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(module, "MAX_UNCERTIFIED", 4)
     monkeypatch.setattr(module, "YOUNG_S", 0.0)
     context = tls.client_context()
     crowd = [context.wrap_socket(port.connect()) for _ in range(6)]
@@ -402,14 +404,14 @@ def test_a_crowd_without_certificates_is_bounded_inside_of_tls_too(
         assert one.recv(1) == b"x"
     for one in crowd:
         one.close()
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "all have gone")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "all have gone")
     assert "show no certificate" in lines()[0]
 
 
-def test_who_was_answered_and_does_not_go_still_counts(
+def test_a_connection_that_was_answered_and_stays_still_counts(
     port: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MAX_STRANGERS", 4)
+    monkeypatch.setattr(module, "MAX_UNCERTIFIED", 4)
     monkeypatch.setattr(module, "YOUNG_S", 0.0)
     monkeypatch.setattr(module, "GOODBYE_S", 5 * WITHIN_S)
 
@@ -419,10 +421,10 @@ def test_who_was_answered_and_does_not_go_still_counts(
     monkeypatch.setattr(port.mux, "_on_control", answer)
     context = tls.client_context()
     crowd = [context.wrap_socket(port.connect()) for _ in range(8)]
-    wait_until(lambda: port.standing() == (0, 0, 4), WITHIN_S, "the oldest had to go")
+    wait_until(lambda: port.stages() == (0, 0, 4), WITHIN_S, "the oldest had to go")
     for one in crowd:
         one.close()
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "all have gone")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "all have gone")
 
 
 class Shown:
@@ -441,11 +443,11 @@ class Shown:
         self.client.load_cert_chain(path)
 
 
-def test_members_are_not_among_the_strangers_who_must_go(
+def test_members_are_not_among_the_uncertified_that_are_closed(
     port: Port, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = Shown(tmp_path)
-    monkeypatch.setattr(module, "MAX_STRANGERS", 0)
+    monkeypatch.setattr(module, "MAX_UNCERTIFIED", 0)
     monkeypatch.setattr(module, "YOUNG_S", 0.0)
     monkeypatch.setattr(port.mux, "_tls", lambda: shown.server)
     with shown.client.wrap_socket(port.connect()) as member:
@@ -461,13 +463,13 @@ def test_members_are_not_among_the_strangers_who_must_go(
 def words(chance: random.Random) -> bytes:
     """What a port may hear from the world: noise, with and without a beginning that is right."""
     begin = chance.choice([b"", b"\x16\x03\x01", b"WIIKNOCK", STORE, b"\0", b"WII"])
-    knock = bytearray(PortClient(KEY, REQUEST).data_to_send())
-    knock[chance.randrange(8, len(knock))] ^= 1 << chance.randrange(8)
+    request = bytearray(PortClient(KEY, REQUEST).data_to_send())
+    request[chance.randrange(8, len(request))] ^= 1 << chance.randrange(8)
     noise = begin + chance.randbytes(chance.randrange(300))
-    return bytes(knock) + noise if chance.random() < 0.3 else noise
+    return bytes(request) + noise if chance.random() < 0.3 else noise
 
 
-def test_noise_harms_nobody(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_noise_harms_no_other_connection(port: Port, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SILENT_S", 0.2)
     monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
     chance, worker = random.Random(6), Listener(port.attempt(7, 1, KEY) / f"door-{UID}")
@@ -476,10 +478,10 @@ def test_noise_harms_nobody(port: Port, monkeypatch: pytest.MonkeyPatch) -> None
             sock.sendall(words(chance))
             if chance.random() < 0.5:
                 sock.shutdown(socket.SHUT_WR)
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "all have gone")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "all have gone")
     monkeypatch.undo()
     with port.connect() as sock:
-        knocked(sock)
+        authenticate(sock)
         worker.close()
     assert worker.said == [b"W"]
 
@@ -503,7 +505,7 @@ def test_without_descriptors_it_rests_and_goes_on(
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert "cannot be accepted now" in lines()[0]
     with sock:
-        knocked(sock)
+        authenticate(sock)
         worker.close()
     assert worker.said == [b"W"]
 
@@ -511,7 +513,7 @@ def test_without_descriptors_it_rests_and_goes_on(
 def test_a_restarted_daemon_has_its_port_at_once_and_no_connection_notices(port: Port) -> None:
     worker = Listener(port.attempt(7, 1, KEY) / f"door-{UID}", b"", 2)
     with port.connect() as first:
-        knocked(first)
+        authenticate(first)
         port.stop()
         with pytest.raises(ConnectionRefusedError):
             port.connect()
@@ -522,25 +524,25 @@ def test_a_restarted_daemon_has_its_port_at_once_and_no_connection_notices(port:
         worker.taken[0].setblocking(True)
         assert worker.taken[0].recv(100) == b"still here"
         with port.connect() as second:
-            knocked(second)
+            authenticate(second)
             worker.close()
     assert worker.said == [b"W", b"W"]
 
 
-def test_closing_ends_whoever_is_in_it(port: Port) -> None:
+def test_closing_ends_every_connection(port: Port) -> None:
     port.attempt(7, 1, KEY)
-    silent, knocking, raw = (port.connect(word) for word in (b"", b"WIIKNOCK", b""))
+    silent, greeting, raw = (port.connect(word) for word in (b"", b"WIIKNOCK", b""))
     with tls.client_context().wrap_socket(raw) as control:
         control.sendall(b"x")
         control.recv(1)
-        wait_until(lambda: sum(port.standing()) == 3, WITHIN_S, "all three are there")
+        wait_until(lambda: sum(port.stages()) == 3, WITHIN_S, "all three are there")
         port.stop()
         until_closed(silent)
-        until_closed(knocking)
+        until_closed(greeting)
         with contextlib.suppress(ssl.SSLError, ConnectionError):
             assert control.recv(1) == b""
         silent.close()
-        knocking.close()
+        greeting.close()
     port.start()
 
 
@@ -613,11 +615,11 @@ def test_a_connection_that_was_closed_on_both_sides_is_no_defect(
     monkeypatch.setattr(asyncio.sslproto._SSLProtocolTransport, "abort", abort)
     with port.connect() as raw, tls.client_context().wrap_socket(raw) as sock:
         assert sock.recv(10) == b""
-    wait_until(lambda: port.standing() == (0, 0, 0), WITHIN_S, "the gate has forgotten it")
+    wait_until(lambda: port.stages() == (0, 0, 0), WITHIN_S, "the port has forgotten it")
     assert not lines()
 
 
-# -- who is at the other end ----
+# -- the process at the other end ----
 
 
 @pytest.mark.parametrize(

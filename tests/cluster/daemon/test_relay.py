@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.cluster.daemon.connections import FakeDialer, answers, pair, run, until
 from tests.cluster.daemon.requesting import ADA, Coordinator, coordinator, facts
-from tests.cluster.daemon.talking import FakeDialer, answers, pair, run, until
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.allocation.cancellations import Cancellations
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
@@ -57,7 +57,7 @@ class Member:
                 lambda: self.settings,
             ),
             lambda: status_of(about, self.cluster_role, {}),
-            Alone(cluster.b.share, "a"),
+            Alone(cluster.b.allocations, "a"),
         )
         self.paths = Paths.private(str(directory))
         self.api = RpcServer(self.paths.socket, False, self.relay.handle, "b")
@@ -151,7 +151,7 @@ def given_to_b(b: Member, **given: Any) -> Job:
     return job
 
 
-def test_who_waits_is_told_at_once_for_whom_and_how_long(
+def test_a_waiting_command_is_told_at_once_for_which_machine_and_how_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wiiiiided.cluster.handlers.relay.NOTICE_S", 0.01)
@@ -171,7 +171,7 @@ def test_who_waits_is_told_at_once_for_whom_and_how_long(
     run(scene())
 
 
-def test_a_member_answers_of_its_own_when_nobody_else_does_and_marks_it(
+def test_a_member_answers_of_its_own_when_its_coordinator_is_away_and_marks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quickly(monkeypatch)
@@ -205,7 +205,7 @@ def test_a_member_answers_of_its_own_when_nobody_else_does_and_marks_it(
     run(scene())
 
 
-def test_the_owner_and_root_may_cancel_the_part_here_and_nobody_else(
+def test_the_owner_and_root_may_cancel_the_part_here_and_no_other_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quickly(monkeypatch)
@@ -259,13 +259,13 @@ def test_a_cancel_that_cannot_be_kept_ends_the_part_here_and_says_so(
     run(scene())
 
 
-def test_who_watches_hears_that_it_is_the_coordinator_that_is_silent(
+def test_a_watching_client_hears_that_it_is_the_coordinator_that_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wiiiiided.cluster.handlers.relay.QUIET_S", 0.05)
 
-    async def silent(talk: RpcConnection) -> None:
-        await talk.message()
+    async def silent(connection: RpcConnection) -> None:
+        await connection.message()
         await asyncio.sleep(0.3)
 
     async def scene() -> None:
@@ -323,10 +323,10 @@ def test_a_request_ends_at_the_coordinator_when_its_client_goes(tmp_path: Path) 
             await here.say(m.Wait(job))
             asking = asyncio.ensure_future(b.api.serve(there, ADA))
             await here.message()
-            assert b.cluster.keeper._watchers
+            assert b.cluster.controller._watchers
             here.close()
             await asking
-            await until(lambda: not b.cluster.keeper._watchers, "nobody waits there any more")
+            await until(lambda: not b.cluster.controller._watchers, "nobody waits there any more")
 
     run(scene())
 
@@ -407,12 +407,12 @@ def test_a_coordinator_that_says_no_in_the_middle_is_heard(tmp_path: Path) -> No
     async def scene() -> None:
         async with member(tmp_path) as b:
 
-            async def enough(talk: RpcConnection) -> None:
-                await talk.message()
-                await talk.say(m.SendArchive())
-                await talk.frame()
-                await talk.say(m.Refusal(3, "too large"))
-                await talk.gone()
+            async def enough(connection: RpcConnection) -> None:
+                await connection.message()
+                await connection.say(m.SendArchive())
+                await connection.frame()
+                await connection.say(m.Refusal(3, "too large"))
+                await connection.gone()
 
             b.dialer.serves[COORDINATOR] = enough
             here, there = await pair()
@@ -503,13 +503,13 @@ def test_large_answers_are_passed_on_as_they_come(tmp_path: Path) -> None:
         async with member(tmp_path) as b:
             sent: list[int] = []
 
-            async def many(talk: RpcConnection) -> None:
-                await talk.message()
+            async def many(connection: RpcConnection) -> None:
+                await connection.message()
                 for _ in range(400):
-                    await talk.send(framing.BLOB, bytes(1 << 18))
+                    await connection.send(framing.BLOB, bytes(1 << 18))
                     sent.append(1 << 18)
-                await talk.end_blob()
-                await talk.say(m.EndOfAnswers())
+                await connection.end_blob()
+                await connection.say(m.EndOfAnswers())
 
             b.dialer.serves[COORDINATOR] = many
             here, there = await pair()
@@ -526,7 +526,7 @@ def test_large_answers_are_passed_on_as_they_come(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_a_stranger_cannot_reach_the_coordinator_with_an_unknown_request(tmp_path: Path) -> None:
+def test_an_unknown_request_is_not_relayed_to_the_coordinator(tmp_path: Path) -> None:
     async def scene() -> None:
         async with member(tmp_path) as b:
             client = Client(b.paths)

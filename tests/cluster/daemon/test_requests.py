@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.control.world import spec
+from tests.cluster.daemon.connections import FakeShim, pair, run, until
 from tests.cluster.daemon.requesting import ADA, ARCHIVE, ROOT, coordinator
-from tests.cluster.daemon.talking import FakeShim, pair, run, until
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner
 from wiiiiided.cluster.rpc import messages as m
@@ -26,7 +26,7 @@ ROOT_OF_B = Caller(0, "root", True, "b")
 # ---- whose
 
 
-def test_a_uid_of_another_machine_is_somebody_else(tmp_path: Path) -> None:
+def test_a_uid_of_another_machine_is_another_user(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(owner=Owner("a", 1000, "ada"))
@@ -60,7 +60,7 @@ def test_root_of_any_member_may_change_everything(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_a_job_belongs_to_who_submitted_it_where(tmp_path: Path) -> None:
+def test_a_job_belongs_to_the_user_and_node_that_submitted_it(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             first = cluster.job(cluster.submit())
@@ -77,7 +77,7 @@ def test_a_job_belongs_to_who_submitted_it_where(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("request_", [m.Init(), m.Leave(), m.Renew(), m.Join("h", 1, "t")])
-def test_nobody_elsewhere_changes_what_this_machine_is(tmp_path: Path, request_: Any) -> None:
+def test_no_user_elsewhere_changes_this_machines_role(tmp_path: Path, request_: Any) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             no = await cluster.one(request_, ROOT_OF_B)
@@ -150,7 +150,7 @@ def test_logs_are_of_all_nodes_by_time(tmp_path: Path) -> None:
             cluster.start(job)
             cluster.a.write(0, (1.0, "a"), (3.0, "aa"), job=job)
             cluster.b.write(2, (2.0, "b"), job=job)
-            cluster.b.write(9, (2.5, "no rank of this share"), job=job)
+            cluster.b.write(9, (2.5, "no rank of this allocation"), job=job)
             lines, end = await cluster.ask(m.Logs(job))
             assert [(line.node, line.text) for line in lines.lines] == [
                 ("a", "a"),
@@ -232,14 +232,14 @@ def test_following_goes_through_attempts_to_the_jobs_end(tmp_path: Path) -> None
     run(scene())
 
 
-def test_nobody_is_asked_for_lines_before_the_start_is_ordered(tmp_path: Path) -> None:
+def test_no_node_is_asked_for_lines_before_the_start_is_ordered(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(nodes=2, prepare=False)
             here, there = await pair()
             await here.say(m.Logs(job, follow=True))
             serving = asyncio.ensure_future(cluster.api.serve(there, ADA))
-            await until(lambda: bool(cluster.keeper._watchers), "it waits for the order")
+            await until(lambda: bool(cluster.controller._watchers), "it waits for the order")
             assert cluster.dialer.opened == []
             cluster.prepare(job)
             await until(lambda: bool(cluster.dialer.opened), "b is asked")
@@ -409,14 +409,14 @@ def test_what_was_reported_counts_before_what_is_asked_is_decided(tmp_path: Path
             cluster.archives.path(ARCHIVE).write_bytes(b"")
             job = cluster.submit()
             cluster.start(job)
-            now = cluster.keeper.clock()
+            now = cluster.controller.clock()
             end = e.WorkersEnded(now, job, 1, "a", 0, "all ranks ended")
-            cluster.keeper._reports.append(end)
+            cluster.controller._reports.append(end)
             again = await cluster.one(m.Requeue(job))
             assert (again.state, again.attempt) == ("starting", 2)
             cluster.start(job)
             ended = e.WorkersEnded(now, job, 2, "a", 1, "rank 0 failed")
-            cluster.keeper._reports.append(ended)
+            cluster.controller._reports.append(ended)
             after = spec(policy={"after": (job,)})
             said = await cluster.one(m.Submit(after, ARCHIVE, 0))
             assert f"job {job} is failed: a job after it would never run" in said.message

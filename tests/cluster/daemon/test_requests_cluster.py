@@ -16,7 +16,7 @@ from tests.kit.daemons import PrivateDaemon, private_cluster
 from wiiiiided.cluster.client import Client, DaemonRefused
 from wiiiiided.cluster.rpc import messages as m
 
-# Every rank says who it is, writes files that differ and one that does not, and waits.
+# Every rank prints its number, writes files that differ and one that does not, and waits.
 SCRIPT = """
 import os, pathlib, sys, time
 rank = os.environ["RANK"]

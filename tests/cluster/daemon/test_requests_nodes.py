@@ -1,4 +1,4 @@
-"""Requests about machines: who may ask, what is refused, and in which order a removal is done."""
+"""Requests about machines: which users may ask, what is refused, and the order of a removal."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.daemon.connections import pair, run, until
 from tests.cluster.daemon.requesting import ADA, ROOT, Coordinator, coordinator
-from tests.cluster.daemon.talking import pair, run, until
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.state.store import StoreError
@@ -107,7 +107,7 @@ def test_a_machine_alone_can_be_drained(tmp_path: Path) -> None:
     run(scene())
 
 
-def test_a_token_is_made_for_who_asks(tmp_path: Path) -> None:
+def test_a_token_is_made_for_an_administrator(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             made = await cluster.one(m.CreateToken(60.0, 3))
@@ -146,7 +146,7 @@ def test_a_node_that_is_heard_cannot_be_declared_lost(tmp_path: Path) -> None:
         with coordinator(tmp_path) as cluster:
             no = await cluster.one(m.DeclareLost("b"))
             assert (no.code, "b is heard" in no.message) == (1, True)
-            cluster.keeper.report(e.NodeLeft(cluster.keeper.clock(), "b"))
+            cluster.controller.report(e.NodeLeft(cluster.controller.clock(), "b"))
             view = await cluster.one(m.DeclareLost("b"))
             assert (view.state, "declared lost" in view.why) == ("lost", True)
 
@@ -159,7 +159,7 @@ def test_a_removed_node_is_refused_forgotten_and_told(tmp_path: Path) -> None:
             view = await cluster.one(m.RemoveNode("b"))
             assert (view.node.name, view.why) == ("b", "removed by root")
             assert cluster.members.names() == ["a", "c"]
-            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+            assert list(cluster.controller.state.nodes) == ["a", "c"]
             assert cluster.removed == [("b", "root")]
 
     run(scene())
@@ -200,14 +200,17 @@ def test_a_node_that_is_heard_keeps_its_place_until_its_shares_have_ended(tmp_pa
             assert (removing.done(), cluster.removed) == (False, [])
             cluster.report(e.WorkersEnded, job, "b", 143, "stopped: it was removed", True)
             assert (await removing).why == "removed by root"
-            assert (cluster.removed, "b" in cluster.keeper.state.nodes) == ([("b", "root")], False)
+            assert (cluster.removed, "b" in cluster.controller.state.nodes) == (
+                [("b", "root")],
+                False,
+            )
             cluster.end(job, 143)
             assert cluster.job(job).state == "backoff"  # by the policy for a lost node
 
     run(scene())
 
 
-def test_a_removal_is_finished_whether_who_asked_listens_or_not(tmp_path: Path) -> None:
+def test_a_removal_is_finished_whether_its_client_listens_or_not(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(nodes=2)
@@ -218,11 +221,11 @@ def test_a_removal_is_finished_whether_who_asked_listens_or_not(tmp_path: Path) 
             await until(lambda: cluster.told == [("b", "root")], "b is told")
             here.close()
             await serving
-            assert "b" in cluster.keeper.state.nodes
+            assert "b" in cluster.controller.state.nodes
             second = asyncio.ensure_future(cluster.one(m.RemoveNode("b", force=True)))
             cluster.report(e.WorkersEnded, job, "b", 143, "stopped", True)
             assert (await second).why == "removed by root"
-            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+            assert list(cluster.controller.state.nodes) == ["a", "c"]
             assert (cluster.told, cluster.removed) == ([("b", "root")], [("b", "root")])
 
     run(scene())
@@ -244,7 +247,7 @@ def test_shares_that_a_removed_node_does_not_end_are_not_waited_for_for_ever(
     run(scene())
 
 
-def test_who_asks_is_told_when_a_share_takes_long_to_end(
+def test_the_client_is_told_when_an_allocation_takes_long_to_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("wiiiiided.cluster.handlers.nodes.ANSWER_S", 0.05)
@@ -254,10 +257,10 @@ def test_who_asks_is_told_when_a_share_takes_long_to_end(
             job = cluster.submit(nodes=2)
             cluster.start(job)
             said = await cluster.one(m.RemoveNode("b", force=True))
-            assert said.message.startswith(f"b is refused from now on, but its share of job {job} ")
-            assert "b" in cluster.keeper.state.nodes
+            assert said.message.startswith(f"b is refused from now on, but its part of job {job} ")
+            assert "b" in cluster.controller.state.nodes
             cluster.report(e.WorkersEnded, job, "b", 143, "stopped", True)
-            await until(lambda: "b" not in cluster.keeper.state.nodes, "it is removed")
+            await until(lambda: "b" not in cluster.controller.state.nodes, "it is removed")
 
     run(scene())
 
@@ -270,7 +273,7 @@ def test_a_share_that_was_not_told_to_start_is_not_waited_for(tmp_path: Path) ->
             attempt = cluster.job(job).attempt
             assert attempt is not None
             assert "b" in attempt.results
-            assert list(cluster.keeper.state.nodes) == ["a", "c"]
+            assert list(cluster.controller.state.nodes) == ["a", "c"]
 
     run(scene())
 
@@ -280,7 +283,7 @@ def test_for_a_node_that_is_not_heard_the_person_vouches(tmp_path: Path) -> None
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(nodes=2)
             cluster.start(job)
-            cluster.keeper.report(e.NodeLeft(cluster.keeper.clock(), "b"))
+            cluster.controller.report(e.NodeLeft(cluster.controller.clock(), "b"))
             await cluster.one(m.RemoveNode("b", force=True))
             assert (cluster.told, cluster.removed) == ([], [("b", "root")])
             assert "b" in cluster.job(job).attempt.results  # type: ignore[union-attr]
@@ -316,7 +319,7 @@ def test_a_removal_that_stopped_halfway_is_finished_when_it_is_asked_again(
 async def _remove(cluster: Coordinator) -> list[str]:
     view = await cluster.one(m.RemoveNode("b"), ROOT)
     assert view.why == "removed by root"
-    return list(cluster.keeper.state.nodes)
+    return list(cluster.controller.state.nodes)
 
 
 def _full(*given: object) -> None:

@@ -74,7 +74,7 @@ def test_a_job_that_the_queue_never_knew_is_ended_and_its_files_stay(tmp_path: P
 ALONE = """
 import fcntl, os, pathlib, time
 lock = open("lock", "w")
-fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # nobody else is in this directory
+fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # no other process is in this directory
 print("up", flush=True)
 while not pathlib.Path({go!r}).exists():
     if os.environ["WIIIIIDE_ATTEMPT"] == "1" and pathlib.Path({fail!r}).exists():

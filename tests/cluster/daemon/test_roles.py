@@ -212,7 +212,7 @@ def test_a_machine_with_jobs_that_are_not_over_does_not_join(tmp_path: Path) -> 
         join_cluster(a, b, "b", "127.0.0.3")
 
 
-def test_who_is_in_a_cluster_begins_no_other(pair: list[PrivateDaemon]) -> None:
+def test_a_machine_of_a_cluster_begins_no_other(pair: list[PrivateDaemon]) -> None:
     a, b = pair
     for daemon, role in ((a, "the coordinator"), (b, "a member")):
         with pytest.raises(ClientError, match=f"is {role} of lab already"):
@@ -311,17 +311,17 @@ REQUESTS = [m.Init(), m.Join("h", 1, "t"), m.Leave(), m.Renew()]
 
 @pytest.mark.parametrize("request_", REQUESTS)
 def test_only_an_administrator_changes_a_role(tmp_path: Path, request_: Any) -> None:
-    talk: Any = Words(Caller(1000, "ada", admin=False, node="a"))
+    connection: Any = Words(Caller(1000, "ada", admin=False, node="a"))
     with pytest.raises(Refuse, match="ada is neither") as no:
-        asyncio.run(roles(tmp_path).handle(talk, request_))
+        asyncio.run(roles(tmp_path).handle(connection, request_))
     assert no.value.code == 5
 
 
 @pytest.mark.parametrize("request_", REQUESTS)
-def test_nobody_changes_another_machines_role(tmp_path: Path, request_: Any) -> None:
-    talk: Any = Words(ROOT, peer=object())
+def test_no_user_changes_another_machines_role(tmp_path: Path, request_: Any) -> None:
+    connection: Any = Words(ROOT, peer=object())
     with pytest.raises(Refuse, match="asked of the machine that it is about"):
-        asyncio.run(roles(tmp_path).handle(talk, request_))
+        asyncio.run(roles(tmp_path).handle(connection, request_))
 
 
 def test_a_change_goes_on_when_its_client_goes(tmp_path: Path) -> None:
@@ -340,8 +340,8 @@ def test_a_change_goes_on_when_its_client_goes(tmp_path: Path) -> None:
         here = Nowhere()
         here.rebuild = done.set  # type: ignore[method-assign]
         made = Slow(tmp_path, Node("a", 2, 1 << 30), None, here)
-        talk: Any = Words(ROOT)
-        asking = asyncio.ensure_future(made.handle(talk, m.Join("h", 1, "t")))
+        connection: Any = Words(ROOT)
+        asking = asyncio.ensure_future(made.handle(connection, m.Join("h", 1, "t")))
         async with asyncio.timeout(30):
             await begun.wait()
             asking.cancel()
@@ -365,20 +365,20 @@ def test_no_job_is_taken_in_while_a_role_changes(tmp_path: Path) -> None:
         made = Slow(tmp_path, Node("a", 2, 1 << 30), None, Nowhere())
         taken = []
 
-        async def handle(talk: Any, request: m.Request) -> None:
+        async def handle(connection: Any, request: m.Request) -> None:
             taken.append(request)
 
         sorted_out = made.before(handle)
-        talk: Any = Words(ROOT)
-        changing = asyncio.ensure_future(sorted_out(talk, m.Join("h", 1, "t")))
+        connection: Any = Words(ROOT)
+        changing = asyncio.ensure_future(sorted_out(connection, m.Join("h", 1, "t")))
         await begun.wait()
         with pytest.raises(Refuse, match="join is under way"):
-            await sorted_out(talk, m.Requeue(1))
-        await sorted_out(talk, m.ListJobs())
+            await sorted_out(connection, m.Requeue(1))
+        await sorted_out(connection, m.ListJobs())
         go.set()
         with pytest.raises(Refuse, match="not today"):
             await changing
-        await sorted_out(talk, m.Requeue(1))
+        await sorted_out(connection, m.Requeue(1))
         assert taken == [m.ListJobs(), m.Requeue(1)]
 
     asyncio.run(work())

@@ -1,4 +1,4 @@
-"""What stays of runs: rows that come back, outlive their jobs within bounds, and disturb nobody."""
+"""What stays of runs: rows that come back, outlive their jobs within bounds, and disturb no job."""
 
 from __future__ import annotations
 

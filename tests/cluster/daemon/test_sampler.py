@@ -55,7 +55,7 @@ class Loop:
         self.now = end
 
 
-class Courses:
+class FakeTracker:
     """What a Sampler wants of them; `looks` are the moments it looked at."""
 
     node = "a"
@@ -94,48 +94,48 @@ def loop() -> Loop:
 
 
 @pytest.fixture
-def courses(loop: Loop) -> Courses:
-    return Courses(loop)
+def tracker(loop: Loop) -> FakeTracker:
+    return FakeTracker(loop)
 
 
 @pytest.fixture
-def sampler(loop: Loop, courses: Courses) -> Sampler:
+def sampler(loop: Loop, tracker: FakeTracker) -> Sampler:
     machine = SimpleNamespace(look=lambda: None, health=Health())
     state = SimpleNamespace(nodes={"a": None, "b": None})
-    keeper = SimpleNamespace(state=state, clock=lambda: 0.0, report=lambda event: None)
-    made: Sampler = Sampler(keeper, courses, machine, loop)  # type: ignore[arg-type]
+    controller = SimpleNamespace(state=state, clock=lambda: 0.0, report=lambda event: None)
+    made: Sampler = Sampler(controller, tracker, machine, loop)  # type: ignore[arg-type]
     return made
 
 
-def a_job_comes(sampler: Sampler, courses: Courses) -> None:
+def a_job_comes(sampler: Sampler, tracker: FakeTracker) -> None:
     rates = [Rates(samples=64.0)]
-    course = SimpleNamespace(rates=lambda node: rates, fresh={0: ("a", None)})
-    courses.live[1, 1] = SimpleNamespace(course=course, node="a")
+    attempt_metrics = SimpleNamespace(rates=lambda node: rates, fresh={0: ("a", None)})
+    tracker.live[1, 1] = SimpleNamespace(attempt_metrics=attempt_metrics, node="a")
     sampler.changed()
 
 
-def test_with_no_job_and_nobody_watching_nothing_happens_at_all(
-    sampler: Sampler, loop: Loop, courses: Courses
+def test_with_no_job_and_no_watcher_nothing_happens_at_all(
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
     sampler.changed()
     assert loop.pending == 0
     loop.advance(100)
-    assert courses.looks == []
+    assert tracker.looks == []
 
 
 def test_while_a_job_runs_it_looks_once_a_second_and_then_no_more(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    a_job_comes(sampler, courses)
+    a_job_comes(sampler, tracker)
     loop.advance(5.5)
-    assert courses.looks == [1000.0 + n for n in range(6)]
-    courses.live.clear()
+    assert tracker.looks == [1000.0 + n for n in range(6)]
+    tracker.live.clear()
     sampler.changed()
     assert loop.pending == 0
 
 
-def test_whoever_watches_is_woken_at_once_and_then_as_often_as_asked(
-    sampler: Sampler, loop: Loop, courses: Courses
+def test_a_watcher_is_woken_at_once_and_then_as_often_as_asked(
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
     woken = []
     with sampler.watching(0.5) as bell:
@@ -147,90 +147,90 @@ def test_whoever_watches_is_woken_at_once_and_then_as_often_as_asked(
     assert woken == [0.1, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0]
     assert loop.pending == 0
     loop.advance(10)
-    assert len(courses.looks) == 9
+    assert len(tracker.looks) == 9
 
 
 def test_however_many_watch_it_never_looks_oftener_than_four_times_a_second(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    a_job_comes(sampler, courses)
+    a_job_comes(sampler, tracker)
     loop.advance(0.1)
     with sampler.watching(0.25), sampler.watching(0.3), sampler.watching(0.7):
         loop.advance(0.13)
         with sampler.watching(0.26):
             loop.advance(20)
-    gaps = [b - a for a, b in zip(courses.looks, courses.looks[1:], strict=False)]
+    gaps = [b - a for a, b in zip(tracker.looks, tracker.looks[1:], strict=False)]
     assert min(gaps) >= LEAST_S - 1e-9
-    assert len(courses.looks) <= 82
+    assert len(tracker.looks) <= 82
 
 
-def test_a_sample_that_was_just_taken_serves_who_comes(
-    sampler: Sampler, loop: Loop, courses: Courses
+def test_a_sample_that_was_just_taken_serves_a_new_watcher(
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    a_job_comes(sampler, courses)
+    a_job_comes(sampler, tracker)
     loop.advance(0.1)
     with sampler.watching(1.0) as bell:
         assert bell.is_set()
         bell.clear()
         loop.advance(1.0)
         assert bell.is_set()
-    assert courses.looks == [1000.0, 1001.0]
+    assert tracker.looks == [1000.0, 1001.0]
 
 
 def test_a_slow_watcher_does_not_make_a_running_job_be_looked_at_less(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    a_job_comes(sampler, courses)
+    a_job_comes(sampler, tracker)
     with sampler.watching(60.0):
         loop.advance(30)
-    assert len(courses.looks) == 31
+    assert len(tracker.looks) == 31
 
 
-def test_who_asks_once_gets_what_is_at_most_a_second_old(
-    sampler: Sampler, loop: Loop, courses: Courses
+def test_a_single_request_gets_what_is_at_most_a_second_old(
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
     sampler.refresh()
-    assert courses.looks == [1000.0]
+    assert tracker.looks == [1000.0]
     loop.advance(EVERY_S)
     sampler.refresh()
-    assert len(courses.looks) == 1
+    assert len(tracker.looks) == 1
     loop.advance(EVERY_S)
     sampler.refresh()
-    assert len(courses.looks) == 2
+    assert len(tracker.looks) == 2
     assert loop.pending == 0
 
 
 def test_ends_are_written_together_soon_after(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
     for _ in range(5):
-        courses.waiting = True
+        tracker.waiting = True
         sampler.changed()
         loop.advance(FLUSH_S / 10)
     loop.advance(1)
-    assert courses.flushed == [pytest.approx(1000.0 + FLUSH_S)]
+    assert tracker.flushed == [pytest.approx(1000.0 + FLUSH_S)]
 
 
-def test_a_defect_in_looking_disturbs_nobody_and_is_told_once(
-    sampler: Sampler, loop: Loop, courses: Courses, caplog: pytest.LogCaptureFixture
+def test_a_defect_in_looking_disturbs_no_job_and_is_told_once(
+    sampler: Sampler, loop: Loop, tracker: FakeTracker, caplog: pytest.LogCaptureFixture
 ) -> None:
-    courses.defect = ZeroDivisionError("of a colleague")
-    a_job_comes(sampler, courses)
+    tracker.defect = ZeroDivisionError("of a colleague")
+    a_job_comes(sampler, tracker)
     with sampler.watching(1.0) as bell:
         loop.advance(5)
         assert bell.is_set()
-    assert len(courses.looks) == 6
+    assert len(tracker.looks) == 6
     told = [record for record in caplog.records if "a defect while looking" in record.message]
     assert len(told) == 1
 
 
 def test_the_main_rate_of_a_node_is_kept_while_something_runs_on_it(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    a_job_comes(sampler, courses)
+    a_job_comes(sampler, tracker)
     loop.advance(3.5)
     assert list(sampler.trends["a"].values) == [64.0] * 4
-    courses.live.clear()
+    tracker.live.clear()
     sampler.refresh()
     loop.advance(2.0)
     sampler.refresh()
@@ -238,19 +238,19 @@ def test_the_main_rate_of_a_node_is_kept_while_something_runs_on_it(
 
 
 def test_what_another_node_says_of_itself_is_kept_until_it_is_no_member(
-    sampler: Sampler, loop: Loop, courses: Courses
+    sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
     sampler.take("b", NodeFigures(5.0, 0.5, 0.25, True))
     assert sampler.heard["b"] == (Health(0.5, 0.25, True), 1000.0)
-    assert courses.taken == ["b"]
-    del sampler.keeper.state.nodes["b"]
+    assert tracker.taken == ["b"]
+    del sampler.controller.state.nodes["b"]
     sampler.changed()
     assert sampler.heard == {}
 
 
-@pytest.mark.parametrize("share", [-0.1, 1.1, float("nan"), float("inf"), 1e308])
-def test_a_share_of_nonsense_is_not_known(sampler: Sampler, share: float) -> None:
-    sampler.take("b", NodeFigures(5.0, share, share, False))
+@pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), 1e308])
+def test_a_ratio_beyond_its_bounds_is_not_known(sampler: Sampler, ratio: float) -> None:
+    sampler.take("b", NodeFigures(5.0, ratio, ratio, False))
     assert sampler.heard["b"].health == Health()
 
 
@@ -260,8 +260,8 @@ def test_a_share_of_nonsense_is_not_known(sampler: Sampler, share: float) -> Non
 def followed(world: World, number: int) -> Followed:
     job = world.job(number)
     assert job.attempt is not None
-    course: Any = SimpleNamespace(id=number, attempt=job.attempt.number)
-    return Followed(job, course, 0.0, 0.0)
+    attempt_metrics: Any = SimpleNamespace(id=number, attempt=job.attempt.number)
+    return Followed(job, attempt_metrics, 0.0, 0.0)
 
 
 def begun(**policy: Any) -> tuple[World, int]:
@@ -312,7 +312,7 @@ def test_an_attempt_whose_node_left_before_it_began_says_so() -> None:
     assert how_it_ended(before, world.job(number), 1234.0)[0] == "node-lost"
 
 
-def test_of_a_job_that_is_gone_nobody_knows() -> None:
+def test_of_a_job_that_is_gone_nothing_is_known() -> None:
     world, number = begun()
     assert how_it_ended(followed(world, number), None, 1234.0) == ("failed", None, None)
     assert why_it_ended(followed(world, number), None) == ""
@@ -324,7 +324,7 @@ def test_of_a_job_that_is_gone_nobody_knows() -> None:
 def picture_of(
     world: World, sampler: Sampler, ended: list[Job], cluster: str = ""
 ) -> SnapshotMaker:
-    keeper: Any = SimpleNamespace(
+    controller: Any = SimpleNamespace(
         state=world.state,
         clock=lambda: world.now,
         problem="the disk is full",
@@ -332,7 +332,7 @@ def picture_of(
         trouble="the disk is full",
         store=SimpleNamespace(ended=lambda limit: ended[:limit]),
     )
-    return SnapshotMaker(keeper, sampler, Node("a", 4, 8 << 30), cluster)
+    return SnapshotMaker(controller, sampler, Node("a", 4, 8 << 30), cluster)
 
 
 def test_what_runs_comes_first_then_the_queue_then_what_ended(sampler: Sampler) -> None:
@@ -372,7 +372,7 @@ def test_only_what_ended_within_the_hour_is_shown(sampler: Sampler) -> None:
     assert picture.snapshot().jobs == ()
 
 
-def test_all_who_watch_get_the_same_and_a_change_is_seen_at_once(sampler: Sampler) -> None:
+def test_all_watchers_get_the_same_and_a_change_is_seen_at_once(sampler: Sampler) -> None:
     world = World()
     picture = picture_of(world, sampler, [])
     first = picture.snapshot(0.5)
@@ -438,7 +438,7 @@ def test_a_node_with_ranks_that_says_nothing_for_five_seconds_is_lost(
     assert not picture._is_lost("a", works=True, age_s=9.0, now=world.now)  # it is this one
 
 
-def test_a_node_that_nobody_has_heard_since_the_start_is_not_ok(
+def test_a_node_that_was_not_heard_since_the_start_is_not_ok(
     sampler: Sampler, world: World
 ) -> None:
     picture = picture_of(world, sampler, [], "lab")
@@ -463,9 +463,7 @@ def test_a_node_that_was_never_heard_is_as_old_as_its_silence(
     assert (b.state, b.age_s, b.cpu) == ("lost", 40.0, None)
 
 
-def test_a_node_that_somebody_has_declared_lost_is_so_at_once(
-    sampler: Sampler, world: World
-) -> None:
+def test_a_node_that_was_declared_lost_is_so_at_once(sampler: Sampler, world: World) -> None:
     picture = three_nodes(sampler, world)
     world.state.absent["b"] = world.now
     world.state.lost.add("b")

@@ -1,4 +1,4 @@
-"""What systemd hears, and that nobody else can speak in the service's name."""
+"""What systemd hears, and that no other process can speak in the service's name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon's socket: who may do what, and what strangers' bytes can do (nothing)."""
+"""The daemon's socket: which users may do what, and what malformed bytes can do (nothing)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.daemon.talking import answers, pair, run, until
+from tests.cluster.daemon.connections import answers, pair, run, until
 from tests.cluster.daemon.test_jobs import FOREVER
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_daemon
@@ -176,7 +176,7 @@ def test_a_member_may_look_and_submit_and_change_only_what_is_theirs(
 
 
 def try_everything(daemon: PrivateDaemon, job: int) -> str:
-    """What somebody else is told who looks at a job and then tries to change it."""
+    """What another user is told who looks at a job and then tries to change it."""
     client = daemon.client
     said = [f"{client.show(job).job.state} {len(client.list())}"]
     for change in (client.cancel, client.requeue, client.hold, client.release):
@@ -208,7 +208,7 @@ def as_stranger(action: Callable[[], str]) -> str:
     return said
 
 
-@pytest.mark.needs("root")  # to see the descriptors of a process that nobody may trace
+@pytest.mark.needs("root")  # to see the descriptors of a process that must not be traced
 def test_the_daemon_listens_on_no_network(daemon: PrivateDaemon) -> None:
     job = daemon.submit(FOREVER, workers=2)
     daemon.wait_for(job, "running")
@@ -248,7 +248,7 @@ def test_no_user_of_any_machine_can_take_all_places(
 ) -> None:
     monkeypatch.setattr("wiiiiided.cluster.rpc.server.PER_USER", 2)
 
-    async def wait(talk: RpcConnection, request: m.Request) -> None:
+    async def wait(connection: RpcConnection, request: m.Request) -> None:
         await asyncio.Event().wait()
 
     async def scene() -> None:
@@ -273,11 +273,13 @@ def test_no_user_of_any_machine_can_take_all_places(
 
 
 @pytest.mark.parametrize("turns", range(6))
-def test_whoever_comes_while_it_closes_is_not_left_waiting(tmp_path: Path, turns: int) -> None:
+def test_a_connection_that_comes_while_it_closes_is_not_left_waiting(
+    tmp_path: Path, turns: int
+) -> None:
     """The loop is that many turns on with the connection when the socket closes. init, join and
     leave make another Api in the same process: nothing else would end that connection."""
 
-    async def never(talk: RpcConnection, request: m.Request) -> None:
+    async def never(connection: RpcConnection, request: m.Request) -> None:
         raise AssertionError("nothing was asked")
 
     async def scene() -> None:
@@ -345,7 +347,7 @@ def _spec() -> object:
 
 
 def test_files_of_a_job_that_is_forgotten_go_at_the_next_start() -> None:
-    """Rows go first, so that nobody can requeue a job whose files are being removed."""
+    """Rows go first, so that no user can requeue a job whose files are being removed."""
     with private_daemon() as daemon:
         forgotten, job = daemon.submit("print(1)"), daemon.submit("print(2)")
         daemon.end_of(forgotten)

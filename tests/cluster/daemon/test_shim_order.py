@@ -54,22 +54,22 @@ TABLE = {
     "eth0": ("10.0.0.2", "fe80::1%eth0"),
     "ib0": ("192.168.7.2", "fd00::2"),
 }
-DOORS = {"a": "10.0.0.1:9461", "b": "10.0.0.2:9461"}
+ENDPOINTS = {"a": "10.0.0.1:9461", "b": "10.0.0.2:9461"}
 
 
 def at(node: str) -> HostContext:
-    return HostContext(node, USER, "/opt/venv/bin/python", {}, 77, DOORS[node])
+    return HostContext(node, USER, "/opt/venv/bin/python", {}, 77, ENDPOINTS[node])
 
 
-def test_shares_of_two_machines_know_both_doors() -> None:
+def test_allocations_of_two_machines_know_both_endpoints() -> None:
     job = placed(spec(resources={"nodes": (2, 2), "workers_per_node": 2}))
     assert job.attempt is not None
     for node in ("a", "b"):
         order = order_for(
-            *(job, 1, job.attempt.layout, "/w", at(node), Settings(), DOORS),
+            *(job, 1, job.attempt.layout, "/w", at(node), Settings(), ENDPOINTS),
             table=lambda: {"eth9": ("10.0.0.1", "10.0.0.2")},
         )
-        assert (order.door, order.head) == (DOORS[node], DOORS["a"])
+        assert (order.door, order.head) == (ENDPOINTS[node], ENDPOINTS["a"])
         assert (order.interface, order.format) == ("eth9", protocol.WITH_ENDPOINT)
         assert order.alone_s == 0.0  # the job does not ask for it
 
@@ -80,19 +80,19 @@ def test_a_machine_alone_gives_orders_as_it_always_did() -> None:
     assert job.attempt is not None
     order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
     assert (order.door, order.head, order.interface, order.format) == ("", "", "", 1)
-    assert order.alone_s == 0.0  # there is nobody to be without
+    assert order.alone_s == 0.0  # there is no coordinator to lose
 
 
 def test_a_job_may_ask_to_end_when_it_is_alone() -> None:
     given = replace(spec(resources={"use": ("b",)}), policy=Policy(stop_alone_s=600.0))
     job = placed(given)
     assert job.attempt is not None
-    order = order_for(job, 1, job.attempt.layout, "/w", at("b"), Settings(), DOORS)
+    order = order_for(job, 1, job.attempt.layout, "/w", at("b"), Settings(), ENDPOINTS)
     assert (order.alone_s, order.interface) == (600.0, "")
 
 
 @pytest.mark.parametrize(
-    ("wanted", "door", "name"),
+    ("wanted", "endpoint", "name"),
     [
         ("auto", "10.0.0.2:9461", "eth0"),
         ("auto", "[fd00::2]:9461", "ib0"),
@@ -105,8 +105,8 @@ def test_a_job_may_ask_to_end_when_it_is_alone() -> None:
         ("eth5", "10.0.0.2:9461", "eth0"),
     ],
 )
-def test_the_interface_is_the_jobs_or_the_doors(wanted: str, door: str, name: str) -> None:
-    assert interface(wanted, door, TABLE) == name
+def test_the_interface_is_the_jobs_or_the_endpoints(wanted: str, endpoint: str, name: str) -> None:
+    assert interface(wanted, endpoint, TABLE) == name
 
 
 def test_this_machine_has_a_loopback() -> None:

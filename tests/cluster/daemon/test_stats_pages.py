@@ -1,4 +1,4 @@
-"""Stats pages: what a rank counts is read, what a hostile one writes reaches nobody."""
+"""Stats pages: what a rank counts is read, what a hostile one writes harms no other."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_several_ranks_and_those_that_have_no_page_yet(attempt: Attempt) -> None
     assert attempt.pages.read(9, 1, (0,)) == []
 
 
-def test_a_truncated_page_kills_nobody(attempt: Attempt) -> None:
+def test_a_truncated_page_does_not_kill_the_daemon(attempt: Attempt) -> None:
     attempt.make()
     os.truncate(attempt.path(), 100)
     assert attempt.read() == []

@@ -256,7 +256,7 @@ def node(name: str, cores: int = 2) -> Node:
     return Node(name, cores, 1 << 30, address="10.0.0.1", port=9461, version="0.6.0")
 
 
-def keeper(store: StateStore, own: str = "a") -> Controller:
+def controller(store: StateStore, own: str = "a") -> Controller:
     return Controller(store, [node(own)], lambda action, job: None, lambda: None)
 
 
@@ -275,7 +275,7 @@ def test_a_change_of_a_node_is_stored_or_has_not_happened(store: StateStore) -> 
 
 
 async def a_disk_that_takes_no_node(store: StateStore) -> None:
-    first = keeper(store)
+    first = controller(store)
     store.db.execute("CREATE TRIGGER no BEFORE INSERT ON nodes BEGIN SELECT raise(FAIL, 'no'); END")
     first.report(e.NodeSeen(1.0, node("b")))
     assert "cannot write" in first.problem
@@ -291,8 +291,8 @@ async def a_disk_that_takes_no_node(store: StateStore) -> None:
     first.close()
 
 
-def test_a_keeper_knows_all_members_again_and_has_heard_only_itself(store: StateStore) -> None:
-    first = keeper(store)
+def test_a_controller_knows_all_members_again_and_has_heard_only_itself(store: StateStore) -> None:
+    first = controller(store)
     changes = []
     first.on_change = lambda: changes.append(first.state.absent.copy())
     for event in (
@@ -305,13 +305,13 @@ def test_a_keeper_knows_all_members_again_and_has_heard_only_itself(store: State
     ):
         first.report(event)
     assert len(changes) == 6
-    again = keeper(store)
+    again = controller(store)
     assert again.state.nodes == first.state.nodes
     assert again.state.drained == first.state.drained
     assert again.state.lost == {"c"}
     assert set(again.state.absent) == {"b", "c"}
     again.report(e.NodeRemoved(2.0, "c", "root"))
-    assert set(keeper(store).state.nodes) == {"a", "b"}
+    assert set(controller(store).state.nodes) == {"a", "b"}
 
 
 def test_a_gang_that_is_being_prepared_comes_back_the_same(store: StateStore) -> None:

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tests.cluster.control.world import spec
+from tests.cluster.daemon.connections import answers, pair, run
 from tests.cluster.daemon.requesting import ADA, ROOT, Coordinator, coordinator
-from tests.cluster.daemon.talking import answers, pair, run
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.handlers import quota, uploads
 from wiiiiided.cluster.rpc import messages as m
@@ -78,7 +78,7 @@ def test_a_submit_said_again_queues_nothing_more(tmp_path: Path) -> None:
             other = await sent(cluster, ADA, DATA, nonce="n2")
             without = [(await sent(cluster, ADA, DATA)).id for _ in range(2)]
             assert len({first.id, other.id, *without}) == 4
-            assert len(cluster.keeper.state.jobs) == 4
+            assert len(cluster.controller.state.jobs) == 4
 
     run(scene())
 
@@ -106,7 +106,7 @@ def test_a_sweep_said_again_is_the_same_sweep(tmp_path: Path) -> None:
             assert await cluster.one(sweep, ADA) == first
             assert await cluster.one(m.FindSubmission("n1"), ADA) == first
             assert first.jobs == (first.id, first.id + 1, first.id + 2)
-            assert len(cluster.keeper.state.jobs) == 3
+            assert len(cluster.controller.state.jobs) == 3
             cluster.settings = replace(cluster.settings, queue_per_user=5)
             no = await cluster.one(msgspec.structs.replace(sweep, nonce="n2"), ADA)
             assert "and a user may have 5 (limits.queue_per_user): none was queued" in no.message
@@ -121,7 +121,7 @@ def test_two_that_come_at_once_with_one_nonce_are_one_job(tmp_path: Path) -> Non
         with coordinator(tmp_path) as cluster:
             both = await asyncio.gather(*(sent(cluster, ADA, DATA, nonce="n1") for _ in range(2)))
             assert both[0].id == both[1].id
-            assert len(cluster.keeper.state.jobs) == 1
+            assert len(cluster.controller.state.jobs) == 1
 
     run(scene())
 
@@ -130,7 +130,9 @@ def test_a_nonce_outlives_its_job_and_a_restart(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
             number = (await sent(cluster, ADA, DATA, nonce="n1")).id
-            cluster.keeper.ask(e.CancelRequested(cluster.keeper.clock(), number, "ada", now=True))
+            cluster.controller.ask(
+                e.CancelRequested(cluster.controller.clock(), number, "ada", now=True)
+            )
             cluster.store.forget([number])
         with coordinator(tmp_path) as cluster:
             again = await sent(cluster, ADA, DATA, nonce="n1")
@@ -185,7 +187,7 @@ def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
 # ---- of the uploads
 
 
-def test_who_sends_too_many_at_once_is_told_so_and_keeps_nobody_else_from_it(
+def test_a_user_with_too_many_uploads_is_told_so_and_keeps_no_other_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "PLACE_WITHIN_S", 0.2)
@@ -203,32 +205,32 @@ def test_who_sends_too_many_at_once_is_told_so_and_keeps_nobody_else_from_it(
             assert no.code == BUSY
             text = "3 working directories are being sent at the moment; nothing was queued"
             assert no.message == text
-            for talk in busy:
-                talk.close()
+            for connection in busy:
+                connection.close()
             monkeypatch.setattr(uploads, "PLACE_WITHIN_S", 20.0)
             assert (await sent(cluster, ADA, b"later")).id  # their places are free again
 
     run(scene())
 
 
-def test_who_sends_a_byte_now_and_then_loses_the_place(
+def test_an_upload_of_a_byte_now_and_then_loses_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploads, "SLOW_S", 0.2)
 
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
-            talk = await dawdling(cluster, ADA, bytes(1 << 20))
+            connection = await dawdling(cluster, ADA, bytes(1 << 20))
 
             # A few, and not until the end: what is written to a closed connection takes the
             # answer that came before it along.
             for _ in range(5):
-                await talk.send_blob(b"x")
+                await connection.send_blob(b"x")
                 await asyncio.sleep(0.01)
-            (no,) = await answers(talk)
+            (no,) = await answers(connection)
             assert no.code == FAILED
             assert "the working directory arrives too slowly: less than 1920 KiB" in no.message
-            assert not cluster.keeper.state.jobs
+            assert not cluster.controller.state.jobs
 
     run(scene())
 
@@ -236,9 +238,9 @@ def test_who_sends_a_byte_now_and_then_loses_the_place(
 def test_no_more_comes_than_was_announced(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:
-            talk = await dawdling(cluster, ADA, DATA)
-            await talk.send_blob(DATA + b"x")
-            (no,) = await answers(talk)
+            connection = await dawdling(cluster, ADA, DATA)
+            await connection.send_blob(DATA + b"x")
+            (no,) = await answers(connection)
             assert "larger than the limit of" in no.message
 
     run(scene())

@@ -125,7 +125,7 @@ def test_another_process_with_the_shims_pid_is_not_taken_for_it() -> None:
         daemon.kill()
         os.kill(claim["pid"], signal.SIGKILL)
         wait_until(lambda: not any(map(alive, pids)), 30, "the ranks died with their shim")
-        # As if the number had been given to somebody else: to this very process.
+        # As if the number had been given to another process: to this very one.
         path.write_text(json.dumps({**claim, "pid": os.getpid()}))
         daemon.start()
         view = daemon.end_of(job)

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from tests.cluster.control.world import World, spec
+from tests.cluster.daemon.connections import pair, run, until
 from tests.cluster.daemon.requesting import ADA, ROOT, Coordinator, coordinator
-from tests.cluster.daemon.talking import pair, run, until
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.actions import StartWorkers
 from wiiiiided.cluster.control.job import Job, Owner
@@ -90,7 +90,7 @@ def test_a_queue_without_room_for_all_takes_none(tmp_path: Path) -> None:
             assert no.message == (
                 "the queue has room for 4 of the sweep's 5 jobs (5 in all): none was queued"
             )
-            assert list(cluster.keeper.state.jobs) == [1]
+            assert list(cluster.controller.state.jobs) == [1]
             assert (await cluster.one(sweep_of(4), ADA)).jobs == (2, 3, 4, 5)
             assert "the queue is full" in (await cluster.one(sweep_of(1), ADA)).message
 
@@ -118,7 +118,7 @@ def test_what_a_strange_client_sends_is_refused_whole(
             has_folder(cluster)
             no = await cluster.one(request_, ADA)
             assert (no.code, told in no.message) == (code, True), no
-            assert not cluster.keeper.state.jobs
+            assert not cluster.controller.state.jobs
             assert cluster.store.next_id() == 1
 
     run(scene())
@@ -142,7 +142,7 @@ def test_a_disk_that_takes_half_of_it_has_taken_nothing(
             monkeypatch.setattr(cluster.store, "_put", fills)
             no = await cluster.one(sweep_of(5), ADA)
             assert (no.code, "the disk is full; nothing was changed" in no.message) == (1, True)
-            assert not cluster.keeper.state.jobs
+            assert not cluster.controller.state.jobs
             assert not cluster.store.numbers()
             assert cluster.actions == []
             monkeypatch.undo()
@@ -194,7 +194,7 @@ def test_a_sweep_is_cancelled_in_one_step_by_its_owner(tmp_path: Path) -> None:
             ]
             assert [a.id for a in cluster.actions if isinstance(a, StartWorkers)] == before
             assert await cluster.ask(m.CancelSweep(swept.id), ROOT) == [m.EndOfAnswers()]
-            assert cluster.keeper._watchers == {}
+            assert cluster.controller._watchers == {}
 
     run(scene())
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.daemon.talking import run, until
+from tests.cluster.daemon.connections import run, until
 from wiiiiided.cluster.rpc import user_names
 from wiiiiided.cluster.rpc.user_names import user_of
 
@@ -53,7 +53,7 @@ def test_a_directory_that_is_down_costs_a_moment_and_the_number_stands_for_the_n
 ) -> None:
     async def scene() -> None:
         assert await asyncio.gather(user_of(7), user_of(7), user_of(8)) == ["7", "7", "8"]
-        assert sorted(directory.asked) == [7, 8]  # once each, whoever wants to know
+        assert sorted(directory.asked) == [7, 8]  # once each, however many callers want it
         assert await user_of(7) == "7"
         directory.answers.set()
         await until(lambda: not user_names._asked, "it answers")
@@ -63,7 +63,7 @@ def test_a_directory_that_is_down_costs_a_moment_and_the_number_stands_for_the_n
     run(scene())
 
 
-def test_few_threads_hang_at_once_whoever_comes(directory: Directory) -> None:
+def test_few_threads_hang_at_once_however_many_requests_come(directory: Directory) -> None:
     async def scene() -> None:
         found = await asyncio.gather(*(user_of(uid) for uid in range(100, 200)))
         assert found == [str(uid) for uid in range(100, 200)]
@@ -72,6 +72,6 @@ def test_few_threads_hang_at_once_whoever_comes(directory: Directory) -> None:
     run(scene())
 
 
-def test_who_has_no_name_is_a_number(directory: Directory) -> None:
+def test_a_user_without_a_name_is_a_number(directory: Directory) -> None:
     directory.answers.set()
     assert run(user_of(404)) == "404"

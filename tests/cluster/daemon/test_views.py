@@ -77,7 +77,7 @@ def test_ranks_are_as_their_own_nodes_tell_them_and_else_as_the_control_plane_kn
 
     assert {state for _, state, _, _ in shown({})} == {"starting"}
     world.started_on(job, "a", "b")
-    # What a says of b's ranks is not heard: b says nothing, and its share runs.
+    # What a says of b's ranks is not heard: b says nothing, and its allocation runs.
     told = {"a": AllocationView(pids={0: 11, 1: 12, 2: 13}, codes={1: 9, 3: 1})}
     assert shown(told) == [
         ("a", "running", 11, None),

@@ -48,7 +48,7 @@ class TwoNodes:
         self.runs = {name: JobDirs(root / name, JobAccount.this()) for name in RANKS}
         self.shims: dict[Key, Any] = {(self.job, 1): SimpleNamespace(ranks=[], over=set())}
         self.report: Callable[[Any], None] = lambda event: None  # the coordinator's
-        self.courses = self.new_coordinator()
+        self.tracker = self.new_coordinator()
         self.following: dict[Key, Job] = {}
         self.sent: list[NodeFigures] = []
         self.hung: list[e.ProgressSampled] = []
@@ -70,7 +70,7 @@ class TwoNodes:
             self.world.feed(prepared)
         self.following[self.job, 1] = self.world.job(self.job)  # as it was when b was told
         self.world.started_on(self.job)
-        self.courses.update(self.world.state)
+        self.tracker.update(self.world.state)
 
     def new_coordinator(self) -> AttemptTracker:
         pages = Pages(self.runs["a"], lambda: self.now, lambda: self.now + DAY)
@@ -85,7 +85,7 @@ class TwoNodes:
         assert isinstance(message, MetricsUpdate)
         self.sent.append(message.figures)
         if self.linked:
-            self.courses.take("b", message.figures)
+            self.tracker.take("b", message.figures)
 
     def begin(self) -> None:
         for name, ranks in RANKS.items():
@@ -112,7 +112,7 @@ class TwoNodes:
                 if rank not in silent:
                     self.count(rank, 0.0 if rank == late else 0.5)
             self.push()
-            self.courses.sample()
+            self.tracker.sample()
 
     def push(self) -> None:
         self.pusher._push(self.reader.look(self.following))
@@ -124,8 +124,8 @@ class TwoNodes:
                 self.pusher.last(self.job, 1)
                 self.following.clear()
             self.world.ended_on(self.job, name)
-            self.courses.update(self.world.state)
-        found = self.courses.latest(self.job)
+            self.tracker.update(self.world.state)
+        found = self.tracker.latest(self.job)
         assert found is not None
         return found
 

@@ -70,19 +70,19 @@ class Head:
 
     def __init__(self, state: Path, members: Members) -> None:
         self.store = StateStore(state)
-        self.keeper = Controller(self.store, [A], self._perform, lambda: None)
+        self.controller = Controller(self.store, [A], self._perform, lambda: None)
         identity: Any = Identity()
-        assigner = Assigner(self.keeper, identity)
+        assigner = Assigner(self.controller, identity)
         given: Any = members
         self.connections = OpenConnections()
         self.links = Links(
-            *(self.keeper, assigner, given, self.connections),
+            *(self.controller, assigner, given, self.connections),
             lambda node, figures: None,
         )
         workers: Any = Workers()
         self.performer = Performer("a", workers, assigner, self.links)
         self.tasks: list[asyncio.Task[None]] = []
-        self.talks: list[RpcConnection] = []
+        self.members: list[RpcConnection] = []
 
     def _perform(self, action: AnyAction, job: Job) -> None:
         self.performer(action, job)
@@ -101,10 +101,10 @@ class Head:
         ours.peer = VerifiedPeer(name or node.name, "f" * 64, "member")
         self.tasks.append(asyncio.ensure_future(self.links.serve(ours)))
         self.tasks[-1].add_done_callback(lambda _: ours.close())  # as the port does
-        talk = RpcConnection(*await asyncio.open_connection(sock=there))
-        self.talks.append(talk)
-        await talk.say(p.LinkHello(node, has, in_parts, cancelled))
-        return talk
+        connection = RpcConnection(*await asyncio.open_connection(sock=there))
+        self.members.append(connection)
+        await connection.say(p.LinkHello(node, has, in_parts, cancelled))
+        return connection
 
     def submit(
         self,
@@ -115,11 +115,11 @@ class Head:
     ) -> None:
         run = Run(("python",), pass_env=tuple(secrets or ()))
         spec = JobSpec("test", run, Resources((nodes, nodes)), policy=policy or Policy())
-        event = e.JobSubmitted(self.keeper.clock(), number, spec, OWNER, "ab" * 32)
-        self.keeper.ask(event, secrets)
+        event = e.JobSubmitted(self.controller.clock(), number, spec, OWNER, "ab" * 32)
+        self.controller.ask(event, secrets)
 
     def state(self, number: int) -> str:
-        found = self.keeper.job(number)
+        found = self.controller.job(number)
         assert found is not None
         return found.state
 
@@ -132,15 +132,15 @@ async def head(state: Path, members: Members | None = None) -> AsyncIterator[Hea
             yield made
     finally:
         made.links.close()
-        for talk in made.talks:
-            talk.close()
+        for connection in made.members:
+            connection.close()
         await asyncio.gather(*made.tasks, return_exceptions=True)
-        made.keeper.close()
+        made.controller.close()
         made.store.close()
 
 
-async def reconciled(talk: RpcConnection) -> p.Reconcile:
-    told = p.decode_reconcile(await talk.message())
+async def reconciled(connection: RpcConnection) -> p.Reconcile:
+    told = p.decode_reconcile(await connection.message())
     assert isinstance(told, p.Reconcile)
     return told
 
@@ -192,9 +192,9 @@ def test_a_member_with_more_than_one_message_holds_is_heard_again(
                 run = Run(("python", "x" * 2000))
                 resources = Resources(cores_per_worker=1, use=("b",))
                 event = e.JobSubmitted(
-                    a.keeper.clock(), number, JobSpec("test", run, resources), OWNER, "ab" * 32
+                    a.controller.clock(), number, JobSpec("test", run, resources), OWNER, "ab" * 32
                 )
-                a.keeper.ask(event)
+                a.controller.ask(event)
             again = await a.link(replace(B, cores=64), in_parts=in_parts)
             parts = [await reconciled(again)]
             while parts[-1].more:
@@ -223,7 +223,7 @@ def test_a_member_forgets_what_the_queue_forgot_and_keeps_what_it_never_knew(sta
         async with head(state) as a:
             for number in (1, 2):
                 a.submit(number, nodes=2)
-                a.keeper.ask(e.CancelRequested(a.keeper.clock(), number, "root", now=True))
+                a.controller.ask(e.CancelRequested(a.controller.clock(), number, "root", now=True))
             a.store.forget([1])
             far = a.store.next_id() + MOST_SKIPPED
             told = await reconciled(await a.link(B, has=(1, 2, 7, 9, far)))
@@ -249,20 +249,20 @@ class Cut:
         a.submit(1, nodes=2, policy=self.policy)
         for node in "ab":
             versions = ("3.11.7", "2.13.0", "0.1.0")
-            a.keeper.report(e.WorkersPrepared(a.keeper.clock(), 1, 1, node, *versions))
+            a.controller.report(e.WorkersPrepared(a.controller.clock(), 1, 1, node, *versions))
         for node in "ab":
-            a.keeper.report(e.WorkersStarted(a.keeper.clock(), 1, 1, node))
+            a.controller.report(e.WorkersStarted(a.controller.clock(), 1, 1, node))
         b.close()
-        await until(lambda: "b" in a.keeper.state.absent)
+        await until(lambda: "b" in a.controller.state.absent)
 
     def said(self, ago_s: float = 1.0, **other: Any) -> tuple[p.CancelledHere, ...]:
-        job = self.a.keeper.job(1)
+        job = self.a.controller.job(1)
         assert job is not None
         return (replace(p.CancelledHere(1, job.submitted_at, "ada", False, ago_s), **other),)
 
     def ends(self, attempt: int, node: str, code: int = 1) -> None:
-        now = self.a.keeper.clock()
-        self.a.keeper.report(e.WorkersEnded(now, 1, attempt, node, code, "rank 0 ended with 1"))
+        now = self.a.controller.clock()
+        self.a.controller.report(e.WorkersEnded(now, 1, attempt, node, code, "rank 0 ended with 1"))
 
 
 def test_what_was_cancelled_on_a_machine_cut_off_ends_cancelled_and_is_not_restarted(
@@ -279,7 +279,7 @@ def test_what_was_cancelled_on_a_machine_cut_off_ends_cancelled_and_is_not_resta
             (given,) = map(p.unpack, told.assignments)
             assert given.job.phase.reason == "cancelled by ada on b"  # type: ignore[union-attr]
             cut.ends(1, "b", 143)
-            job = a.keeper.job(1)
+            job = a.controller.job(1)
             assert job is not None
             assert (job.state, job.restarts) == ("cancelled", 0)
             again = await reconciled(await a.link(B, has=(1,), cancelled=cut.said()))
@@ -294,7 +294,7 @@ def test_a_cancel_reaches_the_job_in_whichever_attempt_the_policy_has_it(state: 
         async with head(state) as a:
             cut = Cut(a)
             await cut.happens()
-            a.keeper.report(e.NodeDeclaredLost(a.keeper.clock(), "b", "root"))
+            a.controller.report(e.NodeDeclaredLost(a.controller.clock(), "b", "root"))
             cut.ends(1, "a")
             assert a.state(1) == "backoff"
             told = await reconciled(await a.link(B, cancelled=cut.said()))
@@ -308,10 +308,10 @@ def test_a_job_that_was_asked_for_anew_since_then_goes_on(state: Path) -> None:
         async with head(state) as a:
             cut = Cut(a)
             await cut.happens()
-            a.keeper.ask(e.RequeueRequested(a.keeper.clock(), 1, "root"))
+            a.controller.ask(e.RequeueRequested(a.controller.clock(), 1, "root"))
             told = await reconciled(await a.link(B, cancelled=cut.said(ago_s=60.0)))
             assert told.cancelled == (1,)
-            job = a.keeper.job(1)
+            job = a.controller.job(1)
             assert job is not None
             assert job.phase.cause == "requeue"  # type: ignore[union-attr]
 
@@ -323,11 +323,11 @@ def test_a_cancel_on_both_sides_is_one(state: Path) -> None:
         async with head(state) as a:
             cut = Cut(a)
             await cut.happens()
-            a.keeper.ask(e.CancelRequested(a.keeper.clock(), 1, "root"))
-            before = a.keeper.job(1)
+            a.controller.ask(e.CancelRequested(a.controller.clock(), 1, "root"))
+            before = a.controller.job(1)
             told = await reconciled(await a.link(B, cancelled=cut.said()))
             assert told.cancelled == (1,)
-            assert a.keeper.job(1) == before
+            assert a.controller.job(1) == before
 
     asyncio.run(work())
 
@@ -396,10 +396,10 @@ def test_a_second_link_takes_the_place_of_the_first(state: Path) -> None:
             await reconciled(second)
             await first.gone()
             assert a.links.linked("b")
-            assert "b" not in a.keeper.state.absent
+            assert "b" not in a.controller.state.absent
             second.close()
             await until(lambda: not a.links.linked("b"))
-            await until(lambda: "b" in a.keeper.state.absent)
+            await until(lambda: "b" in a.controller.state.absent)
 
     asyncio.run(work())
 
@@ -432,22 +432,22 @@ def test_a_link_that_cannot_be_begun_leaves_the_node_unheard(
         async with head(state) as a:
             with monkeypatch.context() as broken:
                 broken.setattr(a.links, "_reconciliation", None)
-                talk = await a.link(B)
-                await until(lambda: "b" in a.keeper.state.absent)
+                connection = await a.link(B)
+                await until(lambda: "b" in a.controller.state.absent)
                 assert not a.links.linked("b")
-                talk.close()
+                connection.close()
             await reconciled(await a.link(B))
-            assert "b" not in a.keeper.state.absent
+            assert "b" not in a.controller.state.absent
 
     asyncio.run(work())
 
 
-def test_a_member_is_who_its_certificate_says(state: Path) -> None:
+def test_a_member_is_the_node_its_certificate_names(state: Path) -> None:
     async def work() -> None:
         async with head(state) as a:
-            talk = await a.link(C, name="b")
-            await reconciled(talk)
-            assert set(a.keeper.state.nodes) == {"a", "b"}
+            connection = await a.link(C, name="b")
+            await reconciled(connection)
+            assert set(a.controller.state.nodes) == {"a", "b"}
 
     asyncio.run(work())
 
@@ -464,7 +464,7 @@ def test_what_a_member_says_of_others_is_not_believed(state: Path) -> None:
             await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "a", 1, "a lie")))
             await b.say(p.Report(e.WorkersEnded(0.0, 1, 1, "b", 1, "the truth")))
             await until(lambda: a.state(1) == "stopping")
-            found = a.keeper.job(1)
+            found = a.controller.job(1)
             assert found is not None
             assert found.attempt is not None
             assert set(found.attempt.results) == {"b"}
@@ -485,7 +485,7 @@ def test_a_certificate_that_ends_soon_is_renewed_over_the_link(state: Path) -> N
     asyncio.run(work())
 
 
-def test_what_a_member_says_and_nobody_knows_is_passed_over(state: Path) -> None:
+def test_a_message_of_an_unknown_type_is_passed_over(state: Path) -> None:
     async def work() -> None:
         async with head(state) as a:
             b = await a.link(B)
@@ -506,7 +506,7 @@ def test_a_removed_member_is_told_and_not_reported_as_lost(state: Path) -> None:
             assert p.decode_from_coordinator(await b.message()) == p.MemberRemoved("root")
             with pytest.raises(EOFError):
                 await b.message()
-            assert "b" not in a.keeper.state.absent
+            assert "b" not in a.controller.state.absent
 
     asyncio.run(work())
 
@@ -564,18 +564,21 @@ def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(
             await reconciled(b)
             a.submit(1, nodes=2, policy=Policy(stop_alone_s=600.0))
             for node in "ab":
-                a.keeper.report(prepared(node))
+                a.controller.report(prepared(node))
             for node in "ab":
-                a.keeper.report(e.WorkersStarted(a.keeper.clock(), 1, 1, node))
+                a.controller.report(e.WorkersStarted(a.controller.clock(), 1, 1, node))
             assert a.state(1) == "running"
 
     async def again() -> None:
         async with head(state) as a:
-            now, latest = a.keeper.clock(), a.keeper.latest(a.keeper.state.jobs.values())
+            now, latest = (
+                a.controller.clock(),
+                a.controller.latest(a.controller.state.jobs.values()),
+            )
             assert latest > now + 40_000.0
-            a.keeper.report(e.ClockJumped(now, now - latest))
-            a.keeper.tick()
-            assert a.keeper.state.absent["b"] == pytest.approx(now, abs=60.0)
+            a.controller.report(e.ClockJumped(now, now - latest))
+            a.controller.tick()
+            assert a.controller.state.absent["b"] == pytest.approx(now, abs=60.0)
             assert a.state(1) == "running"
 
     asyncio.run(begin())
@@ -593,9 +596,9 @@ def test_what_was_reported_comes_before_what_is_asked(state: Path) -> None:
 
     async def work() -> None:
         async with head(state) as a:
-            a.keeper._reports.append(e.NodeSeen(a.keeper.clock(), B))
-            a.keeper.ask(e.NodeRemoved(a.keeper.clock(), "b", "root"))
-            a.keeper.tick()
-            assert "b" not in a.keeper.state.nodes
+            a.controller._reports.append(e.NodeSeen(a.controller.clock(), B))
+            a.controller.ask(e.NodeRemoved(a.controller.clock(), "b", "root"))
+            a.controller.tick()
+            assert "b" not in a.controller.state.nodes
 
     asyncio.run(work())

@@ -1,4 +1,4 @@
-"""Job directories when a machine joins and leaves: nobody's 17 is taken for another's."""
+"""Job directories when a machine joins and leaves: no cluster's 17 is taken for another's."""
 
 from __future__ import annotations
 

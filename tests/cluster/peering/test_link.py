@@ -1,4 +1,4 @@
-"""One end of a link: order, pings, silence, and who is to blame for it."""
+"""One end of a link: order, pings, silence, and which end is to blame for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc.connection import RpcConnection
 
 
-async def talks() -> tuple[RpcConnection, RpcConnection]:
+async def connections() -> tuple[RpcConnection, RpcConnection]:
     one, other = socket.socketpair()
     return tuple([RpcConnection(*await asyncio.open_connection(sock=end)) for end in (one, other)])  # type: ignore[return-value]
 
@@ -35,7 +35,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_said_arrives_in_order(quick: None) -> None:
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         one, other = DaemonLink(here), DaemonLink(there)
         heard: list[int] = []
 
@@ -64,12 +64,12 @@ def test_what_is_said_first_may_be_more_than_a_queue_holds(
     monkeypatch.setattr(module, "QUEUE_BYTES", 10_000)
 
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         first = [p.Forget(tuple(range(number, number + 100_000))) for number in range(5)]
         one = DaemonLink(here, first)
         one.say(p.RenewDue())
         running = asyncio.ensure_future(one.run(lambda data: None))
-        await asyncio.sleep(3 * module.LOST_BEATS * module.BEAT_S)  # nobody reads yet
+        await asyncio.sleep(3 * module.LOST_BEATS * module.BEAT_S)  # it is not read yet
         for sent in first:
             assert p.decode_from_coordinator(await there.message()) == sent
         assert p.decode_from_coordinator(await there.message()) == p.RenewDue()
@@ -85,7 +85,7 @@ def test_one_that_takes_nothing_of_what_is_said_first_is_given_up(
     monkeypatch.setattr(module, "FIRST_WITHIN_S", 0.1)
 
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         found = await DaemonLink(here, [p.Forget(tuple(range(2_000_000)))]).run(lambda data: None)
         assert found == "it took nothing for 0.1 s"
         there.close()
@@ -95,7 +95,7 @@ def test_one_that_takes_nothing_of_what_is_said_first_is_given_up(
 
 def test_two_quiet_ends_keep_each_other_alive(quick: None) -> None:
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         one, other = DaemonLink(here), DaemonLink(there)
         beats = 0
 
@@ -113,7 +113,7 @@ def test_two_quiet_ends_keep_each_other_alive(quick: None) -> None:
 
 def test_silence_ends_a_line_with_a_sentence(quick: None) -> None:
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         assert "nothing was heard for" in await DaemonLink(here).run(lambda data: None)
         there.close()
 
@@ -127,7 +127,7 @@ def test_a_daemon_that_was_stopped_itself_does_not_blame_the_other(
     monkeypatch.setattr(module, "BEAT_S", 0.05)
 
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         one, other = DaemonLink(here), DaemonLink(there)
         both = asyncio.gather(one.run(lambda d: None), other.run(lambda d: None))
         await asyncio.sleep(0)
@@ -148,7 +148,7 @@ def test_a_line_with_too_much_to_say_is_closed(
     monkeypatch.setattr(module, "QUEUE_BYTES", 1 << 20)
 
     async def work() -> None:
-        here, there = await talks()
+        here, there = await connections()
         one = DaemonLink(here)
         for _ in range(20):
             one.say(p.MemberRemoved("x" * 100_000))

@@ -106,15 +106,15 @@ class Coordinator:
         if isinstance(play, Exception):
             raise play
         here, there = socket.socketpair()
-        talk = RpcConnection(*await asyncio.open_connection(sock=there))
+        connection = RpcConnection(*await asyncio.open_connection(sock=there))
 
         async def run() -> None:
             try:
-                await play(talk)
+                await play(connection)
             except EOFError:  # the member has left before the play was over
                 pass
             finally:
-                talk.close()
+                connection.close()
 
         self.tasks.append(asyncio.ensure_future(run()))
         return RpcConnection(*await asyncio.open_connection(sock=here))
@@ -177,19 +177,19 @@ def played(there: Coordinator, until: Callable[[Uplink, Workers], bool]) -> tupl
 
 
 async def greeted(
-    talk: RpcConnection, *given: p.Assignment, forget: tuple[int, ...] = ()
+    connection: RpcConnection, *given: p.Assignment, forget: tuple[int, ...] = ()
 ) -> p.LinkHello:
-    hello = p.decode_hello(await talk.message())
-    await talk.say(p.Reconcile(tuple(map(p.pack, given)), forget))
+    hello = p.decode_hello(await connection.message())
+    await connection.say(p.Reconcile(tuple(map(p.pack, given)), forget))
     return hello
 
 
 def test_a_link_begins_with_what_is_there_on_both_sides() -> None:
     hellos = []
 
-    async def play(talk: RpcConnection) -> None:
-        hellos.append(await greeted(talk, p.Assignment(job(7), ""), forget=(3,)))
-        await talk.message()
+    async def play(connection: RpcConnection) -> None:
+        hellos.append(await greeted(connection, p.Assignment(job(7), ""), forget=(3,)))
+        await connection.message()
 
     _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
     assert hellos == [p.LinkHello(NODE, (3, 4), in_parts=True)]
@@ -202,16 +202,16 @@ def test_what_was_cancelled_here_is_said_until_the_coordinator_has_it() -> None:
     cancelled = p.CancelledHere(7, 1.0, "ada", False, 5.0)
     there = Coordinator()
 
-    async def before(talk: RpcConnection) -> None:
-        hellos.append(p.decode_hello(await talk.message()))
+    async def before(connection: RpcConnection) -> None:
+        hellos.append(p.decode_hello(await connection.message()))
         made[1].cancellations.untold[7] = cancelled
-        await talk.say(p.Reconcile(()))
-        await talk.gone()
+        await connection.say(p.Reconcile(()))
+        await connection.gone()
 
-    async def stores(talk: RpcConnection) -> None:
-        hellos.append(p.decode_hello(await talk.message()))
-        await talk.say(p.Reconcile((), cancelled=(7,)))
-        await talk.gone()
+    async def stores(connection: RpcConnection) -> None:
+        hellos.append(p.decode_hello(await connection.message()))
+        await connection.say(p.Reconcile((), cancelled=(7,)))
+        await connection.gone()
 
     there.plays += [before, stores]
     made = member(there)
@@ -231,13 +231,13 @@ def test_what_was_cancelled_here_is_said_until_the_coordinator_has_it() -> None:
 def test_it_dials_again_whatever_happens() -> None:
     count = 0
 
-    async def play(talk: RpcConnection) -> None:
+    async def play(connection: RpcConnection) -> None:
         nonlocal count
-        await greeted(talk)
+        await greeted(connection)
         count += 1
 
-    async def nonsense(talk: RpcConnection) -> None:
-        await talk.send(b"J", b"{}")
+    async def nonsense(connection: RpcConnection) -> None:
+        await connection.send(b"J", b"{}")
 
     plays = [Unreachable("no"), play, nonsense, OSError(5, "io"), play, Turned(5, "not now"), play]
     link, _ = played(Coordinator(*plays), lambda link, w: count == 3 and not link.linked)
@@ -246,12 +246,12 @@ def test_it_dials_again_whatever_happens() -> None:
 
 
 def test_orders_are_carried_out_and_what_is_unknown_is_passed_over() -> None:
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.send(b"J", b'{"type": "OfTheFuture", "x": 1}')
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.send(b"J", b'{"type": "OfTheFuture", "x": 1}')
         given = p.Assignment(job(9), "", secrets={"A": "b"})
-        await talk.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), p.pack(given)))
-        await talk.message()
+        await connection.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), p.pack(given)))
+        await connection.message()
 
     order = ("StartWorkers", 9, {"A": "b"})
     _, workers = played(Coordinator(play), lambda link, w: order in w.told and "heard" in w.told)
@@ -265,11 +265,11 @@ def test_a_job_of_a_newer_version_is_declined_and_the_rest_is_done() -> None:
     newer["job"]["spec"]["run"]["warp"] = 9
     packed = msgspec.Raw(msgspec.json.encode(newer))
 
-    async def play(talk: RpcConnection) -> None:
-        await talk.message()
-        await talk.say(p.Reconcile((packed, p.pack(good))))
-        await talk.say(p.Do(a.StartWorkers(7, 1, "b", LAYOUT), packed))
-        await talk.message()
+    async def play(connection: RpcConnection) -> None:
+        await connection.message()
+        await connection.say(p.Reconcile((packed, p.pack(good))))
+        await connection.say(p.Do(a.StartWorkers(7, 1, "b", LAYOUT), packed))
+        await connection.message()
 
     def twice(link: Uplink, workers: Workers) -> bool:
         return workers.told.count(("decline", 7, 1)) == 2
@@ -279,12 +279,12 @@ def test_a_job_of_a_newer_version_is_declined_and_the_rest_is_done() -> None:
 
 
 def test_a_reconciliation_in_parts_counts_when_all_of_it_is_here() -> None:
-    async def play(talk: RpcConnection) -> None:
-        await talk.message()
+    async def play(connection: RpcConnection) -> None:
+        await connection.message()
         first, second = (p.pack(p.Assignment(job(number), "")) for number in (7, 8))
-        await talk.say(p.Reconcile((first,), more=True))
-        await talk.say(p.Reconcile((second,), (3,)))
-        await talk.message()
+        await connection.say(p.Reconcile((first,), more=True))
+        await connection.say(p.Reconcile((second,), (3,)))
+        await connection.message()
 
     _, workers = played(Coordinator(play), lambda link, w: ("forget", (3,)) in w.told)
     assert ("reconcile", [7, 8], set()) in workers.told
@@ -301,15 +301,15 @@ def test_a_job_too_large_to_be_sent_is_declined_and_can_be_ended(
     ):
         p.unpack(large)
 
-    async def play(talk: RpcConnection) -> None:
-        await talk.message()
-        await talk.say(p.Reconcile((large, p.pack(p.Assignment(job(8), "")))))
-        await talk.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "enough"), large))
-        await talk.message()
+    async def play(connection: RpcConnection) -> None:
+        await connection.message()
+        await connection.say(p.Reconcile((large, p.pack(p.Assignment(job(8), "")))))
+        await connection.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "enough"), large))
+        await connection.message()
 
-    async def follow(talk: RpcConnection) -> None:
+    async def follow(connection: RpcConnection) -> None:
         workers.following[7, 1] = job(7)
-        await play(talk)
+        await play(connection)
 
     def declined(link: Uplink, workers: Workers) -> bool:
         return workers.told.count(("decline", 7, 1)) == 2
@@ -330,12 +330,12 @@ async def _until_told(link: Uplink, what: Any, workers: Workers) -> None:
 
 
 def test_an_order_that_raises_is_the_end_of_its_share_or_is_asked_for_again() -> None:
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
         for number in (7, 8, 9):
             packed = p.pack(p.Assignment(job(number), ""))
-            await talk.say(p.Do(a.StartWorkers(number, 1, "b", LAYOUT), packed))
-        await talk.gone()
+            await connection.say(p.Do(a.StartWorkers(number, 1, "b", LAYOUT), packed))
+        await connection.gone()
 
     def prepared(link: Uplink, workers: Workers) -> bool:
         workers.raises = {7: KeyError("x"), 8: OSError(errno.EMFILE, "Too many open files")}
@@ -347,9 +347,9 @@ def test_an_order_that_raises_is_the_end_of_its_share_or_is_asked_for_again() ->
 
 
 def test_the_shims_hear_that_the_coordinator_is_there_while_it_is() -> None:
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.gone()
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.gone()
 
     _, workers = played(Coordinator(play), lambda link, w: w.told.count("heard") > 3)
     count = workers.told.count("heard")
@@ -359,9 +359,9 @@ def test_the_shims_hear_that_the_coordinator_is_there_while_it_is() -> None:
 
 
 def test_the_shims_hear_when_the_coordinator_was_heard_not_that_there_is_a_line() -> None:
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.gone()  # and not a word more
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.gone()  # and not a word more
 
     _, workers = played(Coordinator(play), lambda link, w: len(w.heard_at) > 5)
     assert len(set(workers.heard_at)) == 1
@@ -373,17 +373,19 @@ def test_after_a_sleep_what_is_in_the_socket_is_old(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_now", lambda: time.monotonic() + asleep_s)
     given = p.pack(p.Assignment(job(9), ""))
 
-    async def sleeps(talk: RpcConnection) -> None:
-        await greeted(talk)
+    async def sleeps(connection: RpcConnection) -> None:
+        await greeted(connection)
         while not asleep_s:
             await asyncio.sleep(0.002)
-        await talk.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), given))
-        await talk.gone()
+        await connection.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), given))
+        await connection.gone()
 
-    async def wakes(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.say(p.Do(a.StartWorkers(8, 1, "b", LAYOUT), p.pack(p.Assignment(job(8), ""))))
-        await talk.gone()
+    async def wakes(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.say(
+            p.Do(a.StartWorkers(8, 1, "b", LAYOUT), p.pack(p.Assignment(job(8), "")))
+        )
+        await connection.gone()
 
     def woken(link: Uplink, workers: Workers) -> bool:
         nonlocal asleep_s
@@ -401,10 +403,10 @@ def test_a_share_of_a_job_that_cannot_be_read_any_more_ends_when_it_is_told_to()
     newer["job"]["phase"] = {"state": "of-the-future"}
     packed = msgspec.Raw(msgspec.json.encode(newer))
 
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "cancelled"), packed))
-        await talk.gone()
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.say(p.Do(a.StopWorkers(7, 1, "b", 1.0, "cancelled"), packed))
+        await connection.gone()
 
     def stopped(link: Uplink, workers: Workers) -> bool:
         workers.following[7, 1] = job(7)
@@ -416,10 +418,10 @@ def test_a_share_of_a_job_that_cannot_be_read_any_more_ends_when_it_is_told_to()
 
 @pytest.mark.parametrize("how", ["told", "turned away"])
 def test_a_removed_member_ends_what_it_runs_and_says_so(how: str) -> None:
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        await talk.say(p.MemberRemoved("root"))
-        await talk.gone()
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        await connection.say(p.MemberRemoved("root"))
+        await connection.gone()
 
     plays = [play] if how == "told" else [Turned(5, "b was removed", removed=True)]
     link, workers = played(Coordinator(*plays), lambda link, w: bool(link.removed))
@@ -431,9 +433,9 @@ def test_a_removed_member_ends_what_it_runs_and_says_so(how: str) -> None:
 def test_reports_without_a_link_are_left_to_the_reconciliation() -> None:
     heard = []
 
-    async def play(talk: RpcConnection) -> None:
-        await greeted(talk)
-        heard.append(p.decode_from_member(await talk.message()))
+    async def play(connection: RpcConnection) -> None:
+        await greeted(connection)
+        heard.append(p.decode_from_member(await connection.message()))
 
     async def work() -> None:
         link, _ = member(there := Coordinator(play))

@@ -28,7 +28,7 @@ def test_the_highest_number_that_both_know_is_spoken(
     assert common_protocol(ours, theirs) == spoken
 
 
-def test_a_disagreement_says_who_is_too_old() -> None:
+def test_a_disagreement_names_the_daemon_that_is_too_old() -> None:
     newer = disagreement((3, 4), "0.9", "0.1", (1, 1))
     assert "this one is too old" in newer
     assert "0.9" in newer

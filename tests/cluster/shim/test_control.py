@@ -1,4 +1,4 @@
-"""The shim's socket: who may speak, what is said, and that nobody can hold the shim up."""
+"""The shim's socket: which users may connect, its lines, and that none can hold the shim up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of an attempt: who failed and why, and that nothing is left."""
+"""The end of an attempt: which rank failed and why, and that nothing is left."""
 
 from __future__ import annotations
 

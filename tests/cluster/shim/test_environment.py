@@ -128,7 +128,7 @@ def test_a_job_on_one_machine_of_several_stays_on_it() -> None:
     assert made["GLOO_SOCKET_IFNAME"] == made["NCCL_SOCKET_IFNAME"] == "lo"
 
 
-def test_a_machine_alone_has_no_door() -> None:
+def test_a_machine_alone_has_no_endpoint() -> None:
     made = environment.for_rank(order(), 3, "/a", 1, "")
     assert not {"WIIIIIDE_DOOR", "WIIIIIDE_DAEMON_UID"} & set(made)
 

@@ -1,4 +1,4 @@
-"""The shim's door: what may be handed over, by whom, and that nothing stays behind."""
+"""The shim's endpoint: what may be handed over, by which user, and that nothing stays behind."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from wiiiiided.cluster.shim import fd_receiver, protocol, store_server
 
 HELLO = struct.pack("=BIBI", 0, store_server.MAGIC, 13, 7)  # the magic number and a ping
 PONG = struct.pack("=I", 7)
-NOBODY = f"{HOST}:9"  # there is no daemon in these tests
+UNUSED = f"{HOST}:9"  # there is no daemon in these tests
 
 
 @contextlib.contextmanager
-def standing(folder: Path, **fields: object) -> Iterator[Attempt]:
-    """A share that runs, with a door."""
-    with Attempt(folder, ["sleep", "1000"], door=NOBODY, head=NOBODY, **fields) as attempt:
+def allocation(folder: Path, **fields: object) -> Iterator[Attempt]:
+    """An allocation that runs, with an endpoint."""
+    with Attempt(folder, ["sleep", "1000"], door=UNUSED, head=UNUSED, **fields) as attempt:
         (attempt.path / protocol.KEY).write_bytes(KEY)
         attempt.start()
         listener = attempt.listen()
@@ -37,21 +37,21 @@ def standing(folder: Path, **fields: object) -> Iterator[Attempt]:
         assert attempt.end().stopped == "seen enough"
 
 
-def visit(attempt: Attempt) -> socket.socket:
-    door = socket.socket(socket.AF_UNIX)
-    door.settimeout(PATIENCE_S)
+def connect(attempt: Attempt) -> socket.socket:
+    daemon = socket.socket(socket.AF_UNIX)
+    daemon.settimeout(PATIENCE_S)
     directory = os.open(attempt.path, os.O_RDONLY)
     try:
-        door.connect(f"/proc/self/fd/{directory}/{protocol.ENDPOINT}")
+        daemon.connect(f"/proc/self/fd/{directory}/{protocol.ENDPOINT}")
     finally:
         os.close(directory)
-    return door
+    return daemon
 
 
 def hand_over(attempt: Attempt, kind: bytes, *links: socket.socket) -> bytes:
-    with visit(attempt) as door:
-        socket.send_fds(door, [kind], [link.fileno() for link in links])
-        return door.recv(10)
+    with connect(attempt) as daemon:
+        socket.send_fds(daemon, [kind], [link.fileno() for link in links])
+        return daemon.recv(10)
 
 
 @contextlib.contextmanager
@@ -66,7 +66,7 @@ def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_another_nodes_connection_is_served(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt, connection() as (client, link):
+    with allocation(tmp_path) as attempt, connection() as (client, link):
         client.sendall(HELLO)
         assert hand_over(attempt, b"R", link) == b"+"
         link.close()
@@ -74,14 +74,14 @@ def test_another_nodes_connection_is_served(tmp_path: Path) -> None:
 
 
 def test_a_connection_that_is_no_ranks_is_not_taken_and_left_as_it_was(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt, connection() as (client, link):
+    with allocation(tmp_path) as attempt, connection() as (client, link):
         client.sendall(HELLO)
         assert hand_over(attempt, b"L", link) == b"-"
         assert link.recv(100) == HELLO
 
 
 def test_a_connection_offered_twice_is_served_once(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt, connection() as (client, link):
+    with allocation(tmp_path) as attempt, connection() as (client, link):
         shim = psutil.Process(attempt.shims[0].pid)
         before = shim.num_fds()
         for _ in range(2):
@@ -94,13 +94,13 @@ def test_a_connection_offered_twice_is_served_once(tmp_path: Path) -> None:
 
 def test_offers_that_a_shim_finds_late_are_one_connection_and_none_is_lost(tmp_path: Path) -> None:
     """As when the shim was held up for longer than the daemon waits for its answer."""
-    with standing(tmp_path) as attempt, connection() as (client, link):
+    with allocation(tmp_path) as attempt, connection() as (client, link):
         shim = psutil.Process(attempt.shims[0].pid)
         before = shim.num_fds()
         shim.suspend()
         for _ in range(3):
-            with visit(attempt) as door:
-                socket.send_fds(door, [b"R"], [link.fileno()])
+            with connect(attempt) as daemon:
+                socket.send_fds(daemon, [b"R"], [link.fileno()])
         link.close()
         client.sendall(HELLO)
         shim.resume()
@@ -111,22 +111,22 @@ def test_offers_that_a_shim_finds_late_are_one_connection_and_none_is_lost(tmp_p
 
 
 def test_only_the_first_node_takes_connections_of_others(tmp_path: Path) -> None:
-    share = {"node_index": 1, "nodes": 2, "first_rank": 1, "world_size": 2}
-    with standing(tmp_path, **share) as attempt, connection() as (_, link):
+    fields = {"node_index": 1, "nodes": 2, "first_rank": 1, "world_size": 2}
+    with allocation(tmp_path, **fields) as attempt, connection() as (_, link):
         assert hand_over(attempt, b"R", link) == b"-"
 
 
 def test_what_is_no_connection_is_not_taken(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt, connection() as (client, link):
+    with allocation(tmp_path) as attempt, connection() as (client, link):
         for kind in (b"X", b"W", b"\0"):
             assert hand_over(attempt, kind, link) == b"-"
         one, other = socket.socketpair()
         with one, other, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:
             assert hand_over(attempt, b"R", one) == b"-"
             assert hand_over(attempt, b"R", datagrams) == b"-"
-        with open(os.devnull) as file, visit(attempt) as door:
-            socket.send_fds(door, [b"R"], [file.fileno()])
-            assert door.recv(10) == b"-"
+        with open(os.devnull) as file, connect(attempt) as daemon:
+            socket.send_fds(daemon, [b"R"], [file.fileno()])
+            assert daemon.recv(10) == b"-"
         assert hand_over(attempt, b"R") == b""
         client.sendall(HELLO)
         assert hand_over(attempt, b"R", link) == b"+"
@@ -134,24 +134,24 @@ def test_what_is_no_connection_is_not_taken(tmp_path: Path) -> None:
 
 
 def test_nothing_that_was_handed_over_stays_open(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt:
+    with allocation(tmp_path) as attempt:
         shim = psutil.Process(attempt.shims[0].pid)
         before = shim.num_fds()
         for kind in (b"R", b"L", b"X"):
             for _ in range(20):
                 with connection() as (_, link):
                     hand_over(attempt, kind, link, link, link)
-                with open(os.devnull) as file, visit(attempt) as door:
-                    socket.send_fds(door, [kind], [file.fileno()])
-                    door.recv(1)
+                with open(os.devnull) as file, connect(attempt) as daemon:
+                    socket.send_fds(daemon, [kind], [file.fileno()])
+                    daemon.recv(1)
         wait_until(lambda: shim.num_fds() == before, PATIENCE_S, "all descriptors closed")
 
 
-def test_more_visitors_than_there_is_room_for_are_turned_away(tmp_path: Path) -> None:
-    with standing(tmp_path) as attempt, contextlib.ExitStack() as stack:
-        for _ in range(fd_receiver.VISITORS):
-            stack.enter_context(visit(attempt))
-        with visit(attempt) as late:
+def test_more_connections_than_there_is_room_for_are_closed(tmp_path: Path) -> None:
+    with allocation(tmp_path) as attempt, contextlib.ExitStack() as stack:
+        for _ in range(fd_receiver.MAX_CONNECTIONS):
+            stack.enter_context(connect(attempt))
+        with connect(attempt) as late:
             assert late.recv(1) == b""
         stack.close()
 
@@ -169,7 +169,7 @@ def test_only_the_daemon_root_and_the_own_user_may_hand_over(tmp_path: Path) -> 
     for parent in tmp_path.parents[:-2]:
         parent.chmod(0o755)
     answers = {}
-    with standing(tmp_path, listener_uid=12345, file_mode=0o666) as attempt:
+    with allocation(tmp_path, listener_uid=12345, file_mode=0o666) as attempt:
         attempt.path.chmod(0o755)
         for uid in (0, 12345, 12346):
             program = (

@@ -1,4 +1,4 @@
-"""A share that ends itself when nobody has asked after it for as long as its job allows."""
+"""An allocation that ends itself without word of its coordinator for as long as its job allows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ OrphanTimeout.heard = then_short
 """
 
 
-def test_a_share_that_nobody_asks_after_ends_itself_as_lost(tmp_path: Path) -> None:
+def test_an_allocation_without_word_of_its_coordinator_ends_itself_as_lost(tmp_path: Path) -> None:
     with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S, grace_s=30.0) as attempt:
         end = attempt.run()
         assert (end.stopped, end.lost, end.codes) == (REASON, True, {"0": 143})
@@ -60,7 +60,7 @@ def test_a_share_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
         assert (end.code, end.stopped, end.lost) == (0, "", False)
 
 
-def test_who_is_asked_after_goes_on(tmp_path: Path) -> None:
+def test_an_allocation_with_word_of_its_coordinator_goes_on(tmp_path: Path) -> None:
     with Attempt(tmp_path, ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         listener = attempt.listen()
@@ -179,7 +179,7 @@ def test_a_sleep_does_not_lengthen_the_grace(tmp_path: Path) -> None:
         assert attempt.texts() == ["ready", "termed"]
 
 
-def test_whoever_was_stopped_before_is_not_lost(tmp_path: Path) -> None:
+def test_an_allocation_that_was_stopped_before_is_not_lost(tmp_path: Path) -> None:
     trap = ["sh", "-c", "trap '' TERM; echo ready; while true; do sleep 0.05; done"]
     with Attempt(tmp_path, trap, alone_s=ALONE_S, grace_s=30.0) as attempt:
         attempt.start()

@@ -20,7 +20,7 @@ threading.Event().wait()
 """
 
 
-def test_who_blocks_a_signal_is_its_thread_not_its_process() -> None:
+def test_a_signal_is_blocked_by_a_thread_not_by_its_process() -> None:
     with subprocess.Popen([sys.executable, "-c", BLOCKS], stdout=subprocess.PIPE) as program:
         try:
             assert program.stdout is not None

@@ -11,7 +11,7 @@ import pytest
 from tests.kit.shims import Attempt
 from wiiiiided.cluster.shim import protocol
 
-OLD: dict[str, Any] = {  # as the version before doors wrote it
+OLD: dict[str, Any] = {  # as the version before endpoints wrote it
     "job": 7,
     "attempt": 1,
     "name": "x",
@@ -41,33 +41,35 @@ def test_an_order_of_a_later_format_is_refused() -> None:
         protocol.from_bytes(protocol.LaunchOrder, json.dumps({**OLD, "format": 3}).encode())
 
 
-def test_an_order_with_a_door_is_of_a_format_that_earlier_shims_refuse(tmp_path: Path) -> None:
+def test_an_order_with_an_endpoint_is_of_a_format_that_earlier_shims_refuse(tmp_path: Path) -> None:
     with Attempt(tmp_path, ["true"], door="127.0.0.1:9", format=protocol.WITH_ENDPOINT) as attempt:
         assert attempt.run().code == 0
     assert protocol.WITH_ENDPOINT != 1
 
 
 @pytest.mark.parametrize(
-    ("door", "parts"),
+    ("endpoint", "parts"),
     [
         ("10.0.0.5:9461", ("10.0.0.5", 9461)),
         ("[fd00::5]:9461", ("fd00::5", 9461)),
     ],
 )
-def test_a_door_has_two_parts(door: str, parts: tuple[str, int]) -> None:
-    assert protocol.host_and_port(door) == parts
+def test_an_endpoint_has_two_parts(endpoint: str, parts: tuple[str, int]) -> None:
+    assert protocol.host_and_port(endpoint) == parts
 
 
-@pytest.mark.parametrize("door", ["", "a", ":1", "a:", "a:b", "a:0", "a:65536", "a:-1"])
-def test_what_is_no_door_is_said_to_be_none(door: str) -> None:
+@pytest.mark.parametrize("endpoint", ["", "a", ":1", "a:", "a:b", "a:0", "a:65536", "a:-1"])
+def test_what_is_no_endpoint_is_said_to_be_none(endpoint: str) -> None:
     with pytest.raises(ValueError, match="no address"):
-        protocol.host_and_port(door)
+        protocol.host_and_port(endpoint)
 
 
 @pytest.mark.parametrize(
     "fields", [{"door": "nowhere"}, {"door": "10.0.0.1:1", "head": "nowhere", "node_index": 1}]
 )
-def test_a_shim_says_what_is_wrong_with_its_door(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_a_shim_says_what_is_wrong_with_its_endpoint(
+    tmp_path: Path, fields: dict[str, Any]
+) -> None:
     with Attempt(tmp_path, ["true"], **fields) as attempt:
         end = attempt.run()
         assert (end.code, end.codes) == (125, {})

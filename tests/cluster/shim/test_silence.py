@@ -14,15 +14,15 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.shim.test_end import start_changed
-from tests.cluster.shim.test_fd_receiver import HELLO, NOBODY, PONG, connection, hand_over
+from tests.cluster.shim.test_fd_receiver import HELLO, PONG, UNUSED, connection, hand_over
 from tests.kit.allocations import HOST, KEY, Machine
 from tests.kit.conditions import wait_until
 from tests.kit.networks import Network, _set_namespace
 from tests.kit.shims import PATIENCE_S, Attempt, Listener
 from wiiiiided.cluster.shim import protocol
 
-WORD = b"silence"  # who says it, last, is not heard of any more
-# A shim to which that happens, and which looks often whether somebody waits. Its log has the looks.
+WORD = b"silence"  # the client that says it, last, is not heard of any more
+# A shim to which that happens, and which looks often whether a rank waits. Its log has the looks.
 MADE_SILENT = """
 import socket
 from wiiiiided.cluster.shim import store_route, store_server
@@ -60,11 +60,11 @@ def check(key: bytes) -> bytes:
 
 
 @contextlib.contextmanager
-def standing(
+def allocation(
     folder: Path, number: int = errno.ETIMEDOUT, grace_s: float = 30.0
 ) -> Iterator[tuple[Attempt, Listener]]:
-    """The first node's share of a job over several machines."""
-    fields = {"door": NOBODY, "head": NOBODY, "nodes": 2, "world_size": 2, "grace_s": grace_s}
+    """The first node's allocation of a job over several machines."""
+    fields = {"door": UNUSED, "head": UNUSED, "nodes": 2, "world_size": 2, "grace_s": grace_s}
     with Attempt(folder, ["sleep", "1000"], **fields) as attempt:
         (attempt.path / protocol.KEY).write_bytes(KEY)
         start_changed(attempt, MADE_SILENT.format(number=number))
@@ -74,7 +74,7 @@ def standing(
 
 
 @contextlib.contextmanager
-def guest(attempt: Attempt, says: bytes = b"") -> Iterator[socket.socket]:
+def remote_client(attempt: Attempt, says: bytes = b"") -> Iterator[socket.socket]:
     """A client of another machine, which has said this and was understood."""
     with connection() as (client, link):
         assert hand_over(attempt, b"R", link) == b"+"
@@ -109,13 +109,13 @@ def fails(attempt: Attempt) -> None:
 
 
 @pytest.mark.parametrize("number", [errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH])
-def test_who_waits_in_the_store_does_not_wait_for_a_silent_machine(
+def test_a_rank_that_waits_in_the_store_does_not_wait_for_a_silent_machine(
     tmp_path: Path, number: int
 ) -> None:
     with (
-        standing(tmp_path, number) as (attempt, _),
-        guest(attempt, wait_for(b"never")),
-        guest(attempt) as silent,
+        allocation(tmp_path, number) as (attempt, _),
+        remote_client(attempt, wait_for(b"never")),
+        remote_client(attempt) as silent,
     ):
         silent.sendall(WORD)
         fails(attempt)
@@ -123,16 +123,19 @@ def test_who_waits_in_the_store_does_not_wait_for_a_silent_machine(
 
 
 def test_a_machine_that_was_itself_waiting_ends_the_wait(tmp_path: Path) -> None:
-    with standing(tmp_path) as (attempt, _), guest(attempt, wait_for(b"never")) as silent:
+    with (
+        allocation(tmp_path) as (attempt, _),
+        remote_client(attempt, wait_for(b"never")) as silent,
+    ):
         silent.sendall(WORD)
         fails(attempt)
 
 
 def test_ranks_that_come_to_wait_later_do_not_wait_either(tmp_path: Path) -> None:
     with (
-        standing(tmp_path) as (attempt, _),
-        guest(attempt) as late,
-        guest(attempt) as silent,
+        allocation(tmp_path) as (attempt, _),
+        remote_client(attempt) as late,
+        remote_client(attempt) as silent,
     ):
         silent.sendall(WORD)
         attempt.wait_for(QUIET, stream="note")
@@ -141,12 +144,12 @@ def test_ranks_that_come_to_wait_later_do_not_wait_either(tmp_path: Path) -> Non
         fails(attempt)
 
 
-def test_while_nobody_waits_a_silent_machine_is_a_line_in_the_log(tmp_path: Path) -> None:
+def test_while_no_rank_waits_a_silent_machine_is_a_line_in_the_log(tmp_path: Path) -> None:
     with (
-        standing(tmp_path) as (attempt, listener),
-        guest(attempt, check(b"is something wrong?")),  # as nccl asks, all the job long
-        guest(attempt) as silent,
-        guest(attempt) as another,
+        allocation(tmp_path) as (attempt, listener),
+        remote_client(attempt, check(b"is something wrong?")),  # as nccl asks, all the job long
+        remote_client(attempt) as silent,
+        remote_client(attempt) as another,
     ):
         silent.sendall(WORD)
         attempt.wait_for(QUIET, stream="note")
@@ -156,12 +159,12 @@ def test_while_nobody_waits_a_silent_machine_is_a_line_in_the_log(tmp_path: Path
 
 
 def test_a_machine_that_is_back_is_not_silent(tmp_path: Path) -> None:
-    with standing(tmp_path) as (attempt, listener):
-        with guest(attempt) as silent:
+    with allocation(tmp_path) as (attempt, listener):
+        with remote_client(attempt) as silent:
             silent.sendall(WORD)
             attempt.wait_for(QUIET, stream="note")
         seen = looks(attempt)
-        with guest(attempt, wait_for(b"never")) as back:
+        with remote_client(attempt, wait_for(b"never")) as back:
             wait_until(lambda: looks(attempt) > seen, PATIENCE_S, "another look")
             listener.send(do="stop", grace_s=0, reason="seen enough")
             assert back.recv(1) == b""
@@ -171,13 +174,13 @@ def test_a_machine_that_is_back_is_not_silent(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [errno.ECONNRESET, errno.EPIPE])
 def test_a_process_that_ended_is_no_silent_machine(tmp_path: Path, number: int) -> None:
     with (
-        standing(tmp_path, number) as (attempt, listener),
-        guest(attempt, wait_for(b"never")),
-        guest(attempt) as reset,
+        allocation(tmp_path, number) as (attempt, listener),
+        remote_client(attempt, wait_for(b"never")),
+        remote_client(attempt) as reset,
     ):
         reset.sendall(WORD)
         assert reset.recv(1) == b""
-        with guest(attempt, wait_for(b"never")):
+        with remote_client(attempt, wait_for(b"never")):
             pass  # an orderly end
         listener.send(do="stop", grace_s=0, reason="seen enough")
         assert attempt.end().stopped == "seen enough"
@@ -200,7 +203,10 @@ time.sleep(1000)
 def joining(folder: Path, backend: str, world_size: int) -> Iterator[tuple[Attempt, Listener]]:
     argv = [sys.executable, "-c", JOIN, backend]
     fields = {"workers": 2, "world_size": world_size, "nodes": 2, "grace_s": 30.0}
-    with Machine(folder) as machine, machine.share(argv, head=machine.door, **fields) as attempt:
+    with (
+        Machine(folder) as machine,
+        machine.allocation(argv, head=machine.endpoint, **fields) as attempt,
+    ):
         start_changed(attempt, MADE_SILENT.format(number=errno.ETIMEDOUT))
         listener = attempt.listen()
         listener.phase("running")
@@ -209,7 +215,7 @@ def joining(folder: Path, backend: str, world_size: int) -> Iterator[tuple[Attem
 
 @pytest.mark.parametrize("backend", ["gloo", "wiiiiide"])
 def test_ranks_that_look_for_each_other_wait_in_the_store(tmp_path: Path, backend: str) -> None:
-    with joining(tmp_path, backend, 3) as (attempt, _), guest(attempt) as silent:
+    with joining(tmp_path, backend, 3) as (attempt, _), remote_client(attempt) as silent:
         attempt.wait_for("begun")
         silent.sendall(WORD)
         end = attempt.end()
@@ -218,7 +224,7 @@ def test_ranks_that_look_for_each_other_wait_in_the_store(tmp_path: Path, backen
 
 @pytest.mark.parametrize("backend", ["gloo", "wiiiiide"])
 def test_ranks_that_have_met_do_not(tmp_path: Path, backend: str) -> None:
-    with joining(tmp_path, backend, 2) as (attempt, listener), guest(attempt) as silent:
+    with joining(tmp_path, backend, 2) as (attempt, listener), remote_client(attempt) as silent:
         attempt.wait_for("met")
         attempt.wait_for("met", 1)
         silent.sendall(WORD)
@@ -259,13 +265,13 @@ def connected(network: Network) -> tuple[socket.socket, socket.socket]:
 @pytest.mark.parametrize(("idle", "answer"), [(1, False), (1000, True)])
 def test_a_machine_whose_cable_is_out_falls_silent(tmp_path: Path, idle: int, answer: bool) -> None:
     """Also one that has not acknowledged an answer: keepalive does not ask it."""
-    fields = {"door": NOBODY, "head": NOBODY, "nodes": 2, "world_size": 2}
+    fields = {"door": UNUSED, "head": UNUSED, "nodes": 2, "world_size": 2}
     with Network("ab") as network, Attempt(tmp_path, ["sleep", "1000"], **fields) as attempt:
         (attempt.path / protocol.KEY).write_bytes(KEY)
         start_changed(attempt, SHORT.format(idle=idle))
         attempt.listen().phase("running")
         client, link = connected(network)
-        with client, guest(attempt, wait_for(b"never")) as other:
+        with client, remote_client(attempt, wait_for(b"never")) as other:
             with link:
                 assert hand_over(attempt, b"R", link) == b"+"
             say(client, HELLO)

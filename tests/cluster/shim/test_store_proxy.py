@@ -21,7 +21,7 @@ from wiiiiided.cluster.shim import store_proxy
 from wiiiiided.errors import HandshakeFailed
 
 ROOT = Path(store_proxy.__file__).parents[3]
-# A shim's passages without a shim: whoever connects is a rank's connection. Notes are printed.
+# A shim's proxy without a shim: every connection counts as a rank's. Notes are printed.
 PROGRAM = """
 import socket, sys
 from wiiiiided.cluster.shim import protocol, store_proxy
@@ -53,7 +53,7 @@ socket.socket.recv = fail
 
 
 class Here:
-    """The second machine's shim: connects for whoever comes."""
+    """The second machine's shim: proxies every connection."""
 
     def __init__(self, port: int, process: subprocess.Popen[str]) -> None:
         self._port, self._process = port, process
@@ -102,8 +102,8 @@ def number(server: socket.socket) -> int:
 def let_in(
     server: socket.socket, key: bytes = KEY, reason: RejectReason | None = None
 ) -> socket.socket:
-    """The next who knocks, as the daemon there does it; or refused for a reason. Who has hung up
-    meanwhile, because the rank has gone, is none."""
+    """The next connection, authenticated as the daemon there does it, or refused for a reason. One
+    that has ended meanwhile, because the rank has gone, does not count."""
     while True:
         link, _ = server.accept()
         link.settimeout(PATIENCE_S)
@@ -176,7 +176,7 @@ def test_bytes_go_both_ways_whole_and_in_order() -> None:
 
 def test_what_is_said_before_the_first_node_is_there_is_not_lost() -> None:
     head = free_port(HOST)
-    with passing(head) as here, here.connect() as near:  # nobody listens there yet
+    with passing(head) as here, here.connect() as near:  # no process listens there yet
         near.sendall(b"early")
         with socket.create_server((HOST, head)) as server:
             server.settimeout(PATIENCE_S)
@@ -188,7 +188,7 @@ def test_what_is_said_before_the_first_node_is_there_is_not_lost() -> None:
 @pytest.mark.parametrize(
     "reason", [RejectReason.UNKNOWN, RejectReason.ABSENT, RejectReason.BUSY, RejectReason.PROOF]
 )
-def test_who_is_not_let_in_yet_knocks_again(reason: RejectReason) -> None:
+def test_a_dial_that_is_not_admitted_yet_is_repeated(reason: RejectReason) -> None:
     with port() as server, passing(number(server)) as here, here.connect() as near:
         near.sendall(b"x")
         for _ in range(3):
@@ -254,7 +254,7 @@ def test_the_end_of_a_rank_is_passed_on_after_what_it_said() -> None:
             assert has_ended(far)
 
 
-def test_who_has_finished_speaking_still_hears() -> None:
+def test_a_half_closed_connection_still_receives() -> None:
     with port() as server, passing(number(server)) as here, here.connect() as near:
         with let_in(server) as far:
             near.sendall(b"question")
@@ -283,7 +283,7 @@ def test_a_rank_that_dies_while_it_waits_is_not_waited_for() -> None:
         wait_until(lambda: here.descriptors() == before, PATIENCE_S, "its end")
 
 
-def test_a_reader_who_is_slow_makes_the_writer_wait() -> None:
+def test_a_slow_reader_makes_the_writer_wait() -> None:
     with (
         port() as server,
         passing(number(server)) as here,

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tests.cluster.shim.test_training import DDP
-from tests.kit.allocations import HOST, Machine, shares
+from tests.kit.allocations import HOST, Machine, allocations
 from tests.kit.daemons import free_port
 from tests.kit.shims import Attempt, helper
 from wiiiiided.cluster.shim import protocol
@@ -35,7 +35,7 @@ def client():
 
 @pytest.fixture
 def machines(tmp_path: Path) -> Iterator[tuple[Machine, Machine]]:
-    ports = [free_port(HOST) for _ in range(2)]  # nobody gets them while a daemon is away
+    ports = [free_port(HOST) for _ in range(2)]  # they wait while a daemon is away
     with (
         Machine(tmp_path / "a", number=ports[0]) as first,
         Machine(tmp_path / "b", number=ports[1]) as second,
@@ -58,7 +58,7 @@ def tcp_listeners(attempt: Attempt) -> list[str]:
 def test_a_script_made_for_torchrun_trains_over_two_machines(
     machines: tuple[Machine, Machine], backend: str
 ) -> None:
-    with shares([sys.executable, "-c", DDP, backend], *machines, workers=2) as both:
+    with allocations([sys.executable, "-c", DDP, backend], *machines, workers=2) as both:
         for share in both:
             share.start()
         for share in both:
@@ -77,7 +77,7 @@ dist.all_reduce(torch.ones(1000))
 print("connected", flush=True)
 client().wait(["never"])
 """
-    with shares(python(program), *machines) as both:
+    with allocations(python(program), *machines) as both:
         for share in both:
             share.start()
         for rank, share in enumerate(both):
@@ -95,13 +95,13 @@ client().wait(["never"])
 
 
 class Tap:
-    """Somebody on the path to a port: passes everything on, and keeps what was said."""
+    """A man in the middle on the path to a port: passes everything on, and keeps what was said."""
 
     def __init__(self, to: str) -> None:
         host, _, port = to.rpartition(":")
         self._to = (host, int(port))
         self._server = socket.create_server((HOST, 0))
-        self.door = f"{HOST}:{self._server.getsockname()[1]}"
+        self.endpoint = f"{HOST}:{self._server.getsockname()[1]}"
         self.heard: list[bytes] = []
         self._open = [self._server]
         self._threads = [threading.Thread(target=self._accept)]
@@ -151,8 +151,8 @@ store.set(f"done {rank}", "")
 store.wait([f"done {1 - rank}"])
 print("met", flush=True)
 """
-    with contextlib.closing(Tap(machines[0].door)) as tap:
-        both = shares(python(program), *machines, head=tap.door, encrypt=encrypt)
+    with contextlib.closing(Tap(machines[0].endpoint)) as tap:
+        both = allocations(python(program), *machines, head=tap.endpoint, encrypt=encrypt)
         with both as (here, there):
             for share in (here, there):
                 share.start()
@@ -171,7 +171,7 @@ store.set(f"rank {rank}", "here")
 store.wait(["rank 0", "rank 1"])
 print("met", flush=True)
 """
-    with shares(python(program), *machines) as (here, there):
+    with allocations(python(program), *machines) as (here, there):
         there.start()
         there.wait_for("begun", 1)
         assert not (here.path / protocol.ENDPOINT).exists()
@@ -197,7 +197,7 @@ def step(both: tuple[Attempt, Attempt], name: str) -> None:
         (Path(share.order.work) / name).touch()
 
 
-def test_a_restart_of_the_daemons_disturbs_nobody(machines: tuple[Machine, Machine]) -> None:
+def test_a_restart_of_the_daemons_disturbs_no_rank(machines: tuple[Machine, Machine]) -> None:
     program = """
 store = client()
 until("use")
@@ -208,7 +208,7 @@ client().set(f"again {rank}", "1")
 store.wait(["again 0", "again 1"])
 until("leave")
 """
-    with shares(python(STEPS + program), *machines) as both:
+    with allocations(python(STEPS + program), *machines) as both:
         for share in both:
             share.start()
         for rank, share in enumerate(both):
@@ -226,7 +226,7 @@ until("leave")
             assert share.end().code == 0
 
 
-def test_the_head_daemon_alone_may_restart_while_somebody_connects(
+def test_the_head_daemon_alone_may_restart_while_a_rank_connects(
     machines: tuple[Machine, Machine],
 ) -> None:
     program = """
@@ -236,7 +236,7 @@ if rank == 1:
 client().set(f"rank {rank}", "1")
 until("leave")
 """
-    with shares(python(STEPS + program), *machines) as both:
+    with allocations(python(STEPS + program), *machines) as both:
         for share in both:
             share.start()
         for rank, share in enumerate(both):
@@ -261,7 +261,7 @@ try:
 except dist.DistNetworkError:
     print("ended", flush=True)
 """
-    with shares(python(program), *machines) as (here, there):
+    with allocations(python(program), *machines) as (here, there):
         here.start()
         there.start()
         here.wait_for("connected", 0)
@@ -283,7 +283,7 @@ print(store.get("whose").decode(), flush=True)
 """
     argv = python(STEPS + program)
     first = machines[0]
-    with first.share(argv, job=21) as one, first.share(argv, job=22) as other:
+    with first.allocation(argv, job=21) as one, first.allocation(argv, job=22) as other:
         for share in (one, other):
             share.start()
         for share in (one, other):
@@ -304,7 +304,7 @@ if os.fork() == 0:
 client().wait(["child"])
 print("seen", flush=True)
 """
-    with machines[0].share(python(program)) as attempt:
+    with machines[0].allocation(python(program)) as attempt:
         assert attempt.run().code == 0
         assert attempt.texts() == ["seen"]
 
@@ -320,7 +320,7 @@ print(os.environ["MASTER_ADDR"], flush=True)
     with (
         Machine(tmp_path / "a", "::1") as first,
         Machine(tmp_path / "b", "::1") as second,
-        shares(python(program), first, second) as both,
+        allocations(python(program), first, second) as both,
     ):
         for share in both:
             share.start()
@@ -339,7 +339,7 @@ if rank == 1:
     assert store.get("rank 0") == b"here"
     print("read", flush=True)
 """
-    with shares(python(STEPS + program), *machines) as (here, there):
+    with allocations(python(STEPS + program), *machines) as (here, there):
         here.start()
         listener = here.listen()
         there.start()
@@ -362,7 +362,7 @@ print("met", flush=True)
 if rank == 1:
     time.sleep(1000)
 """
-    with shares(python(program), *machines, grace_s=1000.0) as (here, there):
+    with allocations(python(program), *machines, grace_s=1000.0) as (here, there):
         here.start()
         listener = here.listen()
         there.start()
@@ -376,15 +376,15 @@ if rank == 1:
 
 
 def test_a_share_without_its_key_does_not_begin(machines: tuple[Machine, Machine]) -> None:
-    with shares(["true"], *machines) as (_, there):
+    with allocations(["true"], *machines) as (_, there):
         (there.path / protocol.KEY).unlink()
         end = there.run()
         assert (end.code, end.codes) == (125, {})
         assert "key" in end.reason
 
 
-def test_nothing_is_left_of_a_door(machines: tuple[Machine, Machine]) -> None:
-    with machines[0].share(["true"]) as attempt:
+def test_nothing_is_left_of_an_endpoint(machines: tuple[Machine, Machine]) -> None:
+    with machines[0].allocation(["true"]) as attempt:
         assert attempt.run().code == 0
         assert not (attempt.path / protocol.ENDPOINT).exists()
         left = [path for path in attempt.path.iterdir() if path.is_socket()]
@@ -396,7 +396,10 @@ def test_a_frozen_shim_does_not_hold_up_the_clients_of_others(
 ) -> None:
     first = machines[0]
     argv = python("client().set('a', 'b')\nprint('done', flush=True)")
-    with first.share(["sleep", "1000"], job=31) as frozen, first.share(argv, job=30) as other:
+    with (
+        first.allocation(["sleep", "1000"], job=31) as frozen,
+        first.allocation(argv, job=30) as other,
+    ):
         frozen.start()
         frozen.listen().phase("running")
         frozen.shims[0].send_signal(signal.SIGSTOP)

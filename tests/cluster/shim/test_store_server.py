@@ -24,7 +24,7 @@ SERVER = """
 from wiiiiided.cluster.shim.loop import ShimLoop
 from wiiiiided.cluster.shim.store_server import StoreServer
 loop = ShimLoop()
-store = StoreServer(loop, on_last_guest=print, on_silence=print)
+store = StoreServer(loop, on_last_remote=print, on_silence=print)
 store.listen()
 print(store.port, flush=True)
 loop.run()
@@ -287,7 +287,7 @@ def test_a_client_that_breaks_the_rules_loses_its_own_connection(
 @pytest.mark.parametrize(
     "greeting", [b"\0abcd", b"\x01", b"GET / HTTP/1.1\r\n\r\n"], ids=["magic", "set", "http"]
 )
-def test_a_stranger_to_the_protocol_is_sent_away(port: int, greeting: bytes) -> None:
+def test_a_client_of_another_protocol_is_closed(port: int, greeting: bytes) -> None:
     with socket.create_connection(("127.0.0.1", port)) as link:
         link.settimeout(PATIENCE_S)
         link.sendall(greeting)
@@ -308,7 +308,7 @@ def test_requests_in_small_pieces_and_several_at_once_are_answered(port: int) ->
         assert answer == expected
 
 
-def test_a_client_that_never_reads_holds_nobody_up(port: int) -> None:
+def test_a_client_that_never_reads_holds_no_other_up(port: int) -> None:
     good = client(port)
     good.set("large", b"x" * (1 << 20))
     with raw(port) as link:

@@ -1,4 +1,4 @@
-"""The Store's pipe in TLS: whatever the sockets do, and whoever stands between the two."""
+"""The Store's pipe in TLS: whatever the sockets do, and whatever is between the two."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_nothing_of_it_can_be_read_on_the_way(tmp_path: Path) -> None:
 
 
 def relayed(one: socket.socket, other: socket.socket) -> bytes:
-    """What somebody on the path passes on, and sees."""
+    """What a man in the middle passes on, and sees."""
     seen = b""
     for source, sink in ((one, other), (other, one)):
         with contextlib.suppress(BlockingIOError):
@@ -102,7 +102,7 @@ def relayed(one: socket.socket, other: socket.socket) -> bytes:
 
 
 @pytest.mark.parametrize("who", ["connector", "store"])
-def test_who_has_not_the_attempts_key_gets_nowhere(tmp_path: Path, who: str) -> None:
+def test_a_side_without_the_attempts_key_is_refused(tmp_path: Path, who: str) -> None:
     with pair() as (here, there):
         ours = connector(here, OTHER if who == "connector" else KEY)
         theirs = store(tmp_path, KEY if who == "connector" else OTHER).wrap(there)
@@ -134,7 +134,7 @@ def test_a_man_in_the_middle_with_a_certificate_of_his_own_is_noticed_by_both(
 
 
 @pytest.mark.parametrize("first", [b"\0\xce\xf7\x85\x3c", b"\x16\x03\x01\xff\xff" + bytes(100)])
-def test_who_does_not_encrypt_is_not_served(tmp_path: Path, first: bytes) -> None:
+def test_a_client_that_does_not_encrypt_is_not_served(tmp_path: Path, first: bytes) -> None:
     with pair() as (here, there):
         here.sendall(first + bytes(65536 * (first[:1] != b"\0"))[:2000])
         link = store(tmp_path).wrap(there)

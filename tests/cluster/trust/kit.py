@@ -36,7 +36,7 @@ def a_member(
     now: float | None = None,
     role: Role = "member",
 ) -> Identity:
-    """A member as its coordinator's authority would make it, without anybody having been asked."""
+    """A member as its coordinator's authority would make it, without a request."""
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     key, request = new_request(node)
     at = time.time() if now is None else now

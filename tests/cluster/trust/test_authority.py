@@ -1,4 +1,4 @@
-"""What the authority signs, for whom, and what it does not."""
+"""What the authority signs, for which node, and what it does not."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ def test_nothing_private_is_in_what_is_printed_of_an_identity(tmp_path: Path) ->
     assert repr((made.directory / "job-keys.secret").read_bytes()) not in repr(made)
 
 
-def test_an_idle_daemon_knows_who_it_is_without_loading_cryptography(tmp_path: Path) -> None:
+def test_an_idle_daemon_knows_its_identity_without_loading_cryptography(tmp_path: Path) -> None:
     a_cluster(tmp_path)
     script = (
         "import sys; from pathlib import Path\n"

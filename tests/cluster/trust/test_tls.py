@@ -1,4 +1,4 @@
-"""Who gets through TLS and as whom, whatever the clocks say."""
+"""Which peer gets through TLS and under which name, whatever the clocks say."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from wiiiiided.errors import HostError
 DECADES_OFF = [86400.0, time.time() - 401 * DAY_S, time.time() + 30 * 365 * DAY_S, 4_000_000_000.0]
 
 
-def test_both_sides_know_who_the_other_is(tmp_path: Path) -> None:
+def test_both_sides_know_the_identity_of_the_other(tmp_path: Path) -> None:
     coordinator = a_cluster(tmp_path / "a")
     member = a_member(tmp_path / "b", coordinator)
     there, here = shake_hands(server_context(coordinator), client_context(member))
@@ -48,7 +48,7 @@ def test_a_joiner_shows_nothing_and_verifies_the_coordinator(tmp_path: Path) -> 
     assert peer_of(here) == as_peer(coordinator)
 
 
-def test_a_greeting_believes_nobody(tmp_path: Path) -> None:
+def test_a_greeting_verifies_no_certificate(tmp_path: Path) -> None:
     there, here = shake_hands(server_context(a_cluster(tmp_path)), greeting_context())
     assert peer_of(there) is None
     assert peer_of(here) is None
@@ -85,7 +85,7 @@ def test_a_node_cannot_sign_for_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("now", DECADES_OFF, ids=lambda now: time.strftime("%Y", time.gmtime(now)))
-def test_a_clock_that_is_decades_off_keeps_nobody_out(tmp_path: Path, now: float) -> None:
+def test_a_clock_that_is_decades_off_keeps_no_machine_out(tmp_path: Path, now: float) -> None:
     coordinator = a_cluster(tmp_path / "a", now=now)
     member = a_member(tmp_path / "b", coordinator, now=now)
     there, here = shake_hands(server_context(coordinator), client_context(member))

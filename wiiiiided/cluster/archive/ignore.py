@@ -1,6 +1,6 @@
-"""What of a working directory stays at home.
+"""Which paths of a working directory are not shipped.
 
-Three voices, the first that says something about a path is heard:
+Three sources of rules; the first one with a rule for a path decides:
 
     ALWAYS               names that are never shipped: repositories, caches, virtual environments;
                          and what `pull` made, by the mark in it
@@ -37,7 +37,7 @@ class BadRules(Exception):
 
 
 class LeftOut(NamedTuple):
-    """What keeps a path at home: it, or a folder it is in."""
+    """What is not shipped: a path, or a folder it is in, and the rule that says so."""
 
     name: str  # relative to the working directory
     by: str  # as of `Rules.ignored_by`
@@ -87,11 +87,11 @@ class Rules:
         return self if inner.ours is None and inner.gits is None else inner
 
     def ignores(self, path: str, is_directory: bool) -> bool:
-        """Whether this path, inside of the directory, stays at home."""
+        """Whether this path, inside of the directory, is not shipped."""
         return self.ignored_by(path, is_directory) is not None
 
     def ignored_by(self, path: str, is_directory: bool) -> str | None:
-        """What keeps this path at home: OURS, GITS, PULLED, or "" for what always stays."""
+        """What excludes this path: OURS, GITS, PULLED, or "" for what is never shipped."""
         if os.path.basename(path) in ALWAYS:
             return ""
         if is_directory and (mark := _mark(path)) is not None:
@@ -119,13 +119,13 @@ class Rules:
         return None, ""
 
     def pattern(self, path: str, is_directory: bool) -> str:
-        """The line of OURS or GITS that keeps this path at home."""
+        """The line of OURS or GITS that excludes this path."""
         kind = "ours" if self.ignored_by(path, is_directory) == OURS else "gits"
         return self._rule(kind, path + "/" * is_directory)[1]
 
 
 def left_out(directory: str, name: str) -> LeftOut | None:
-    """What keeps `name`, a path below the working directory, at home; None: it is shipped."""
+    """What excludes `name`, a path below the working directory; None: it is shipped."""
     root = os.path.abspath(directory)
     rules, path = Rules.of(root), root
     for part in name.split("/"):

@@ -118,7 +118,7 @@ def _listing(path: str) -> list[str]:
 def _look(
     directory: str, name: str, rules: Rules, notes: list[str], ignored: list[tuple[str, str]]
 ) -> Found | None:
-    """What is to be shipped of this name; None when it stays at home."""
+    """What is to be shipped of this name; None when it is excluded."""
     path = os.path.join(directory, name)
     try:
         info = os.lstat(path)

@@ -92,7 +92,7 @@ class Member(DaemonProcess):
             troubles=self._trouble,
         )
         self.pusher = self._pusher()
-        self.share = LocalAllocations(self.node.name, self.workers, self.runs)
+        self.allocations = LocalAllocations(self.node.name, self.workers, self.runs)
         self.mux = self._mux(identity)
         self.roles = Roles(self.paths.state, self.own, identity, self)
         self.api = self._api()
@@ -128,7 +128,7 @@ class Member(DaemonProcess):
             archives=self.archives,
             settings=lambda: self.settings,
             status=lambda: status_of(self.facts, self.cluster_role, {}),
-            alone=Alone(self.share, self.coordinator.name),
+            alone=Alone(self.allocations, self.coordinator.name),
         )
         handle = self.roles.before(relay.handle)
         return RpcServer(self.paths.socket, self.paths.mode == "system", handle, self.node.name)
@@ -152,7 +152,7 @@ class Member(DaemonProcess):
 
     def summary(self) -> str:
         number = len(self.workers.shims)
-        jobs = f"{number} shares of jobs" if number != 1 else "a share of a job"
+        jobs = f"{number} allocations" if number != 1 else "1 allocation"
         return f"{self.cluster_role.words()}; {jobs if number else 'idle'}"
 
     def goes_on(self) -> str:
@@ -225,7 +225,7 @@ class Member(DaemonProcess):
     async def _ask(self, connection: RpcConnection, opening: p.Opening) -> None:
         async with asyncio.timeout(FIRST_WORDS_S):
             request = p.decode_ask(await connection.message())
-        await self.share.handle(connection, request)
+        await self.allocations.handle(connection, request)
 
     # ---- leaving, renewing
 
@@ -274,7 +274,7 @@ class Member(DaemonProcess):
             graces = (job.spec.policy.grace_s for job in workers.following.values())
             grace_s = max((grace_s, *graces))
             if self.loop.time() > began + grace_s + END_S:
-                text = "its share of a job does not end; the log of this daemon says more"
+                text = "its part of a job does not end; the log of this daemon says more"
                 raise Refuse(FAILED, text, hint)
             await asyncio.sleep(LOOK_S)
 

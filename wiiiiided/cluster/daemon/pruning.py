@@ -64,7 +64,7 @@ class Pruner:
         """Jobs that have files and no row: their removal was interrupted. Those that this queue
         never gave out are kept."""
         numbers = self._workers.job_dirs.numbers()
-        known = self._store.strangers(numbers) | self._store.numbers()
+        known = self._store.never_issued(numbers) | self._store.numbers()
         return [number for number in numbers if number not in known]
 
     async def _remove(self, number: int) -> None:

@@ -64,16 +64,16 @@ class QueueDaemon(DaemonProcess):
         if identity is None:
             store.forget_nodes()  # rows of an earlier cluster's, before the controller reads them
         self.cluster_role = self._cluster_role(identity)
-        self.keeper = Controller(store, [self.node], self._perform, self._changed)
-        self.assigner = Assigner(self.keeper, identity)
+        self.controller = Controller(store, [self.node], self._perform, self._changed)
+        self.assigner = Assigner(self.controller, identity)
         self.workers = Workers(
             self.runs,
             self.archives,
             self.here,
             lambda: self.settings,
             Preparer(self.archives, self.here),
-            report=self.keeper.report,
-            clock=self.keeper.clock,
+            report=self.controller.report,
+            clock=self.controller.clock,
             bring=self._bring,
         )
         self.sampler = self._sampler()
@@ -98,10 +98,10 @@ class QueueDaemon(DaemonProcess):
     def _sampler(self) -> Sampler:
         times = (time.monotonic, time.time)
         pages = Pages(self.runs, *times)
-        report = self.keeper.report
+        report = self.controller.report
         reader = RankStatsReader(self.node.name, pages, self.workers.shims, report, *times)
-        tracker = AttemptTracker(reader, self.store.records, self.keeper.job, report, *times)
-        return Sampler(self.keeper, tracker, HostStats(time.monotonic), self.loop)
+        tracker = AttemptTracker(reader, self.store.records, self.controller.job, report, *times)
+        return Sampler(self.controller, tracker, HostStats(time.monotonic), self.loop)
 
     def _coordination(self, identity: Identity) -> Coordination:
         from wiiiiided.cluster.membership.coordinator import Coordination
@@ -111,33 +111,35 @@ class QueueDaemon(DaemonProcess):
         authority = Authority.load(identity.directory)
         members = Members(self.store.db, identity, authority, time.time)
         take = self.sampler.take
-        return Coordination(members, self.keeper, self.assigner, self.workers, take)
+        return Coordination(members, self.controller, self.assigner, self.workers, take)
 
     def _answer(self) -> None:
         """What is asked, and what is done about a job before its attempts and after its end."""
-        snapshots = SnapshotMaker(self.keeper, self.sampler, self.node, self.cluster_role.cluster)
+        snapshots = SnapshotMaker(
+            self.controller, self.sampler, self.node, self.cluster_role.cluster
+        )
         allocations = LocalAllocations(self.node.name, self.workers, self.runs)
         dialer = None if self.cluster is None else self.cluster.dialer
-        asks = NodeRpc(allocations, lambda: self.keeper.state.nodes, dialer)
+        node_rpc = NodeRpc(allocations, lambda: self.controller.state.nodes, dialer)
         cluster = None
         if self.cluster is not None:
             links, members = self.cluster.links, self.cluster.members
             cluster = Cluster(self.cluster_role.cluster, members, links.remove)
         requests = self.requests = Requests(
-            self.keeper,
+            self.controller,
             self.archives,
             lambda: self.settings,
             self.facts,
             self.cluster_role,
             MetricsRequests(snapshots),
-            asks,
+            node_rpc,
             cluster,
         )
         self.metrics = Metrics(lambda: exposition(snapshots.fresh(), requests.status()))
         limit = self._outputs_limit
-        self.collector = Collector(requests.ranks.outputs, asks, self.keeper, limit)
+        self.collector = Collector(requests.ranks.outputs, node_rpc, self.controller, limit)
         directory = self.paths.state / "checkpoints"
-        self.checkpoints = Checkpoints(directory, asks, self.keeper, limit)
+        self.checkpoints = Checkpoints(directory, node_rpc, self.controller, limit)
 
     def _outputs_limit(self) -> int:
         return self.settings.outputs_bytes
@@ -164,28 +166,28 @@ class QueueDaemon(DaemonProcess):
 
     def adopt(self) -> str:
         """Find every job that was on this node; then let the queue move."""
-        jobs = self.keeper.state.jobs.values()
+        jobs = self.controller.state.jobs.values()
         found = [job for job in jobs if job.state in ON_NODES]
         with contextlib.suppress(StoreError):  # no room; what a job finds there is set aside then
-            self.store.strangers(self.runs.numbers())
+            self.store.never_issued(self.runs.numbers())
         given = [self.assigner.given(job) for job in found]
         self.workers.reconcile(given, latest=self.store.latest_attempts())
         self.sampler.adopt()
-        now = self.keeper.clock()
-        latest = self.keeper.latest(jobs)
+        now = self.controller.clock()
+        latest = self.controller.latest(jobs)
         if latest > now + JUMP_S:  # the clock was set back while no daemon ran
-            self.keeper.report(ClockJumped(now, now - latest))
-        self.keeper.report(NodeSeen(now, self.node))
-        self.keeper.tick()
+            self.controller.report(ClockJumped(now, now - latest))
+        self.controller.report(NodeSeen(now, self.node))
+        self.controller.tick()
         return f"; looking after {len(found)} that it had started" if found else ""
 
     def summary(self) -> str:
-        jobs = views.summary(self.keeper.state)
+        jobs = views.summary(self.controller.state)
         words = self.cluster_role.words()
         return f"{words}; {jobs}" if words else jobs
 
     def goes_on(self) -> str:
-        return views.goes_on(self.keeper.state)
+        return views.goes_on(self.controller.state)
 
     async def apply(self) -> None:
         await self.metrics.apply(self.settings)
@@ -194,7 +196,7 @@ class QueueDaemon(DaemonProcess):
         if self._status is not None:
             self._status.cancel()
         self.pruner.close()
-        self.keeper.close()
+        self.controller.close()
         await self.metrics.close()
         await self.api.close()
         await self.collector.close()
@@ -209,7 +211,7 @@ class QueueDaemon(DaemonProcess):
     # ---- leaving, renewing (of a coordinator; see roles)
 
     def unfinished(self) -> str:
-        number = len(self.keeper.state.jobs)
+        number = len(self.controller.state.jobs)
         if not number:
             return ""
         return f"{number} job{'s' if number > 1 else ''} of this machine's own queue are not over"
@@ -244,7 +246,7 @@ class QueueDaemon(DaemonProcess):
 
     def _after_changes(self) -> None:
         self._status = None
-        problem = self.keeper.trouble or self.cluster_role.trouble
+        problem = self.controller.trouble or self.cluster_role.trouble
         self.notifier.status(problem or self.summary())
         if not self.pruner.start():
             self._changed()  # what ended meanwhile has its turn after it

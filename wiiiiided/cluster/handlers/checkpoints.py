@@ -41,11 +41,11 @@ class Checkpoints:
     """Of a coordinator. `limit` is the most that a set has, in bytes."""
 
     def __init__(
-        self, directory: Path, asks: NodeRpc, keeper: Controller, limit: Callable[[], int]
+        self, directory: Path, node_rpc: NodeRpc, controller: Controller, limit: Callable[[], int]
     ) -> None:
         self.directory = directory
-        self.asks = asks
-        self.keeper = keeper
+        self.node_rpc = node_rpc
+        self.controller = controller
         self.limit = limit
         self._tasks: dict[Key, asyncio.Task[Path]] = {}
         self._sets: set[Key] = set()  # that are here, or on their way
@@ -104,7 +104,7 @@ class Checkpoints:
 
     def _waiting(self, number: int, attempt: int) -> Job | None:
         """The job, while that attempt of it is being prepared and needs checkpoints."""
-        job = self.keeper.state.jobs.get(number)
+        job = self.controller.state.jobs.get(number)
         found = job.attempt if job is not None else None
         if found is None or found.number != attempt or found.ordered or not found.checkpoints_from:
             return None
@@ -140,7 +140,9 @@ class Checkpoints:
         for node in job.attempt.checkpoints_from:
             try:
                 said = await self._receive(job, node, path)
-                self.keeper.tell(job, said if not missing else f"{said}, since {_listed(missing)}")
+                self.controller.tell(
+                    job, said if not missing else f"{said}, since {_listed(missing)}"
+                )
                 return path
             except Refuse as no:
                 if no.code == NO_SUCH:
@@ -152,22 +154,24 @@ class Checkpoints:
             except TooLarge as no:
                 raise HostError(f"those on {node} are too large: {no}") from no
             except OSError as problem:
-                why = f"those of {node} cannot be kept on {self.asks.own}: {problem.strerror}"
+                why = f"those of {node} cannot be kept on {self.node_rpc.own}: {problem.strerror}"
                 raise HostError(why) from problem
         if missing:
             raise HostError(_listed(missing))
         path.write_bytes(END)
-        self.keeper.tell(job, f"no checkpoints: {', '.join(empty)} never had its working directory")
+        self.controller.tell(
+            job, f"no checkpoints: {', '.join(empty)} never had its working directory"
+        )
         return path
 
     async def _receive(self, job: Job, node: str, path: Path) -> str:
         """One machine's whole set, kept under its name when it is here; a sentence about it."""
-        state, limit = self.keeper.state, self.limit()
+        state, limit = self.controller.state, self.limit()
         if node in state.absent:
             raise NoAnswer(f"{node} does not answer")
         asked = p.NodePull(job.id, job.spec.output.checkpoints, checkpoints=True)
         with IncomingTar(path, limit, limit) as incoming:
-            await self.asks.pull_into(incoming.take, node, asked)
+            await self.node_rpc.pull_into(incoming.take, node, asked)
             part = await in_thread(incoming.finish)
         assert job.attempt is not None
         others = ", ".join(name for name in job.attempt.nodes if name != node) or node

@@ -1,4 +1,4 @@
-"""When a job is over, its outputs are brought home: `pull` then needs no other machine to be on.
+"""When a job is over, its outputs are brought to the coordinator: `pull` then needs no other node.
 
     a job ends ──► every other node it was on is asked for its output.collect ──► Outputs
                      does not answer ──► asked again when it is heard, until the job is forgotten
@@ -37,14 +37,14 @@ LOOKED_AT = 1000  # of the latest ends, at the start
 
 
 class Collector:
-    """Brings outputs home. `limit` is the most that is kept of one job, in bytes."""
+    """Brings outputs back. `limit` is the most that is kept of one job, in bytes."""
 
     def __init__(
-        self, outputs: Outputs, asks: NodeRpc, keeper: Controller, limit: Callable[[], int]
+        self, outputs: Outputs, node_rpc: NodeRpc, controller: Controller, limit: Callable[[], int]
     ) -> None:
         self.outputs = outputs
-        self.asks = asks
-        self.keeper = keeper
+        self.node_rpc = node_rpc
+        self.controller = controller
         self.limit = limit
         self._live: set[int] = set()  # jobs to be collected when they are over
         self._open: dict[int, tuple[str, ...]] = {}  # jobs that are over, and the nodes to ask
@@ -59,23 +59,25 @@ class Collector:
         """Take up what is not complete; drop what no job stands for any more."""
         try:
             for number in self.outputs.numbers():
-                if self.keeper.job(number) is None:
+                if self.controller.job(number) is None:
                     self.outputs.remove(number)
         except OSError as problem:
             logger.warning("old outputs cannot be removed: %s", problem)
-        if self.asks.dialer is None:
+        if self.node_rpc.dialer is None:
             return  # alone: what is here is kept, and there is no other node
-        self._live |= {job.id for job in self.keeper.state.jobs.values() if job.attempt is not None}
-        for job in reversed(self.keeper.store.ended(LOOKED_AT)):
+        self._live |= {
+            job.id for job in self.controller.state.jobs.values() if job.attempt is not None
+        }
+        for job in reversed(self.controller.store.ended(LOOKED_AT)):
             self._over(job, at_start=True)
         self.changed()
         self._ask_again()
 
     def changed(self) -> None:
         """The state has changed: jobs may be over, nodes may be heard again."""
-        if self.asks.dialer is None or self._closed:
+        if self.node_rpc.dialer is None or self._closed:
             return
-        for claims in self.keeper.state.claims.values():
+        for claims in self.controller.state.claims.values():
             self._live.update(claims)  # now: with the next event they may be over
         if self._soon is None:
             self._soon = asyncio.get_running_loop().call_soon(self._look)
@@ -97,21 +99,21 @@ class Collector:
         for task in list(self._tasks.values()):
             await _ended(task)
 
-    # ---- whose turn it is
+    # ---- which job has its turn
 
     def _look(self) -> None:
         self._soon = None
-        state = self.keeper.state
+        state = self.controller.state
         for number in [number for number in self._live if number not in state.jobs]:
             self._live.discard(number)
-            if (job := self.keeper.job(number)) is not None:
+            if (job := self.controller.job(number)) is not None:
                 self._over(job)
         heard = {node for node in state.nodes if node not in state.absent}
         self._give_turns(heard - self._heard)
         self._heard = heard
 
     def _over(self, job: Job, at_start: bool = False) -> None:
-        """It has its turn if there is something to bring home; at the start, when the first of its
+        """It has its turn if there is something to collect; at the start, when the first of its
         nodes is heard."""
         if job.state not in ENDED or job.attempt is None or not job.attempt.ordered:
             return  # nothing ran since: what is here of an earlier attempt stays
@@ -129,7 +131,7 @@ class Collector:
     def _elsewhere(self, job: Job) -> bool:
         """Whether it names outputs, and another node may have some."""
         nodes = job.attempt.nodes if job.attempt is not None else ()
-        return bool(job.spec.output.collect) and any(node != self.asks.own for node in nodes)
+        return bool(job.spec.output.collect) and any(node != self.node_rpc.own for node in nodes)
 
     def _give_turns(self, nodes: set[str]) -> None:
         """To jobs that wait for one of these."""
@@ -188,7 +190,7 @@ class Collector:
 
     async def _begun(self, number: int) -> Collection | None:
         """What is here already, or a new collection; None: there is nothing to collect."""
-        job = self.keeper.job(number)
+        job = self.controller.job(number)
         found = self.outputs.read(number)
         if job is not None and found is not None and found.is_of(job):
             return found
@@ -197,12 +199,12 @@ class Collector:
         if not self._elsewhere(job):
             await in_thread(self.outputs.remove, number)
             return None
-        new = Collection(number, job.attempt.number, job.attempt.nodes, self.asks.own)
+        new = Collection(number, job.attempt.number, job.attempt.nodes, self.node_rpc.own)
         return await in_thread(self.outputs.begin, new)
 
     def _job_of(self, collection: Collection) -> Job | None:
         """None: it was forgotten, or runs again, and its files are others now."""
-        job = self.keeper.job(collection.job)
+        job = self.controller.job(collection.job)
         return job if job is not None and collection.is_of(job) else None
 
     async def _brought(
@@ -232,7 +234,7 @@ class Collector:
 
     def _unheard(self, node: str) -> str:
         """Why it is not worth asking."""
-        state = self.keeper.state
+        state = self.controller.state
         if node not in state.nodes:
             return f"{node} is no member any more"
         return f"{node} does not answer" if node in state.absent else ""
@@ -248,7 +250,7 @@ class Collector:
         with self.outputs.receive(collection, node, self.limit()) as incoming:
             problem = ""
             try:
-                await self.asks.pull_into(incoming.take, node, asked)
+                await self.node_rpc.pull_into(incoming.take, node, asked)
             except Refuse as no:
                 if no.code == NO_SUCH:
                     return CollectedPart(0, 0)
@@ -264,7 +266,7 @@ class Collector:
         text = sentence(collection, missing)
         if job is None or text == collection.said:
             return collection
-        self.keeper.tell(job, text)
+        self.controller.tell(job, text)
         try:
             return await in_thread(self.outputs.write, replace(collection, said=text))
         except OSError:
@@ -283,7 +285,7 @@ def sentence(collection: Collection, missing: dict[str, str]) -> str:
     if parts and not here:
         text = f"no outputs on {', '.join(parts)}"
     problems = (part.problem for part in parts.values() if part.problem)
-    return "; ".join([text or "outputs are not home yet", *problems, *missing.values()])
+    return "; ".join([text or "outputs are not brought back yet", *problems, *missing.values()])
 
 
 async def _ended(task: asyncio.Task[None]) -> None:

@@ -38,22 +38,22 @@ class Requests:
 
     def __init__(
         self,
-        keeper: Controller,
+        controller: Controller,
         archives: Archives,
         settings: Callable[[], Settings],
         facts: DaemonFacts,
         cluster_role: ClusterRole,
         metrics: MetricsRequests,
-        asks: NodeRpc,
+        node_rpc: NodeRpc,
         cluster: Cluster | None,
     ) -> None:
-        self.keeper = keeper
+        self.controller = controller
         self.facts = facts
         self.metrics = metrics
         self.cluster_role = cluster_role
-        self.jobs = JobRequests(keeper, facts.node.name, archives.has, metrics.starts)
+        self.jobs = JobRequests(controller, facts.node.name, archives.has, metrics.starts)
         self.submissions = Submissions(self.jobs, archives, settings)
-        self.ranks = RankRequests(self.jobs, asks, metrics, Path(facts.state_directory))
+        self.ranks = RankRequests(self.jobs, node_rpc, metrics, Path(facts.state_directory))
         self.nodes = NodeRequests(self.jobs, cluster)
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
@@ -119,5 +119,5 @@ class Requests:
         )
 
     def status(self) -> m.DaemonStatus:
-        counts = views.count_states(self.keeper.state)
-        return status_of(self.facts, self.cluster_role, counts, self.keeper.trouble)
+        counts = views.count_states(self.controller.state)
+        return status_of(self.facts, self.cluster_role, counts, self.controller.trouble)

@@ -36,12 +36,12 @@ class JobRequests:
 
     def __init__(
         self,
-        keeper: Controller,
+        controller: Controller,
         own: str,
         has_archive: Callable[[str], bool],
         estimate: Callable[[int], Estimate],
     ) -> None:
-        self.keeper = keeper
+        self.controller = controller
         self.own = own
         self.has_archive = has_archive
         self.estimate = estimate
@@ -49,9 +49,9 @@ class JobRequests:
     # ---- looking
 
     def view(self, job: Job) -> m.JobView:
-        keeper = self.keeper
-        seen = views.view(keeper.state, job, keeper.clock())
-        return views.unrecorded(seen, job, keeper.unrecorded.get(job.id), keeper.problem)
+        controller = self.controller
+        seen = views.view(controller.state, job, controller.clock())
+        return views.unrecorded(seen, job, controller.unrecorded.get(job.id), controller.problem)
 
     def views(self, jobs: Iterable[Job], looks: int = LOOKS) -> tuple[m.JobView, ...]:
         """Of each, with when it starts: estimated once for all of them, where any waits."""
@@ -61,36 +61,36 @@ class JobRequests:
         return tuple(_with_start(self.view(job), job, estimate) for job in jobs)
 
     def find(self, number: int) -> Job:
-        job = self.keeper.job(number) if 0 < number < 1 << 62 else None
+        job = self.controller.job(number) if 0 < number < 1 << 62 else None
         if job is None:
             raise Refuse(NO_SUCH, f"there is no job {number}", "wiiiiide ps -a lists them")
         return job
 
     def sweep(self, number: int) -> builtins.list[Job]:
         """The jobs of a sweep, over or not, by number."""
-        found = self.keeper.store.sweep(number) if 0 < number < 1 << 62 else []
+        found = self.controller.store.sweep(number) if 0 < number < 1 << 62 else []
         if not found:
             text = f"there is no sweep {sweep_id(number) or number}"
             raise Refuse(NO_SUCH, text, "wiiiiide ps -a shows which job belongs to which")
-        return [self.keeper.state.jobs.get(job.id, job) for job in found]
+        return [self.controller.state.jobs.get(job.id, job) for job in found]
 
     def list(self, ended: int) -> m.JobList:
-        over = reversed(self.keeper.store.ended(min(ended, MOST_LISTED)))
-        live = sorted(self.keeper.state.jobs.values(), key=views.list_order)
-        return m.JobList(self.views((*over, *live)), problem=self.keeper.trouble)
+        over = reversed(self.controller.store.ended(min(ended, MOST_LISTED)))
+        live = sorted(self.controller.state.jobs.values(), key=views.list_order)
+        return m.JobList(self.views((*over, *live)), problem=self.controller.trouble)
 
     def history(self, limit: int) -> m.JobList:
-        over = self.keeper.store.ended(min(limit, MOST_LISTED))
+        over = self.controller.store.ended(min(limit, MOST_LISTED))
         return m.JobList(tuple(self.view(job) for job in over))
 
     def why(self, number: int) -> m.JobReason:
         job = self.find(number)
         (view,) = self.views([job])
-        trouble = self.keeper.trouble
+        trouble = self.controller.trouble
         return m.JobReason(job.id, view.state, view.why, view.error, view.starts, trouble)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
-        lines = self.keeper.store.story(job.id)[-STORY_LINES:]
+        lines = self.controller.store.story(job.id)[-STORY_LINES:]
         return tuple(m.StoryLine(at, text) for at, text in lines)
 
     # ---- changing
@@ -99,7 +99,7 @@ class JobRequests:
         """hold, release, requeue: refused in a sentence where the table has no such move."""
         self.catch_up()
         job = self.owned(caller, request.id)
-        now, by = self.keeper.clock(), caller.user
+        now, by = self.controller.clock(), caller.user
         event: e.AnyEvent
         match request:
             case m.Hold():
@@ -128,12 +128,12 @@ class JobRequests:
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
         with _stored():
-            self.keeper.ask(event, secrets)
+            self.controller.ask(event, secrets)
 
     def catch_up(self) -> None:
         """Before the state is read for an event: what it waits for may just have ended."""
         with _stored():
-            self.keeper.catch_up()
+            self.controller.catch_up()
 
     def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
         """The jobs it must wait for. One that is over and was not done is a refusal."""
@@ -153,15 +153,15 @@ class JobRequests:
         job = self.owned(connection.caller, request.id)
         if job.state in ENDED:
             raise Refuse(FAILED, f"job {job.id} is over already: {self.view(job).why}")
-        now = self.keeper.clock()
-        watcher = self.keeper.watch(job.id)
+        now = self.controller.clock()
+        watcher = self.controller.watch(job.id)
         try:
-            self.keeper.end(e.CancelRequested(now, job.id, connection.caller.user, request.now))
-            while not self.keeper.is_over(job := self.find(request.id)):
+            self.controller.end(e.CancelRequested(now, job.id, connection.caller.user, request.now))
+            while not self.controller.is_over(job := self.find(request.id)):
                 await watcher.wait()
                 watcher.clear()
         finally:
-            self.keeper.unwatch(request.id, watcher)
+            self.controller.unwatch(request.id, watcher)
         await connection.say(self.view(job))
 
     async def cancel_sweep(self, connection: RpcConnection, request: m.CancelSweep) -> None:
@@ -169,22 +169,22 @@ class JobRequests:
         live = [job.id for job in self.sweep(request.id) if job.state not in ENDED]
         for number in live[:1]:  # all are of one owner
             self.owned(connection.caller, number)
-        watchers = {number: self.keeper.watch(number) for number in live}
+        watchers = {number: self.controller.watch(number) for number in live}
         try:
-            now, by = self.keeper.clock(), connection.caller.user
-            self.keeper.end(e.SweepCancelRequested(now, tuple(live), by, request.now))
+            now, by = self.controller.clock(), connection.caller.user
+            self.controller.end(e.SweepCancelRequested(now, tuple(live), by, request.now))
             for number, watcher in watchers.items():
-                while not self.keeper.is_over(job := self.find(number)):
+                while not self.controller.is_over(job := self.find(number)):
                     await watcher.wait()
                     watcher.clear()
                 await connection.say(self.view(job))
         finally:
             for number, watcher in watchers.items():
-                self.keeper.unwatch(number, watcher)
+                self.controller.unwatch(number, watcher)
         await connection.say(m.EndOfAnswers())
 
     async def wait(self, connection: RpcConnection, request: m.Wait) -> None:
-        watcher = self.keeper.watch(request.id)
+        watcher = self.controller.watch(request.id)
         try:
             while True:
                 job = self.find(request.id)
@@ -194,7 +194,7 @@ class JobRequests:
                 await watcher.wait()
                 watcher.clear()
         finally:
-            self.keeper.unwatch(request.id, watcher)
+            self.controller.unwatch(request.id, watcher)
         await connection.say(m.EndOfAnswers())
 
 

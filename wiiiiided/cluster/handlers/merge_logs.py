@@ -45,21 +45,21 @@ class LogSource:
         return LogLine(at, self.first_rank, "note", text, self.request.attempt, self.node)
 
 
-async def lines_of(asks: NodeRpc, parts: Sequence[LogSource]) -> AsyncGenerator[Lines, None]:
+async def lines_of(node_rpc: NodeRpc, parts: Sequence[LogSource]) -> AsyncGenerator[Lines, None]:
     """What there is now, of all parts, oldest first."""
     async with AsyncExitStack() as stack:
         sources = [
-            await stack.enter_async_context(aclosing(_or_note(asks, part))) for part in parts
+            await stack.enter_async_context(aclosing(_or_note(node_rpc, part))) for part in parts
         ]
         async with aclosing(merged(sources)) as found:
             async for lines in found:
                 yield lines
 
 
-async def _or_note(asks: NodeRpc, part: LogSource) -> AsyncGenerator[Lines, None]:
+async def _or_note(node_rpc: NodeRpc, part: LogSource) -> AsyncGenerator[Lines, None]:
     last = None
     try:
-        async with aclosing(asks.logs(part.node, part.request)) as found:
+        async with aclosing(node_rpc.logs(part.node, part.request)) as found:
             async for lines in found:
                 if lines:
                     last = lines[-1].at
@@ -137,9 +137,9 @@ class Follower:
     """One node's lines of one attempt as they come, through whatever happens in between."""
 
     def __init__(
-        self, asks: NodeRpc, part: LogSource, say: Callable[[Lines], Awaitable[None]]
+        self, node_rpc: NodeRpc, part: LogSource, say: Callable[[Lines], Awaitable[None]]
     ) -> None:
-        self.asks, self.part, self.say = asks, part, say
+        self.node_rpc, self.part, self.say = node_rpc, part, say
         self._mark = Bookmark()
         self._missing: float | None = None  # since when it has not answered
         self._noted = False
@@ -166,7 +166,7 @@ class Follower:
         asked = self.part.request
         tail = asked.tail if self._mark.last is None else None
         request = p.NodeLogs(asked.id, asked.attempt, asked.ranks, not over, tail)
-        async with aclosing(self.asks.logs(self.part.node, request)) as found:
+        async with aclosing(self.node_rpc.logs(self.part.node, request)) as found:
             async for lines in found:
                 self._missing, self._noted = None, False
                 if new := self._mark.new(lines):

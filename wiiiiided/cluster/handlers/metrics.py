@@ -25,9 +25,9 @@ MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks a
 class MetricsRequests:
     """Requests whose answers are metrics."""
 
-    def __init__(self, picture: SnapshotMaker) -> None:
-        self.picture = picture
-        self.courses = picture.sampler.courses
+    def __init__(self, snapshots: SnapshotMaker) -> None:
+        self.snapshots = snapshots
+        self.tracker = snapshots.sampler.tracker
 
     async def watch(self, connection: RpcConnection, request: m.WatchSnapshots) -> None:
         """Snapshots until the client goes; a slow one misses some, and delays no other."""
@@ -36,17 +36,17 @@ class MetricsRequests:
             raise Refuse(USAGE, f"{text}: from {LEAST_S:g} to {MOST_S:g} s are possible")
         if request.once:
             await self._look_twice()
-            await connection.say(self.picture.snapshot(request.every_s))
+            await connection.say(self.snapshots.snapshot(request.every_s))
             return
-        with self.picture.sampler.watching(request.every_s) as bell:
+        with self.snapshots.sampler.watching(request.every_s) as bell:
             while True:
                 await bell.wait()
                 bell.clear()
-                await connection.say(self.picture.snapshot(request.every_s))
+                await connection.say(self.snapshots.snapshot(request.every_s))
 
     async def _look_twice(self) -> None:
         """Until there is a fresh sample: rates and the use of the processor need two."""
-        sampler = self.picture.sampler
+        sampler = self.snapshots.sampler
         with sampler.watching(LEAST_S) as bell:
             for _ in range(2):
                 await bell.wait()
@@ -56,7 +56,7 @@ class MetricsRequests:
 
     def with_use(self, found: m.JobList) -> m.JobList:
         """The same jobs, with what their ranks use where they run."""
-        live = {f.course.id: f.course.uses() for f in self.courses.live.values()}
+        live = {f.attempt_metrics.id: f.attempt_metrics.uses() for f in self.tracker.live.values()}
         jobs = (
             replace(job, cpu=live[job.id][0], memory=live[job.id][1]) if job.id in live else job
             for job in found.jobs
@@ -66,29 +66,29 @@ class MetricsRequests:
     def starts(self, looks: int) -> Estimate:
         """When each queued job starts, once for all of an answer. Records of a few names are read
         for it; the next answer knows more."""
-        keeper, eta = self.picture.keeper, self.courses.left_s()
-        now, reads = keeper.clock(), READS
+        controller, eta = self.snapshots.controller, self.tracker.left_s()
+        now, reads = controller.clock(), READS
 
         def lasts(job: Job) -> Left:
             nonlocal reads
             name = job.spec.name
-            if not self.courses.knows(name):
+            if not self.tracker.knows(name):
                 if not reads:
                     return Left(None, why=f'earlier runs named "{name}" have not been read yet')
                 reads -= 1
-            return left(job, now, self.courses.longest(name), eta.get(job.id))
+            return left(job, now, self.tracker.longest(name), eta.get(job.id))
 
-        return Estimate(keeper.state, now, lasts, looks)
+        return Estimate(controller.state, now, lasts, looks)
 
     def runs(self, job: int) -> tuple[RunRecord, ...]:
-        return tuple(self.courses.of(job))
+        return tuple(self.tracker.of(job))
 
     def run(self, job: int) -> RunRecord | None:
         """The latest, without its points."""
-        found = self.courses.latest(job)
+        found = self.tracker.latest(job)
         return None if found is None else replace(found, points=())
 
     def forecast(self, name: str) -> RunForecast:
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise Refuse(USAGE, f"a job's name has 1 to {MAX_NAME} printable characters")
-        return forecast(name, self.courses.done(name))
+        return forecast(name, self.tracker.done(name))

@@ -54,22 +54,22 @@ class NodeRpc:
 
     def __init__(
         self,
-        share: LocalAllocations,
+        allocations: LocalAllocations,
         nodes: Callable[[], Mapping[str, Node]],
         dialer: Opens | None = None,
     ) -> None:
-        self.share = share
+        self.allocations = allocations
         self.nodes = nodes
         self.dialer = dialer
 
     @property
     def own(self) -> str:
-        return self.share.node
+        return self.allocations.node
 
     async def logs(self, node: str, request: p.NodeLogs) -> AsyncGenerator[Lines, None]:
         """Lines in batches; an empty one says that there is nothing new."""
         if node == self.own:
-            async with aclosing(self.share.logs(request)) as own:
+            async with aclosing(self.allocations.logs(request)) as own:
                 async for lines in own:
                     yield lines
             return
@@ -80,20 +80,20 @@ class NodeRpc:
 
     async def stacks(self, node: str, request: p.NodeStacks) -> m.StackDumps:
         if node == self.own:
-            return await self.share.stacks(request)
+            return await self.allocations.stacks(request)
         async with self._asked(node, request) as connection:
             return _expect(await _reply(connection, STACKS_S), m.StackDumps)
 
     async def ranks(self, node: str, request: p.NodeRanks, within_s: float) -> p.AllocationView:
         if node == self.own:
-            return self.share.ranks(request)
+            return self.allocations.ranks(request)
         async with self._within(node, within_s), self._asked(node, request) as connection:
             return _expect(await _reply(connection, within_s), p.AllocationView)
 
     async def pull(self, node: str, request: p.NodePull) -> AsyncGenerator[bytes, None]:
         """The pieces of a tar. Refuse: there are no files, or, after the last piece, not all."""
         if node == self.own:
-            async with aclosing(self.share.pull(request)) as own:
+            async with aclosing(self.allocations.pull(request)) as own:
                 async for piece in own:
                     yield piece
             return

@@ -86,18 +86,18 @@ class NodeRequests:
                 return self.declare_lost(caller, request)
 
     def list(self) -> m.NodeList:
-        names = self.jobs.keeper.state.nodes
+        names = self.jobs.controller.state.nodes
         title = self.cluster.name if self.cluster is not None else ""
         return m.NodeList(title, tuple(self.view(name) for name in names))
 
     def view(self, name: str) -> m.NodeView:
         """A machine as it is now; of one that is not known any more, its name."""
-        keeper = self.jobs.keeper
-        if name not in keeper.state.nodes:
+        controller = self.jobs.controller
+        if name not in controller.state.nodes:
             return m.NodeView(Node(name, 0, 0), "lost", "is no member any more")
         until = self.cluster.members.until(name) if self.cluster is not None else None
         coordinator = self.jobs.own if self.cluster is not None else ""
-        found = views.node_view(keeper.state, name, keeper.clock(), coordinator)
+        found = views.node_view(controller.state, name, controller.clock(), coordinator)
         return replace(found, certificate_until=until)
 
     def create_token(self, caller: Caller, request: m.CreateToken) -> m.TokenCreated:
@@ -108,33 +108,33 @@ class NodeRequests:
 
     def drain(self, caller: Caller, request: m.Drain) -> m.NodeView:
         only_admin(caller, "drain a node")
-        name, keeper = request.name, self.jobs.keeper
-        self._check(name, refusal_to_drain(keeper.state, name))
+        name, controller = request.name, self.jobs.controller
+        self._check(name, refusal_to_drain(controller.state, name))
         reason = plain(request.reason, REASON_CHARS)
-        self.jobs.ask(e.NodeDrained(keeper.clock(), name, caller.user, reason))
+        self.jobs.ask(e.NodeDrained(controller.clock(), name, caller.user, reason))
         return self.view(name)
 
     def resume(self, caller: Caller, request: m.Resume) -> m.NodeView:
         only_admin(caller, "resume a node")
-        name, keeper = request.name, self.jobs.keeper
-        self._check(name, refusal_to_resume(keeper.state, name))
-        self.jobs.ask(e.NodeResumed(keeper.clock(), name, caller.user))
+        name, controller = request.name, self.jobs.controller
+        self._check(name, refusal_to_resume(controller.state, name))
+        self.jobs.ask(e.NodeResumed(controller.clock(), name, caller.user))
         return self.view(name)
 
     def declare_lost(self, caller: Caller, request: m.DeclareLost) -> m.NodeView:
         only_admin(caller, "declare a node lost")
-        name, keeper = request.name, self.jobs.keeper
+        name, controller = request.name, self.jobs.controller
         # Jobs may still count on a node of a cluster that has ended.
-        if name in keeper.state.nodes or not keeper.state.on(name):
+        if name in controller.state.nodes or not controller.state.on(name):
             self._clustered()
-        self._check(name, refusal_to_lose(keeper.state, name))
-        self.jobs.ask(e.NodeDeclaredLost(keeper.clock(), name, caller.user))
+        self._check(name, refusal_to_lose(controller.state, name))
+        self.jobs.ask(e.NodeDeclaredLost(controller.clock(), name, caller.user))
         return self.view(name)
 
     async def remove(self, caller: Caller, request: m.RemoveNode) -> m.NodeView:
         """A removal that has begun goes to its end, even when the client goes away."""
         only_admin(caller, "remove a node")
-        cluster, state, name = self._clustered(), self.jobs.keeper.state, request.name
+        cluster, state, name = self._clustered(), self.jobs.controller.state, request.name
         before = self.view(name)
         if name not in self._removals:
             half = name in state.nodes and name not in cluster.members.names()
@@ -149,7 +149,7 @@ class NodeRequests:
         if work := self._removals.get(name):
             await asyncio.wait({work}, timeout=ANSWER_S)
             if not work.done():
-                what = f"its share of {jobs_on(state, name)} has not ended yet"
+                what = f"its part of {jobs_on(state, name)} has not ended yet"
                 text = f"{name} is refused from now on, but {what}"
                 raise Refuse(FAILED, f"{text}; it is listed until then, {ENDS_S:g} s at most")
             work.result()
@@ -157,28 +157,28 @@ class NodeRequests:
 
     def _begin_removal(self, cluster: Cluster, name: str, by: str) -> None:
         """It gets nothing new, and is told to end what it has."""
-        keeper = self.jobs.keeper
-        self.jobs.ask(e.NodeDrained(keeper.clock(), name, by, "is being removed"))
-        if any(job.attempt and not job.attempt.ordered for job in keeper.state.on(name)):
+        controller = self.jobs.controller
+        self.jobs.ask(e.NodeDrained(controller.clock(), name, by, "is being removed"))
+        if any(job.attempt and not job.attempt.ordered for job in controller.state.on(name)):
             # Those run nowhere yet, and must not be told to start there.
-            keeper.report(e.NodeLeft(keeper.clock(), name))
+            controller.report(e.NodeLeft(controller.clock(), name))
         cluster.removed(name, by, listen=True)
         work = asyncio.ensure_future(self._end_removal(cluster, name, by))
         self._removals[name] = work
         work.add_done_callback(lambda done: self._removal_ended(name, done))
 
     async def _end_removal(self, cluster: Cluster, name: str, by: str) -> None:
-        state, loop = self.jobs.keeper.state, asyncio.get_running_loop()
+        state, loop = self.jobs.controller.state, asyncio.get_running_loop()
         deadline = loop.time() + ENDS_S
         while state.on(name) and loop.time() < deadline:
             await asyncio.sleep(LOOK_S)
         if state.on(name):
-            text = "%s did not say within %g s that its share of %s has ended: it counts as ended"
+            text = "%s did not say within %g s that its part of %s has ended: it counts as ended"
             logger.warning(text, name, ENDS_S, jobs_on(state, name))
         self._removed(cluster, name, by)
 
     def _removed(self, cluster: Cluster, name: str, by: str) -> None:
-        self.jobs.ask(e.NodeRemoved(self.jobs.keeper.clock(), name, by))
+        self.jobs.ask(e.NodeRemoved(self.jobs.controller.clock(), name, by))
         cluster.removed(name, by)
 
     def _removal_ended(self, name: str, work: asyncio.Task[None]) -> None:
@@ -195,6 +195,6 @@ class NodeRequests:
 
     def _check(self, name: str, refusal: str) -> None:
         if refusal:
-            known = name in self.jobs.keeper.state.nodes
+            known = name in self.jobs.controller.state.nodes
             hint = "" if known else "wiiiiide nodes lists them"
             raise Refuse(FAILED if known else NO_SUCH, plain(refusal), hint)

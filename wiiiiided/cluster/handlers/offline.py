@@ -30,8 +30,12 @@ LOOK_S = 0.05
 class Alone:
     """One member's own answers. `coordinator` is the name of the one that is away."""
 
-    def __init__(self, share: LocalAllocations, coordinator: str) -> None:
-        self.share, self.workers, self.node = share, share.workers, share.node
+    def __init__(self, allocations: LocalAllocations, coordinator: str) -> None:
+        self.allocations, self.workers, self.node = (
+            allocations,
+            allocations.workers,
+            allocations.node,
+        )
         self.coordinator = coordinator
 
     def can(self, request: m.Request) -> bool:
@@ -103,7 +107,7 @@ class Alone:
 
     def _detail(self, job: Job, partial: str) -> m.JobDetail:
         assert job.attempt is not None
-        told = self.share.ranks(p.NodeRanks(job.id, job.attempt.number))
+        told = self.allocations.ranks(p.NodeRanks(job.id, job.attempt.number))
         return m.JobDetail(
             job=self._view(job),
             spec=views.spec_for_people(job),
@@ -119,7 +123,7 @@ class Alone:
         if not request.nodes or self.node in request.nodes:
             number = request.attempt or job.attempt.number
             asked = p.NodeLogs(job.id, number, request.ranks, tail=request.tail)
-            async with aclosing(self.share.logs(asked)) as found:
+            async with aclosing(self.allocations.logs(asked)) as found:
                 async for lines in found:
                     await connection.say(m.LogLines(lines))
         await connection.say(m.EndOfAnswers())

@@ -1,10 +1,10 @@
-"""Outputs that were brought home: what other nodes have of a job's output.collect, kept here.
+"""Outputs that were brought back: what other nodes have of a job's output.collect, kept here.
 
     <state>/outputs/<job>/collection     which attempt, on which nodes, what of them is here (JSON)
                           1.tar  2.tar   a node's files as it sent them, by its place in the layout
                           .<random>      on its way in
 
-One tar a node, and not one of all: a node that was off and comes home last is still the node of the
+One tar a node, and not one of all: a node that was off and answers last is still the node of the
 first ranks, whose files keep their names when `pull` merges them (merge_tars). This node's own
 files of the job are not copied: they are on this disk already, and go with the job, like these.
 
@@ -51,7 +51,7 @@ class CollectedPart(msgspec.Struct, frozen=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """What is brought home of one attempt."""
+    """What is brought back of one attempt."""
 
     job: int
     attempt: int

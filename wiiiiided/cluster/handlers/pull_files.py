@@ -1,12 +1,12 @@
-"""Files that a job left, as one tar: from the nodes that have them, and from what was brought home.
+"""Files that a job left, as one tar: from the nodes that have them, and from what was brought back.
 
-                    its files are home (output_store)   they are not
+                    its files are back (output_store)   they are not
     without globs   from there, whether it is on        from the node
     with globs      from the node; if it does not       from the node
                     answer, those that match of what
-                    was brought home, and a note
+                    was brought back, and a note
 
-Globs go to the nodes because only output.collect was brought home, and they may name more. The
+Globs go to the nodes because only output.collect was brought back, and they may name more. The
 files of several nodes are merged in the order of ranks (merge_tars). A node whose files cannot be
 had is named in a file of its own, `missing-from-b.txt`, and the others' come all the same: it may
 be off for good.
@@ -33,9 +33,9 @@ from wiiiiided.domain.exit_codes import FAILED, NO_SUCH, USAGE
 class Pulls:
     """Answers `pull`. `spool` is a directory for files that are held back."""
 
-    def __init__(self, jobs: JobRequests, asks: NodeRpc, outputs: Outputs, spool: Path) -> None:
+    def __init__(self, jobs: JobRequests, node_rpc: NodeRpc, outputs: Outputs, spool: Path) -> None:
         self.jobs = jobs
-        self.asks = asks
+        self.node_rpc = node_rpc
         self.outputs = outputs
         self.spool = spool
 
@@ -52,13 +52,13 @@ class Pulls:
         elif len(nodes) > 1:
             await _Pull(self, connection, asked).all(nodes)
         else:
-            await self._one(connection, nodes[0] if nodes else self.asks.own, asked)
+            await self._one(connection, nodes[0] if nodes else self.node_rpc.own, asked)
         await connection.say(m.EndOfAnswers())
 
     async def _one(self, connection: RpcConnection, node: str, asked: p.NodePull) -> None:
         """As it comes."""
         try:
-            async with aclosing(self.asks.pull(node, asked)) as pieces:
+            async with aclosing(self.node_rpc.pull(node, asked)) as pieces:
                 async for piece in pieces:
                     await connection.send_blob(piece)
         except Refuse as no:
@@ -82,12 +82,12 @@ class _Pull:
         home: Collection | None = None,
         ask_first: bool = True,
     ) -> None:
-        self.asks = pulls.asks
+        self.node_rpc = pulls.node_rpc
         self.outputs = pulls.outputs
         self.connection = connection
         self.asked = asked
         self.home = home
-        self.ask_first = ask_first  # also where the files are home
+        self.ask_first = ask_first  # also where the files are back
         self.merge = Merge(pulls.spool)
         self.answered = False
         self.missing: dict[str, str] = {}
@@ -112,7 +112,7 @@ class _Pull:
             await self._part(node, self.outputs.pieces(home, node))
             return
         try:
-            await self._part(node, self.asks.pull(self._known_as(node), self.asked))
+            await self._part(node, self.node_rpc.pull(self._known_as(node), self.asked))
         except NoAnswer as no:
             if not self.merge.is_between:
                 raise Refuse(FAILED, f"{no}: try again") from no
@@ -126,7 +126,7 @@ class _Pull:
 
     def _known_as(self, node: str) -> str:
         """This node may have had another name when it collected."""
-        return self.asks.own if self.home is not None and node == self.home.own else node
+        return self.node_rpc.own if self.home is not None and node == self.home.own else node
 
     async def _part(self, node: str, source: AsyncGenerator[bytes, None]) -> None:
         """What one node has; what it refuses is a problem, but for having nothing."""

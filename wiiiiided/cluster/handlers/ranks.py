@@ -43,53 +43,61 @@ class RankRequests:
     """What ranks do and leave. `spool` is a directory for files that are held back."""
 
     def __init__(
-        self, jobs: JobRequests, asks: NodeRpc, metrics: MetricsRequests, spool: Path
+        self, jobs: JobRequests, node_rpc: NodeRpc, metrics: MetricsRequests, spool: Path
     ) -> None:
         self.jobs = jobs
-        self.asks = asks
+        self.node_rpc = node_rpc
         self.metrics = metrics
         self.outputs = Outputs(spool / "outputs")
-        self.pull = Pulls(jobs, asks, self.outputs, spool).pull
+        self.pull = Pulls(jobs, node_rpc, self.outputs, spool).pull
 
     # ---- show
 
     async def show(self, number: int) -> m.JobDetail:
         job = self.jobs.find(number)
-        shares = await self._shares(job)
+        allocations = await self._allocations(job)
         waits = job.attempt is None and job.state not in ENDED
         (view,) = self.jobs.views([job])
         return m.JobDetail(
             job=view,
             spec=views.spec_for_people(job),
-            ranks=views.ranks(job, shares),
+            ranks=views.ranks(job, allocations),
             story=self.jobs.story(job),
-            directory=self._directory(job, shares),
-            error=_error(shares),
+            directory=self._directory(job, allocations),
+            error=_error(allocations),
             run=self.metrics.run(job.id),
             forecast=self.metrics.forecast(job.spec.name) if waits else None,
         )
 
-    async def _shares(self, job: Job) -> dict[str, p.AllocationView]:
+    async def _allocations(self, job: Job) -> dict[str, p.AllocationView]:
         """What the nodes say that answer; one that is not heard of is not waited for."""
         if job.attempt is None:
             return {}
         request = p.NodeRanks(job.id, job.attempt.number)
-        absent = self.jobs.keeper.state.absent
+        absent = self.jobs.controller.state.absent
         nodes = [node for node in job.attempt.nodes if node not in absent]
-        found = await asyncio.gather(*(self._share(node, request) for node in nodes))
-        return {node: share for node, share in zip(nodes, found, strict=True) if share is not None}
+        found = await asyncio.gather(*(self._allocation(node, request) for node in nodes))
+        return {
+            node: allocation
+            for node, allocation in zip(nodes, found, strict=True)
+            if allocation is not None
+        }
 
-    async def _share(self, node: str, request: p.NodeRanks) -> p.AllocationView | None:
+    async def _allocation(self, node: str, request: p.NodeRanks) -> p.AllocationView | None:
         try:
-            return await self.asks.ranks(node, request, SHOW_S)
+            return await self.node_rpc.ranks(node, request, SHOW_S)
         except (NoAnswer, Refuse):
             return None
 
-    def _directory(self, job: Job, shares: dict[str, p.AllocationView]) -> str:
+    def _directory(self, job: Job, allocations: dict[str, p.AllocationView]) -> str:
         """Where its files are: a path of this machine, or with the names of those that have it."""
-        found = {node: share.directory for node, share in shares.items() if share.directory}
-        if not found or list(found) == [self.asks.own]:
-            return str(self.asks.share.runs.job(job.id))
+        found = {
+            node: allocation.directory
+            for node, allocation in allocations.items()
+            if allocation.directory
+        }
+        if not found or list(found) == [self.node_rpc.own]:
+            return str(self.node_rpc.allocations.runs.job(job.id))
         return ", ".join(f"{node}:{directory[:4096]}" for node, directory in found.items())
 
     # ---- logs
@@ -102,7 +110,7 @@ class RankRequests:
             latest = job.attempt.number if job.attempt is not None else 0
             number = latest if request.attempt is None else request.attempt
             parts = self._parts(job, number, request)
-            async with aclosing(lines_of(self.asks, parts)) as found:
+            async with aclosing(lines_of(self.node_rpc, parts)) as found:
                 async for lines in found:
                     await connection.say(m.LogLines(lines))
                     await asyncio.sleep(0)  # a fast reader never makes `say` wait
@@ -118,16 +126,18 @@ class RankRequests:
             nodes = [node for node in self._all_nodes() if _is_wanted(node, request)]
             return [LogSource(node, asked, 0, job.submitted_at) for node in nodes]
         parts = []
-        for share in attempt.layout.allocations:
-            if not _is_wanted(share.node, request):
+        for allocation in attempt.layout.allocations:
+            if not _is_wanted(allocation.node, request):
                 continue
-            if ranks := _ranks_on(share, request.ranks):
+            if ranks := _ranks_on(allocation, request.ranks):
                 asked = p.NodeLogs(job.id, number, ranks, tail=request.tail)
-                parts.append(LogSource(share.node, asked, share.first_rank, attempt.placed_at))
+                parts.append(
+                    LogSource(allocation.node, asked, allocation.first_rank, attempt.placed_at)
+                )
         return parts
 
     def _all_nodes(self) -> list[str]:
-        return list(self.jobs.keeper.state.nodes)
+        return list(self.jobs.controller.state.nodes)
 
     async def _follow(self, connection: RpcConnection, request: m.Logs) -> None:
         """All that is written, attempt after attempt, until the job is over."""
@@ -135,8 +145,8 @@ class RankRequests:
         async def say(lines: Lines) -> None:
             await connection.say(m.LogLines(lines))
 
-        keeper, tail = self.jobs.keeper, request.tail
-        watcher = keeper.watch(request.id)
+        controller, tail = self.jobs.controller, request.tail
+        watcher = controller.watch(request.id)
         done = 0  # the attempt that was read to its end
         try:
             while True:
@@ -153,19 +163,19 @@ class RankRequests:
                     await watcher.wait()
                     watcher.clear()
         finally:
-            keeper.unwatch(request.id, watcher)
+            controller.unwatch(request.id, watcher)
 
     async def _follower(self, part: LogSource, say: Callable[[Lines], Awaitable[None]]) -> None:
         number, attempt = part.request.id, part.request.attempt
 
         def is_over() -> bool:
-            job = self.jobs.keeper.job(number)
+            job = self.jobs.controller.job(number)
             now = job.attempt if job is not None else None
             if job is None or now is None or job.state in ENDED:
                 return True
             return now.number != attempt or part.node in now.results
 
-        await Follower(self.asks, part, say).run(is_over)
+        await Follower(self.node_rpc, part, say).run(is_over)
 
     # ---- stacks
 
@@ -174,8 +184,10 @@ class RankRequests:
         attempt = job.attempt
         if attempt is None:
             raise Refuse(FAILED, f"job {number} is {job.state}: it has no ranks yet")
-        shares = attempt.layout.allocations
-        found = await asyncio.gather(*(self._stacks(job, attempt, share) for share in shares))
+        allocations = attempt.layout.allocations
+        found = await asyncio.gather(
+            *(self._stacks(job, attempt, allocation) for allocation in allocations)
+        )
         dumps = tuple(dump for part in found for dump in part)
         if dumps:
             return m.StackDumps(dumps)
@@ -185,16 +197,16 @@ class RankRequests:
         raise Refuse(FAILED, f"the shim of job {number} gave no stacks")
 
     async def _stacks(
-        self, job: Job, attempt: Attempt, share: AllocationSpec
+        self, job: Job, attempt: Attempt, allocation: AllocationSpec
     ) -> tuple[m.StackDump, ...]:
         """Of one node; of one that does not answer, a sentence for each of its ranks."""
         try:
             request = p.NodeStacks(job.id, attempt.number)
-            dumps = (await self.asks.stacks(share.node, request)).dumps
+            dumps = (await self.node_rpc.stacks(allocation.node, request)).dumps
         except (NoAnswer, Refuse) as no:
-            dumps = tuple(m.StackDump(rank, None, str(no)) for rank in _ranks_on(share))
+            dumps = tuple(m.StackDump(rank, None, str(no)) for rank in _ranks_on(allocation))
         # No node speaks in another's name; where there is one machine, its name says nothing.
-        node = share.node if len(self._all_nodes()) > 1 else ""
+        node = allocation.node if len(self._all_nodes()) > 1 else ""
         return tuple(replace(dump, node=node) for dump in dumps)
 
 
@@ -214,14 +226,14 @@ def _is_wanted(node: str, request: m.Logs) -> bool:
     return not request.nodes or node in request.nodes
 
 
-def _ranks_on(share: AllocationSpec, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
+def _ranks_on(allocation: AllocationSpec, wanted: tuple[int, ...] = ()) -> tuple[int, ...]:
     """The ranks of an allocation that are wanted; none given: all."""
-    return tuple(sorted({rank for rank in wanted or share.ranks if rank in share.ranks}))
+    return tuple(sorted({rank for rank in wanted or allocation.ranks if rank in allocation.ranks}))
 
 
-def _error(shares: dict[str, p.AllocationView]) -> str:
+def _error(allocations: dict[str, p.AllocationView]) -> str:
     """What failing ranks said; where several nodes have something, each with its name."""
-    found = {node: share.error for node, share in shares.items() if share.error}
+    found = {node: allocation.error for node, allocation in allocations.items() if allocation.error}
     if len(found) <= 1:
         return "".join(found.values())[:ERROR_CHARS]
     room = ERROR_CHARS // len(found)

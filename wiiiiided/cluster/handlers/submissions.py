@@ -42,8 +42,8 @@ class Submissions:
     ) -> None:
         self.jobs = jobs
         self.archives = archives
-        self.quota = Quota(lambda: jobs.keeper.state.jobs, settings)
-        self.uploads = Uploads(archives, settings, jobs.keeper.store.unneeded_archives)
+        self.quota = Quota(lambda: jobs.controller.state.jobs, settings)
+        self.uploads = Uploads(archives, settings, jobs.controller.store.unneeded_archives)
 
     async def submit(self, connection: RpcConnection, request: m.Submission) -> None:
         caller = connection.caller
@@ -66,7 +66,9 @@ class Submissions:
     def known(self, caller: Caller, nonce: str) -> m.Submitted | m.Swept | None:
         """The answer to a request that was stored already; None: it was not."""
         owner = self.owner(caller)
-        found = self.jobs.keeper.store.submitted(owner.node, owner.uid, nonce) if nonce else None
+        found = (
+            self.jobs.controller.store.submitted(owner.node, owner.uid, nonce) if nonce else None
+        )
         return None if found is None else self._answer(*found)
 
     def find(self, caller: Caller, request: m.FindSubmission) -> m.Submitted | m.Swept:
@@ -81,7 +83,7 @@ class Submissions:
 
     def _answer(self, first: int, swept: int) -> m.Submitted | m.Swept:
         """About a job, or about a sweep of so many."""
-        jobs = [self.jobs.keeper.job(number) for number in (first, first + max(swept, 1) - 1)]
+        jobs = [self.jobs.controller.job(number) for number in (first, first + max(swept, 1) - 1)]
         found = self.jobs.views([job for job in jobs if job is not None], SUBMIT_LOOKS)
         why = found[0].why if jobs[0] is not None else "it is over, and no longer kept"
         starts = found[-1].starts if found else ""
@@ -90,9 +92,9 @@ class Submissions:
         return m.Submitted(first, why, starts)
 
     def _store(self, caller: Caller, request: m.Submission) -> m.Submitted | m.Swept:
-        keeper = self.jobs.keeper
+        controller = self.jobs.controller
         self.jobs.catch_up()
-        first, at = keeper.store.next_id(), keeper.clock()
+        first, at = controller.store.next_id(), controller.clock()
         owner = self.owner(caller)
         sweep = first if isinstance(request, m.SubmitSweep) else 0
         waits_for = {
@@ -136,7 +138,7 @@ class Submissions:
         """Once for all jobs that ask for the same; a thousand that do not let others in between."""
         for wanted in {job.spec.resources: job.spec for job in jobs_of(request)}.values():
             try:
-                plan(wanted, list(self.jobs.keeper.state.nodes.values()))
+                plan(wanted, list(self.jobs.controller.state.nodes.values()))
             except NeverRuns as never:
                 raise Refuse(NEVER, str(never)) from never
             await asyncio.sleep(0)

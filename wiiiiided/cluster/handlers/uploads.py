@@ -110,7 +110,7 @@ class Uploads:
                 self._places.release()
         finally:
             self._users[user] -= 1
-            self._users += Counter()  # forgets who has none
+            self._users += Counter()  # drops users without uploads
 
     async def _make_room(self, size: int, owner: Owner, admin: bool, needs: set[str]) -> None:
         """Within limits.archives, for all and for one user."""

@@ -7,8 +7,8 @@
 
 greet and join are for machines that are not members yet; all else needs a certificate that counts.
 What comes is bounded: so many at once, so many of one machine, so long for the first words. A
-machine whose certificate does not count has a stranger's bounds; one that is removed is hung up on,
-whatever it has under way.
+machine whose certificate does not count has the bounds of one that joins; the connections of a
+removed one are closed, whatever it has under way.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from wiiiiided.text import plain
 
 CONNECTIONS: Final = 512
 PER_MACHINE: Final = 160  # above what one user of it may have, so that others still get in
-STRANGERS: Final = 32  # that greet or join; of more, the oldest goes
-STRANGERS_BYTES: Final = 64 << 10  # of their messages: a signing request is the largest
+MAX_JOINING: Final = 32  # that greet or join; of more, the oldest goes
+JOINING_BYTES: Final = 64 << 10  # of their messages: a signing request is the largest
 GOODBYE_S: Final = 1.0  # for the last words to a removed machine
 FIRST_WORDS_S: Final = 10.0
 BUSY = 1
-FOR_STRANGERS: Final = ("greet", "join")
+BEFORE_JOINING: Final = ("greet", "join")
 
 Handler = Callable[[RpcConnection, p.Opening], Awaitable[None]]
 
@@ -50,7 +50,7 @@ class CertificateVerdict(msgspec.Struct, frozen=True):
 
 
 class OpenConnections:
-    """The tasks that serve the port's connections, by machine; strangers have no name."""
+    """The tasks that serve the port's connections, by machine; one that joins has no name yet."""
 
     def __init__(self) -> None:
         self._tasks: dict[str, dict[asyncio.Task[None], None]] = {}  # the oldest first
@@ -58,7 +58,7 @@ class OpenConnections:
     def add(self, who: str, task: asyncio.Task[None]) -> bool:
         """False: there are so many of that machine that not even a sentence is spared."""
         here = self._tasks.setdefault(who, {})
-        if not who and len(here) >= STRANGERS:  # a machine that joins needs a moment only
+        if not who and len(here) >= MAX_JOINING:  # a machine that joins needs a moment only
             oldest = next(iter(here))
             del here[oldest]
             oldest.cancel()
@@ -114,9 +114,7 @@ class ControlPort:
         if not self._connections.add(who, task):
             abort(writer.transport)
             return
-        connection = RpcConnection(
-            reader, writer, framing.REQUEST_BYTES if who else STRANGERS_BYTES
-        )
+        connection = RpcConnection(reader, writer, framing.REQUEST_BYTES if who else JOINING_BYTES)
         connection.peer = peer
         try:
             await self._converse(connection, who)
@@ -157,7 +155,7 @@ class ControlPort:
             return p.TurnedAway(USAGE, disagreement(opening.protocols, version, __version__))
         if opening.purpose not in self._handlers:
             return p.TurnedAway(USAGE, self._elsewhere)
-        if opening.purpose not in FOR_STRANGERS:
+        if opening.purpose not in BEFORE_JOINING:
             verdict = self._judge(peer)
             if verdict.why:
                 return p.TurnedAway(NOT_ALLOWED, verdict.why, removed=verdict.removed)

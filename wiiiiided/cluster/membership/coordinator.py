@@ -36,16 +36,16 @@ class Coordination:
     def __init__(
         self,
         members: Members,
-        keeper: Controller,
+        controller: Controller,
         assigner: Assigner,
         workers: Workers,
         on_figures: Callable[[str, NodeFigures], None],
     ) -> None:
         self.members = members
-        self.keeper = keeper
+        self.controller = controller
         self.credentials = Credentials(members.identity)
         self.connections = OpenConnections()
-        self.links = Links(keeper, assigner, members, self.connections, on_figures)
+        self.links = Links(controller, assigner, members, self.connections, on_figures)
         self.dialer = Dialer(self.credentials.client, members.verdict)
         self._workers = workers
         self._beat: asyncio.TimerHandle | None = None
@@ -56,7 +56,7 @@ class Coordination:
 
     def open(self) -> None:
         self._tell_shims()
-        for name in set(self.keeper.state.nodes) - {*self.members.names(), self.identity.node}:
+        for name in set(self.controller.state.nodes) - {*self.members.names(), self.identity.node}:
             text = (
                 "%s was being removed when the daemon ended: wiiiiide nodes remove %s does the rest"
             )
@@ -72,9 +72,9 @@ class Coordination:
             text = f"{named} {'is' if len(others) == 1 else 'are'} still in the cluster"
             hint = "let them leave first, or --force: then each must leave by force as well"
             raise Refuse(FAILED, f"{text}, which ends with its coordinator", hint)
-        for name in {*others, *self.keeper.state.nodes} - {self.identity.node}:
+        for name in {*others, *self.controller.state.nodes} - {self.identity.node}:
             self.links.remove(name, by)
-            self.keeper.report(e.NodeRemoved(self.keeper.clock(), name, by))
+            self.controller.report(e.NodeRemoved(self.controller.clock(), name, by))
         for name in others:
             self.members.remove(name)
 
@@ -83,7 +83,7 @@ class Coordination:
         return self.identity
 
     def _renew_if_due(self) -> None:
-        if is_due(self.identity.certificate.until, self.keeper.clock()):
+        if is_due(self.identity.certificate.until, self.controller.clock()):
             try:
                 self.credentials.take(self.members.renew_own())
                 logger.info("this machine has a renewed certificate")

@@ -92,7 +92,7 @@ class Dialer:
         )
         if no:
             connection.close()
-            raise Unreachable(f"it is somebody else: {no}")
+            raise Unreachable(f"it is another daemon: {no}")
         return connection
 
 

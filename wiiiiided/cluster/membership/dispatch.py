@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 class Assigner:
     """Says what a node is to know of a job. A machine alone has neither key nor port."""
 
-    def __init__(self, keeper: Controller, identity: Identity | None) -> None:
-        self._keeper = keeper
+    def __init__(self, controller: Controller, identity: Identity | None) -> None:
+        self._controller = controller
         self._identity = identity
 
     def given(self, job: Job) -> p.Assignment:
         """For any node of the job's latest attempt."""
-        secrets = self._keeper.store.secrets(job.id) if isinstance(job.phase, Starting) else {}
+        secrets = self._controller.store.secrets(job.id) if isinstance(job.phase, Starting) else {}
         if self._identity is None or job.attempt is None:
             return p.Assignment(job, "", {}, secrets)
-        nodes = self._keeper.state.nodes
+        nodes = self._controller.state.nodes
         endpoints = {name: nodes[name].endpoint for name in job.attempt.nodes if name in nodes}
         key = self._identity.attempt_key(job.id, job.attempt.number).hex()
         return p.Assignment(job, key, endpoints, secrets)

@@ -55,18 +55,18 @@ class Links:
 
     def __init__(
         self,
-        keeper: Controller,
+        controller: Controller,
         assigner: Assigner,
         members: Members,
         connections: OpenConnections,
         on_figures: Callable[[str, NodeFigures], None],
     ) -> None:
-        self.keeper = keeper
+        self.controller = controller
         self.assigner = assigner
         self.members = members
         self._connections = connections
         self._on_figures = on_figures
-        self._lines: dict[str, DaemonLink] = {}
+        self._links: dict[str, DaemonLink] = {}
         self._leaving: set[str] = set()  # removed, and heard until their allocations have ended
         self._sorted: set[str] = set()  # whose files were compared with the queue
         self._closing = False
@@ -77,33 +77,33 @@ class Links:
 
     def send(self, node: str, message: Message) -> None:
         """Soon; nothing when it is not linked."""
-        if line := self._lines.get(node):
-            line.say(message)
+        if link := self._links.get(node):
+            link.say(message)
 
     def forget(self, jobs: Iterable[int]) -> None:
         """The files of these jobs are not wanted any more."""
         message = p.Forget(tuple(jobs))
         if message.jobs:
-            for line in self._lines.values():
-                line.say(message)
+            for link in self._links.values():
+                link.say(message)
 
     def remove(self, node: str, by: str, listen: bool = False) -> None:
         """It is no member any more: tell it, and hang up. With `listen` the link stays, for what it
         has to say of the allocations it ends, until this is called again."""
-        line = self._lines.get(node)
-        if line is not None and node not in self._leaving:
-            line.say(p.MemberRemoved(by))
+        link = self._links.get(node)
+        if link is not None and node not in self._leaving:
+            link.say(p.MemberRemoved(by))
         if listen:
             self._leaving.add(node)
         else:
             self._leaving.discard(node)
-            self._lines.pop(node, None)
-            if line is not None:
-                asyncio.get_running_loop().call_later(1.0, line.end, f"{node} was removed by {by}")
+            self._links.pop(node, None)
+            if link is not None:
+                asyncio.get_running_loop().call_later(1.0, link.end, f"{node} was removed by {by}")
         self._connections.hang_up(node)
 
     def linked(self, node: str) -> bool:
-        return node in self._lines
+        return node in self._links
 
     # ---- one member
 
@@ -117,18 +117,18 @@ class Links:
             return
         if no := self.members.verdict(connection.peer):  # removed while it waited with its hello
             raise WiiiiideError(no)
-        line = self._take(name, connection, hello)
-        why = await self._run(name, line)
-        if self._lines.get(name) is line:
-            del self._lines[name]
+        link = self._take(name, connection, hello)
+        why = await self._run(name, link)
+        if self._links.get(name) is link:
+            del self._links[name]
             logger.info("the link of %s has ended: %s", name, why, extra=about(node=(name,)))
             if not self._closing:
-                self.keeper.report(e.NodeLeft(self.keeper.clock(), name, line.silent_s))
+                self.controller.report(e.NodeLeft(self.controller.clock(), name, link.silent_s))
 
-    async def _run(self, name: str, line: DaemonLink) -> str:
+    async def _run(self, name: str, link: DaemonLink) -> str:
         """To its end, and why. All connections of a removed member are cancelled but this one,
         while its allocations end."""
-        running = asyncio.ensure_future(line.run(lambda data: self._heard(name, line, data)))
+        running = asyncio.ensure_future(link.run(lambda data: self._heard(name, link, data)))
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
@@ -141,44 +141,44 @@ class Links:
     def _take(self, name: str, connection: RpcConnection, hello: p.LinkHello) -> DaemonLink:
         node = _sound(hello.node, name)
         self.members.check_place(node)
-        if (old := self._lines.get(name)) and self._is_another(node):
+        if (old := self._links.get(name)) and self._is_another(node):
             # It has restarted, and a word finds the old link dead; or there are two of them.
             old.say(p.Ping())
             raise WiiiiideError(f"{name} dials from another machine or boot while its link stands")
-        if old := self._lines.pop(name, None):
+        if old := self._links.pop(name, None):
             old.end("it has dialled again")
         # First: what its people have cancelled must not start again because it is heard.
         cancelled = tuple(
             one.id for one in hello.cancelled[:CANCELLED] if self._cancelled(name, one)
         )
         # Before the link is there: what this event lets start is in the reconciliation.
-        self.keeper.report(e.NodeSeen(self.keeper.clock(), node))
+        self.controller.report(e.NodeSeen(self.controller.clock(), node))
         try:
             *first, last = self._reconciliation(name, hello)
             told = [*first, replace(last, cancelled=cancelled)]
         except BaseException:
-            self.keeper.report(e.NodeLeft(self.keeper.clock(), name))
+            self.controller.report(e.NodeLeft(self.controller.clock(), name))
             raise
         self._leaving.discard(name)  # it has joined again
-        line = self._lines[name] = DaemonLink(connection, told)
-        if is_due(self.members.until(name) or 0.0, self.keeper.clock()):
-            line.say(p.RenewDue())
-        return line
+        link = self._links[name] = DaemonLink(connection, told)
+        if is_due(self.members.until(name) or 0.0, self.controller.clock()):
+            link.say(p.RenewDue())
+        return link
 
     def _is_another(self, node: Node) -> bool:
         """A machine is not booted twice at once; of two with one certificate, as when one was
         cloned, each would run the same allocations."""
-        known = self.keeper.state.nodes.get(node.name)
+        known = self.controller.state.nodes.get(node.name)
         return known is not None and known.boot_id != node.boot_id
 
     def _reconciliation(self, name: str, hello: p.LinkHello) -> list[p.Reconcile]:
-        jobs = [job for job in self.keeper.state.jobs.values() if _is_on(job, name)]
+        jobs = [job for job in self.controller.state.jobs.values() if _is_on(job, name)]
         numbers = [number for number in hello.has if 0 < number < LARGEST]
-        store = self.keeper.store
+        store = self.controller.store
         try:
             # Of a later state of this queue it can only know when it comes for the first time:
             # after that all it has is from here.
-            known = store.strangers(numbers, skip=name not in self._sorted) | store.numbers()
+            known = store.never_issued(numbers, skip=name not in self._sorted) | store.numbers()
             self._sorted.add(name)
             gone = tuple(number for number in numbers if number not in known)
         except StoreError:  # no room: at the next link
@@ -189,19 +189,19 @@ class Links:
         """A job was cancelled on a machine that was cut off: that holds whatever the policy has
         made of it meanwhile, unless a person has asked for it anew since. Whether the member can
         forget it: it is stored, or there is no such job."""
-        now = self.keeper.clock()
-        job = self.keeper.state.jobs.get(one.id)
+        now = self.controller.clock()
+        job = self.controller.state.jobs.get(one.id)
         if job is None or job.submitted_at != one.submitted_at:
             return True
         if job.requeued_at <= now - max(0.0, one.ago_s) and not _is_cancelled(job):
             by = f"{plain(one.by, USER_CHARS)} on {name}"
-            self.keeper.report(e.CancelRequested(now, job.id, by, one.now))
-            after = self.keeper.state.jobs.get(one.id)
+            self.controller.report(e.CancelRequested(now, job.id, by, one.now))
+            after = self.controller.state.jobs.get(one.id)
             return after is None or _is_cancelled(after)
         return True
 
-    def _heard(self, name: str, line: DaemonLink, data: bytes) -> None:
-        if self._lines.get(name) is not line:
+    def _heard(self, name: str, link: DaemonLink, data: bytes) -> None:
+        if self._links.get(name) is not link:
             return  # removed, or it has dialled again: this link does not count
         try:
             said = p.decode_from_member(data)
@@ -223,15 +223,15 @@ class Links:
             logger.exception("a defect while hearing %s", name, extra=about(node=(name,)))
 
     def _reported(self, name: str, said: p.Report) -> None:
-        now = self.keeper.clock()
+        now = self.controller.clock()
         event = restamped(said.event, now)
         node = getattr(event, "node", name)
-        job = self.keeper.state.jobs.get(event.id)
+        job = self.controller.state.jobs.get(event.id)
         if node != name or (job is not None and not _may_say(job, name, event)):
             text = "%s speaks of job %d, which is not on it: passed over"
             logger.debug(text, name, event.id, extra=about(event.id, node=(name,)))
             return
-        self.keeper.report(event)
+        self.controller.report(event)
 
     def _renew(self, name: str, request: str) -> None:
         try:
@@ -245,16 +245,16 @@ class Links:
     def _look_at_dates(self) -> None:
         loop = asyncio.get_running_loop()
         self._renewals = loop.call_later(RENEW_LOOK_S, self._look_at_dates)
-        for name, line in self._lines.items():
-            if is_due(self.members.until(name) or 0.0, self.keeper.clock()):
-                line.say(p.RenewDue())
+        for name, link in self._links.items():
+            if is_due(self.members.until(name) or 0.0, self.controller.clock()):
+                link.say(p.RenewDue())
 
     def close(self) -> None:
         """The daemon goes; its members dial on."""
         self._closing = True
         self._renewals.cancel()
-        for line in list(self._lines.values()):
-            line.end("the daemon stops")
+        for link in list(self._links.values()):
+            link.end("the daemon stops")
 
 
 def _is_cancelled(job: Job) -> bool:

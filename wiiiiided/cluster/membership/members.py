@@ -139,7 +139,7 @@ class Members:
         except ValueError:
             raise UsageError(f"{node.address[:80]!r} is not the address of a node") from None
         if not 1 <= node.port <= 65535 or address.is_unspecified or address.is_multicast:
-            raise UsageError(f"nobody can be reached at {address} port {node.port}")
+            raise UsageError(f"no machine can be reached at {address} port {node.port}")
         own = self.identity
         if address.is_loopback and not ipaddress.ip_address(own.address).is_loopback:
             raise UsageError(f"{address} leads nowhere from {own.node}: join with --address")
@@ -216,7 +216,7 @@ class Members:
         return None if row is None else float(row[0])
 
     def renew(self, name: str, request: str) -> Certificate:
-        """A new certificate for a member, who is at the other end of the link that asks."""
+        """A new certificate for a member, which is at the other end of the link that asks."""
         known = self._fingerprints(name)
         if not known:
             raise self._no_such(name)

@@ -71,14 +71,14 @@ class Uplink:
         self._node = node
         self._workers = workers
         self._watcher = watcher
-        self._line: DaemonLink | None = None
+        self._link: DaemonLink | None = None
         self._heard_at = self._awake_at = 0.0  # by a clock that goes on while the machine sleeps
         self._renewals: list[asyncio.Future[float]] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
     def linked(self) -> bool:
-        return self._line is not None
+        return self._link is not None
 
     @property
     def trouble(self) -> str:
@@ -93,20 +93,20 @@ class Uplink:
 
     def report(self, event: e.AnyEvent) -> None:
         """It has happened. Without a link the reconciliation will ask."""
-        if self._line is not None:
-            self._line.say(p.Report(event))  # type: ignore[arg-type]
+        if self._link is not None:
+            self._link.say(p.Report(event))  # type: ignore[arg-type]
 
     def push(self, figures: NodeFigures) -> None:
-        if self._line is not None:
-            self._line.say(p.MetricsUpdate(figures))
+        if self._link is not None:
+            self._link.say(p.MetricsUpdate(figures))
 
     async def renew(self) -> float:
         """A new certificate; until when it is valid. WiiiiideError: why there is none."""
-        if self._line is None:
+        if self._link is None:
             raise WiiiiideError(self.trouble or "there is no link to the coordinator")
         done: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._renewals.append(done)
-        self._line.say(p.RenewRequest(self.credentials.request()))
+        self._link.say(p.RenewRequest(self.credentials.request()))
         try:
             async with asyncio.timeout(RENEW_S):
                 return await done
@@ -149,9 +149,9 @@ class Uplink:
             raise
         await self._listen(DaemonLink(connection), told, {one.id for one in cancelled})
 
-    async def _listen(self, line: DaemonLink, told: p.Reconcile, cancelled: set[int]) -> None:
+    async def _listen(self, link: DaemonLink, told: p.Reconcile, cancelled: set[int]) -> None:
         place = self.credentials.identity.coordinator
-        self._line, self.removed = line, ""
+        self._link, self.removed = link, ""
         self._heard_at = self._awake_at = _now()
         logger.info("the coordinator %s (%s) hears this machine", place.name, place.endpoint)
         beat = asyncio.ensure_future(self._tell_shims())
@@ -159,11 +159,11 @@ class Uplink:
             self._reconcile(told)
             self._watcher.linked()
             if self._workers.cancellations.untold.keys() - cancelled:
-                line.end("a job was cancelled here before it stood")  # the next one tells
-            why = await line.run(lambda data: self._arrived(line, data))
+                link.end("a job was cancelled here before it stood")  # the next one tells
+            why = await link.run(lambda data: self._arrived(link, data))
         finally:
             beat.cancel()
-            self._line = None
+            self._link = None
         self._is_away(why)
 
     def _reconcile(self, told: p.Reconcile) -> None:
@@ -188,9 +188,9 @@ class Uplink:
             self._workers.heard(self._heard_at)
             await asyncio.sleep(HEARD_S)
 
-    def _arrived(self, line: DaemonLink, data: bytes) -> None:
+    def _arrived(self, link: DaemonLink, data: bytes) -> None:
         if not self._is_awake():
-            line.end("this machine slept, or its daemon was stopped")
+            link.end("this machine slept, or its daemon was stopped")
             return
         self._heard_at = _now()
         self._heard(data)
@@ -245,8 +245,8 @@ class Uplink:
             case p.Forget(jobs=jobs):
                 self._spawn(self._watcher.forget(jobs))
             case p.RenewDue():
-                assert self._line is not None
-                self._line.say(p.RenewRequest(self.credentials.request()))
+                assert self._link is not None
+                self._link.say(p.RenewRequest(self.credentials.request()))
             case p.Renewed(certificate=pem, until=until):
                 self._renewed(Certificate(pem, until))
             case p.MemberRemoved(by=by):

@@ -67,7 +67,7 @@ class Followed:
     """One attempt, as long as anything of it may run."""
 
     job: Job
-    course: AttemptMetrics
+    attempt_metrics: AttemptMetrics
     since: float  # when it began to be followed
     due: float  # when it is written down next
     said: int | None = None  # the straggler that was told
@@ -78,7 +78,7 @@ class Followed:
 
     @property
     def key(self) -> Key:
-        return self.course.id, self.course.attempt
+        return self.attempt_metrics.id, self.attempt_metrics.attempt
 
 
 class AttemptTracker:
@@ -159,14 +159,14 @@ class AttemptTracker:
         state, code, ended_at = how_it_ended(followed, job, now)
         reason = why_it_ended(followed, job)
         at, last = self._monotonic(), self._last(followed)
-        if ended_at is not None and not followed.course.ranks:
+        if ended_at is not None and not followed.attempt_metrics.ranks:
             # It ended while no daemon looked: what it counted, it had counted by then.
             ago_s = max(0.0, self._clock() - ended_at)
-            at = max(followed.course.written_until, at - ago_s)
+            at = max(followed.attempt_metrics.written_until, at - ago_s)
             last = [_seen_at(one, min(one.sample.at, at)) for one in last]
         self._came(followed, self.node, last)
         self._take(followed, at)
-        record = followed.course.record(
+        record = followed.attempt_metrics.record(
             ended_at=ended_at, state=state, code=code, reason=plain(reason, REASON_CHARS)
         )
         self._ended = [*self._ended, record][-WAITING:]
@@ -174,9 +174,9 @@ class AttemptTracker:
     def _last(self, followed: Followed) -> list[Observed]:
         """This node's ranks once more. Where they sat in an earlier attempt is not known any more,
         but each node has the pages of its own."""
-        attempt, course = followed.job.attempt, followed.course
-        same = attempt is not None and attempt.number == course.attempt
-        ranks = ranks_on(self.node, attempt) if attempt and same else range(course.workers)
+        attempt, attempt_metrics = followed.job.attempt, followed.attempt_metrics
+        same = attempt is not None and attempt.number == attempt_metrics.attempt
+        ranks = ranks_on(self.node, attempt) if attempt and same else range(attempt_metrics.workers)
         return self.reader.last(*followed.key, ranks).observed
 
     # ---- sampling
@@ -227,7 +227,7 @@ class AttemptTracker:
         self._came(followed, node, whole)
 
     def _came(self, followed: Followed, node: str, found: Iterable[Observed]) -> None:
-        now, known = self._monotonic(), followed.course.ranks
+        now, known = self._monotonic(), followed.attempt_metrics.ranks
         for one in found:
             rank = one.sample.rank
             old = followed.came[rank].observed.sample if rank in followed.came else None
@@ -237,37 +237,37 @@ class AttemptTracker:
 
     def _take(self, followed: Followed, now: float) -> set[str]:
         """The samples that came go into the attempt's metrics; the nodes they came from."""
-        course, came = followed.course, followed.came
+        attempt_metrics, came = followed.attempt_metrics, followed.came
         followed.came = {}
         samples: dict[str, list[RankSample]] = {}
         for one in came.values():
-            if one.observed.sample.rank not in course.ranks:
+            if one.observed.sample.rank not in attempt_metrics.ranks:
                 self._first(followed, one)
             samples.setdefault(one.node, []).append(one.observed.sample)
-        course.take(now, samples)
+        attempt_metrics.take(now, samples)
         return set(samples)
 
     def _first(self, followed: Followed, came: Came) -> None:
         """A rank's first counts are known from its birth on."""
         sample, lived_s = came.observed
-        course = followed.course
+        attempt_metrics = followed.attempt_metrics
         if lived_s is None:
             return
         seen = came.at - lived_s >= followed.since - BORN_S
-        lived_s = min(lived_s, came.at - course.began)
-        course.begin(came.at - lived_s, blank(sample, sample.at - lived_s), seen)
+        lived_s = min(lived_s, came.at - attempt_metrics.began)
+        attempt_metrics.begin(came.at - lived_s, blank(sample, sample.at - lived_s), seen)
 
     def _compare(self, followed: Followed) -> None:
         """Ranks that train apart become a part of the job: of its story, and of its sentence."""
-        attempt, apart = followed.job.attempt, followed.course.apart
-        if attempt is None or apart is None or attempt.number != followed.course.attempt:
+        attempt, apart = followed.job.attempt, followed.attempt_metrics.apart
+        if attempt is None or apart is None or attempt.number != followed.attempt_metrics.attempt:
             return
         if attempt.apart != apart:
             self.report(StepsCompared(self._clock(), *followed.key, apart))
 
     def _tell(self, followed: Followed) -> None:
         """The straggler's appearance and change: one line, at most one a minute."""
-        late, why, _ = followed.course.verdict
+        late, why, _ = followed.attempt_metrics.verdict
         rank = late.rank if late is not None else None
         now = self._monotonic()
         if rank == followed.said or now - followed.said_at < SAID_EVERY_S:
@@ -284,9 +284,9 @@ class AttemptTracker:
         now = self._monotonic()
         due = [followed for followed in self.live.values() if now >= followed.due]
         for followed in due:
-            age_s = now - followed.course.began
+            age_s = now - followed.attempt_metrics.began
             followed.due = now + min(SAVED_EVERY_S, max(LEAST_EVERY_S, SAVED_SHARE * age_s))
-        self._records.write(followed.course.record() for followed in due)
+        self._records.write(followed.attempt_metrics.record() for followed in due)
 
     @property
     def waiting(self) -> bool:
@@ -300,7 +300,7 @@ class AttemptTracker:
 
     def close(self) -> None:
         """Write everything: the daemon goes, the jobs go on."""
-        self._ended += [followed.course.record() for followed in self.live.values()]
+        self._ended += [followed.attempt_metrics.record() for followed in self.live.values()]
         self.flush()
 
     # ---- looking
@@ -312,20 +312,22 @@ class AttemptTracker:
         found |= {record.attempt: record for record in self._ended if record.job == job}
         for (number, attempt), followed in self.live.items():
             if number == job:
-                found[attempt] = followed.course.record()
+                found[attempt] = followed.attempt_metrics.record()
         return [found[attempt] for attempt in sorted(found)]
 
     def latest(self, job: int) -> RunRecord | None:
         """Of the latest attempt that was seen, as it is now."""
         for (number, _), followed in self.live.items():
             if number == job:
-                return followed.course.record()
+                return followed.attempt_metrics.record()
         ended = [record for record in self._ended if record.job == job]
         return ended[-1] if ended else self._records.latest(job)
 
     def left_s(self) -> dict[int, float | None]:
         """Of each job that runs, the seconds until its last step, as far as it says."""
-        return {number: followed.course.left_s for (number, _), followed in self.live.items()}
+        return {
+            number: followed.attempt_metrics.left_s for (number, _), followed in self.live.items()
+        }
 
     def knows(self, name: str) -> bool:
         """Whether `longest` has the answer without reading."""
@@ -378,7 +380,7 @@ def how_it_ended(
     """State, code and time of an attempt's end, from the job before and after it."""
     if job is None or job.attempt is None:
         return "failed", None, None  # not known any more
-    before, number = followed.job.phase, followed.course.attempt
+    before, number = followed.job.phase, followed.attempt_metrics.attempt
     same = job.attempt.number == number
     if same and isinstance(job.phase, Ended):
         return job.phase.outcome, job.phase.code, job.phase.since
@@ -395,7 +397,11 @@ def how_it_ended(
 def why_it_ended(followed: Followed, job: Job | None) -> str:
     """An attempt's end in a sentence; empty where it was done, or is not known."""
     attempt = job.attempt if job is not None else None
-    if job is not None and attempt is not None and attempt.number == followed.course.attempt:
+    if (
+        job is not None
+        and attempt is not None
+        and attempt.number == followed.attempt_metrics.attempt
+    ):
         if isinstance(job.phase, Ended):
             return "" if job.phase.outcome == "done" else job.phase.reason
         if isinstance(job.phase, Backoff):

@@ -177,7 +177,7 @@ def response(code: int, page: bytes = b"") -> bytes:
 
 
 def read_token(path: str) -> bytes:
-    """The token in a file that not everybody can read; HostError with what to do."""
+    """The token in a file that other users cannot read; HostError with what to do."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold us up
         try:
@@ -189,7 +189,7 @@ def read_token(path: str) -> bytes:
         raise HostError(f"{path} cannot be read: {problem.strerror}") from problem
     if about.st_mode & 0o007:
         mode = stat.S_IMODE(about.st_mode)
-        raise HostError(f"{path} is open to everybody (mode {mode:04o}): chmod o= {path}")
+        raise HostError(f"{path} is open to every user (mode {mode:04o}): chmod o= {path}")
     token = text.strip()
     least, most = TOKEN_BYTES
     if not least <= len(token) <= most or not VISIBLE.issuperset(token):

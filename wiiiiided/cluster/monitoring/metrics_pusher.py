@@ -98,7 +98,7 @@ class Pusher:
             for look in looks
             if look.readings
         )
-        cpu, memory = (_rounded(share) for share in (health.cpu, health.memory_used))
+        cpu, memory = (_rounded(ratio) for ratio in (health.cpu, health.memory_used))
         self.send(NodeFigures(at, cpu, memory, health.swapping, attempts))
 
     def _metrics(self, looks: Iterable[AttemptReading]) -> dict[Key, dict[int, Metrics]]:
@@ -133,5 +133,5 @@ def _cut(text: str) -> str:
     return text.encode()[:WHY_BYTES].decode(errors="ignore")
 
 
-def _rounded(share: float | None) -> float | None:
-    return None if share is None else round(share, 3)
+def _rounded(ratio: float | None) -> float | None:
+    return None if ratio is None else round(ratio, 3)

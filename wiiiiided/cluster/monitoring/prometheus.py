@@ -142,7 +142,7 @@ def _number(value: float) -> str:
     return repr(int(value) if isinstance(value, bool) else value)
 
 
-# ---- what is said of whom
+# ---- the samples of a snapshot
 
 
 def _daemon(snapshot: Snapshot, status: DaemonStatus) -> Iterator[Sample]:

@@ -149,9 +149,9 @@ class RankStatsReader:
 
 
 def ranks_on(node: str, attempt: Attempt) -> range:
-    for share in attempt.layout.allocations:
-        if share.node == node:
-            return share.ranks
+    for allocation in attempt.layout.allocations:
+        if allocation.node == node:
+            return allocation.ranks
     return range(0)
 
 

@@ -50,13 +50,13 @@ class Sampler:
 
     def __init__(
         self,
-        keeper: Controller,
-        courses: AttemptTracker,
+        controller: Controller,
+        tracker: AttemptTracker,
         machine: HostStats,
         loop: asyncio.AbstractEventLoop,
     ) -> None:
-        self.keeper = keeper
-        self.courses = courses
+        self.controller = controller
+        self.tracker = tracker
         self.machine = machine
         self.trends: dict[str, Trend] = {}  # by node
         self.heard: dict[str, Heard] = {}  # of other nodes
@@ -71,21 +71,21 @@ class Sampler:
     def adopt(self) -> None:
         """At the start, before anything can end."""
         self.changed()
-        self._guarded(self.courses.end_what_was_left)
+        self._guarded(self.tracker.end_what_was_left)
 
     def changed(self) -> None:
         """The state has changed: jobs may have come or gone."""
         self.changes += 1
         self._guarded(self._update)
-        if self.courses.waiting and self._flusher is None:
+        if self.tracker.waiting and self._flusher is None:
             self._flusher = self._loop.call_later(FLUSH_S, self._flush)
         self._plan()
 
     def take(self, node: str, figures: NodeFigures) -> None:
         """What another node has sent; it may be anything."""
-        health = Health(_share(figures.cpu), _share(figures.memory_used), figures.swapping)
+        health = Health(_ratio(figures.cpu), _ratio(figures.memory_used), figures.swapping)
         self.heard[node] = Heard(health, self._loop.time())
-        self._guarded(lambda: self.courses.take(node, figures))
+        self._guarded(lambda: self.tracker.take(node, figures))
 
     @contextlib.contextmanager
     def watching(self, every_s: float) -> Iterator[asyncio.Event]:
@@ -118,13 +118,13 @@ class Sampler:
         for timer in (self._timer, self._flusher):
             if timer is not None:
                 timer.cancel()
-        self._guarded(self.courses.close)
+        self._guarded(self.tracker.close)
 
     # ---- the timer
 
     def _plan(self) -> None:
         due = [watcher.due for watcher in self._watchers]
-        if self.courses.live:
+        if self.tracker.live:
             due.append(self.sampled_at + EVERY_S)
         if self._timer is not None:
             self._timer.cancel()
@@ -146,25 +146,25 @@ class Sampler:
         watcher.bell.set()
 
     def _sample(self) -> None:
-        news = self.courses.sample()
+        news = self.tracker.sample()
         self.machine.look()
-        courses = [followed.course for followed in self.courses.live.values()]
-        working = {node for course in courses for node, _ in course.fresh.values()}
+        attempts = [followed.attempt_metrics for followed in self.tracker.live.values()]
+        working = {node for attempt in attempts for node, _ in attempt.fresh.values()}
         for node in [node for node in self.trends if node not in working]:
             del self.trends[node]
         for node in news:
-            self.trends.setdefault(node, Trend()).take(node_rates(node, courses))
+            self.trends.setdefault(node, Trend()).take(node_rates(node, attempts))
 
     def _update(self) -> None:
-        state = self.keeper.state
-        self.courses.update(state)
+        state = self.controller.state
+        self.tracker.update(state)
         self.heard = {node: heard for node, heard in self.heard.items() if node in state.nodes}
 
     def _flush(self) -> None:
         self._flusher = None
-        self._guarded(self.courses.flush)
+        self._guarded(self.tracker.flush)
 
 
-def _share(value: float | None) -> float | None:
-    """A share of something, as another node says it."""
+def _ratio(value: float | None) -> float | None:
+    """A ratio from 0 to 1, as another node says it; None for anything else."""
     return value if value is not None and math.isfinite(value) and 0 <= value <= 1 else None

@@ -31,8 +31,10 @@ LOST_S: Final = 3.0  # without a link: one that breaks and comes back at once is
 class SnapshotMaker:
     """Puts snapshots together."""
 
-    def __init__(self, keeper: Controller, sampler: Sampler, node: Node, cluster: str = "") -> None:
-        self.keeper = keeper
+    def __init__(
+        self, controller: Controller, sampler: Sampler, node: Node, cluster: str = ""
+    ) -> None:
+        self.controller = controller
         self.sampler = sampler
         self.node = node  # this one: alone, or the coordinator
         self.cluster = cluster or node.name
@@ -44,19 +46,19 @@ class SnapshotMaker:
         return self.snapshot()
 
     def snapshot(self, every_s: float = EVERY_S) -> Snapshot:
-        """As of the last sample; the same for all who watch."""
+        """As of the last sample; the same for every client that watches."""
         moment = (self.sampler.sampled_at, self.sampler.changes)
         if self._made is None or self._made[0] != moment:
             self._made = moment, self._make()
         return replace(self._made[1], every_s=every_s)
 
     def _make(self) -> Snapshot:
-        now = self.keeper.clock()
-        jobs = self.keeper.state.jobs
+        now = self.controller.clock()
+        jobs = self.controller.state.jobs
         live = nsmallest(ROWS, jobs.values(), key=views.list_order)
         ended = [
             job
-            for job in self.keeper.store.ended(ENDED_ROWS)
+            for job in self.controller.store.ended(ENDED_ROWS)
             if job.phase.since > now - ENDED_WITHIN_S
         ]
         doing = self._doing()
@@ -67,42 +69,48 @@ class SnapshotMaker:
             nodes=self._nodes(now),
             jobs=tuple(self._row(job, now, doing.get(job.id)) for job in (*live, *ended)),
             more=len(jobs) - len(live),
-            problem=self.keeper.trouble,
+            problem=self.controller.trouble,
         )
 
     def _row(self, job: Job, now: float, doing: JobNow | None) -> JobRow:
-        keeper = self.keeper
-        seen = views.view(keeper.state, job, now)
-        ahead = keeper.unrecorded.get(job.id)
-        return JobRow(views.unrecorded(seen, job, ahead, keeper.problem), doing)
+        controller = self.controller
+        seen = views.view(controller.state, job, now)
+        ahead = controller.unrecorded.get(job.id)
+        return JobRow(views.unrecorded(seen, job, ahead, controller.problem), doing)
 
     def _doing(self) -> dict[int, JobNow]:
         """Of each job that runs and of which anything is known."""
-        followed = self.sampler.courses.live.values()
-        return {f.course.id: f.course.now() for f in followed if f.course.ranks}
+        followed = self.sampler.tracker.live.values()
+        return {
+            f.attempt_metrics.id: f.attempt_metrics.now()
+            for f in followed
+            if f.attempt_metrics.ranks
+        }
 
     def _nodes(self, now: float) -> tuple[NodeNow, ...]:
-        nodes = {self.node.name: self.node} | self.keeper.state.nodes
+        nodes = {self.node.name: self.node} | self.controller.state.nodes
         return tuple(self._node(node, now) for node in nodes.values())
 
     def _node(self, node: Node, now: float) -> NodeNow:
-        state, sampler, name = self.keeper.state, self.sampler, node.name
-        live = sampler.courses.live.values()
-        courses = [f.course for f in live if f.course.id in state.claims.get(name, {})]
+        state, sampler, name = self.controller.state, self.sampler, node.name
+        live = sampler.tracker.live.values()
+        attempts = [
+            f.attempt_metrics for f in live if f.attempt_metrics.id in state.claims.get(name, {})
+        ]
         health, age_s = self._heard(name, now)
         drain = state.drained.get(name)
         about = NodeStatus(
             age_s,
             coordinator=name == self.node.name,
-            lost=self._is_lost(name, bool(courses), age_s, now),
+            lost=self._is_lost(name, bool(attempts), age_s, now),
             drained=drain.reason if drain is not None else None,
         )
-        return node_now(node, health, sampler.trends.get(name, Trend()), courses, about)
+        return node_now(node, health, sampler.trends.get(name, Trend()), attempts, about)
 
     def _is_lost(self, name: str, works: bool, age_s: float, now: float) -> bool:
         """Whether it is not heard of: an operator said so, its link is gone, nothing came since
         this daemon began, or a node with ranks, which speaks every second, says nothing."""
-        state = self.keeper.state
+        state = self.controller.state
         if name == self.node.name:
             return False
         if name in state.absent:
@@ -116,7 +124,7 @@ class SnapshotMaker:
         sampler = self.sampler
         if name == self.node.name:
             return sampler.machine.health, max(0.0, sampler.age_s)
-        silent_s = now - self.keeper.state.absent.get(name, now)
+        silent_s = now - self.controller.state.absent.get(name, now)
         if (heard := sampler.heard.get(name)) is None:
             return Health(), max(0.0, silent_s)
         return heard.health, max(0.0, sampler.now - heard.at)

@@ -1,4 +1,4 @@
-"""A node's figures as they travel to the coordinator: eight ranks in about a kilobyte.
+"""A node's metrics as they travel to the coordinator: eight ranks in about a kilobyte.
 
     NodeFigures ── at, cpu, memory, swapping
                 └─ AttemptFigures ── job, attempt

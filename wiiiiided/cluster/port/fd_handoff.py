@@ -1,7 +1,7 @@
 """Endpoints of a job's processes: unix sockets through which the daemon hands connections over.
 
     <jobs>/<id>/<attempt>/
-        key                   32 bytes: a process that has them is of this attempt, on any machine
+        key                   32 bytes: a process that knows them is of this attempt, on any machine
         door                  the shim's. One byte with the connection (SCM_RIGHTS):
                                   L   a local client of the Store   ◄── + it is mine, - it is not
                                   R   the Store's pipe from another machine's shim    ◄── +

@@ -6,20 +6,20 @@
                          proves the attempt's key (wire.port_auth)        endpoint (fd_handoff)
     00 ce f7 85 3c       a rank of this machine, a TCPStore's         the shim that knows it
                          client: the kernel says which user's
-    anything else        a stranger                                   closed, a line in the log
+    anything else        unknown                                      closed, a line in the log
 
     listening ─► silent ─► handshake ─┬─► inside: control, with a certificate, until it ends
-                                      ├─► strangers: control without one, to greet and to join
+                                      ├─► uncertified: control without one, to greet and to join
                                       └─► passed on, our copy closed
 
 The first bytes are peeked at: the process that gets the connection reads them. A connection that is
 handed over was read up to the end of its PROOF and not one byte further.
 
-What a stranger can do here is bounded: MAX_SILENT connections without a word, MAX_HANDSHAKES under
-way and MAX_STRANGERS without a certificate; of more, the oldest goes, unless it came just now: when
-a job starts, all its ranks come at once, up to CROWD. SILENT_S and HANDSHAKE_S for each, one line a
-second in the log. Accepting goes on meanwhile. Without descriptors it rests a second. How long
-control may take is for on_control to say.
+What an unauthenticated peer can do here is bounded: MAX_SILENT connections without a word,
+MAX_HANDSHAKES under way and MAX_UNCERTIFIED without a certificate; of more, the oldest goes, unless
+it came just now: when a job starts, all its ranks come at once, up to CROWD. SILENT_S and
+HANDSHAKE_S for each, one line a second in the log. Accepting goes on meanwhile. Without descriptors
+it rests a second. How long control may take is for on_control to say.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from wiiiiided.log import logger
 
 MAX_SILENT: Final = 64
 MAX_HANDSHAKES: Final = 256
-MAX_STRANGERS: Final = 64
+MAX_UNCERTIFIED: Final = 64
 CROWD: Final = 1024
 YOUNG_S: Final = 1.0
 SILENT_S: Final = 10.0
@@ -61,12 +61,12 @@ READ_BYTES: Final = 1 << 18
 
 FIRST_BYTES: Final = 5
 _TLS: Final = b"\x16"
-_KNOCK: Final = MAGIC[:FIRST_BYTES]
+_PORT_AUTH: Final = MAGIC[:FIRST_BYTES]
 _STORE: Final = b"\0" + (0x3C85F7CE).to_bytes(4, sys.byteorder)  # "validate", its magic number
 
 OnControl = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-Visit = asyncio.Task[None]
-Place = dict[Visit, tuple[str, float]]
+Task = asyncio.Task[None]
+Place = dict[Task, tuple[str, float]]
 
 
 class PortMux:
@@ -86,14 +86,14 @@ class PortMux:
         self._tls, self._on_control, self._handoff = tls, on_control, handoff
         self._uids = {jobs_uid, 0}
         self._listener: socket.socket | None = None
-        self._opening: Visit | None = None
+        self._opening: Task | None = None
         # Connections by stage, each with its address and since when; the oldest first.
         self._silent: Place = {}
         self._shaking: Place = {}
-        self._strangers: Place = {}
+        self._uncertified: Place = {}
         self._inside: Place = {}
         self._timers: dict[str, asyncio.TimerHandle] = {}
-        self._complaints = log.Complaints("gate")
+        self._complaints = log.Complaints("port")
 
     async def open(self) -> None:
         """Listen, now or when it becomes possible: `problem` says why not yet."""
@@ -111,7 +111,7 @@ class PortMux:
             asyncio.get_running_loop().remove_reader(self._listener)
             self._listener.close()
             self._listener = None
-        tasks = [*self._silent, *self._shaking, *self._strangers, *self._inside]
+        tasks = [*self._silent, *self._shaking, *self._uncertified, *self._inside]
         tasks += [self._opening] if self._opening is not None else []
         for task in tasks:
             task.cancel()
@@ -156,9 +156,9 @@ class PortMux:
                 return
             sock.setblocking(False)
             label = f"{address[0]}:{address[1]}"
-            visit = asyncio.create_task(self._receive(sock, label))
-            self._silent[visit] = label, time.monotonic()
-            visit.add_done_callback(self._gone)
+            task = asyncio.create_task(self._receive(sock, label))
+            self._silent[task] = label, time.monotonic()
+            task.add_done_callback(self._gone)
             self._make_room(self._silent, MAX_SILENT, "came and said nothing")
 
     def _rest(self, problem: OSError) -> None:
@@ -180,15 +180,15 @@ class PortMux:
             self._complain(f"a connection from {label} was closed: too many {what}, it came first")
             oldest.cancel()
 
-    def _gone(self, visit: Visit) -> None:
-        for place in (self._silent, self._shaking, self._strangers, self._inside):
-            place.pop(visit, None)
+    def _gone(self, task: Task) -> None:
+        for place in (self._silent, self._shaking, self._uncertified, self._inside):
+            place.pop(task, None)
 
     def _move(self, source: Place, target: Place) -> None:
-        """The visit that runs goes on to its next place."""
-        visit = asyncio.current_task()
-        if visit in source:
-            target[visit] = source.pop(visit)[0], time.monotonic()
+        """Move the connection of the task that runs to its next stage."""
+        task = asyncio.current_task()
+        if task in source:
+            target[task] = source.pop(task)[0], time.monotonic()
 
     def _complain(self, text: str) -> None:
         self._complaints.say(text)
@@ -198,7 +198,7 @@ class PortMux:
                 self._timers["complaints"].cancel()
             self._timers["complaints"] = loop.call_later(log.COMPLAINT_S, self._complaints.flush)
 
-    # -- a visit ----
+    # -- one connection ----
 
     async def _receive(self, sock: socket.socket, label: str) -> None:
         """One connection, from its first byte to where it belongs."""
@@ -209,7 +209,7 @@ class PortMux:
             self._make_room(self._shaking, MAX_HANDSHAKES, "are in their handshake")
             if first.startswith(_TLS):
                 await self._control(sock)
-            elif first == _KNOCK:
+            elif first == _PORT_AUTH:
                 await self._authenticate(sock)
             elif first == _STORE:
                 await self._store(sock)
@@ -243,8 +243,8 @@ class PortMux:
         if transport.get_extra_info("peercert"):  # of our authority: else there would be none
             self._move(self._shaking, self._inside)
         else:
-            self._move(self._shaking, self._strangers)
-            self._make_room(self._strangers, MAX_STRANGERS, "show no certificate")
+            self._move(self._shaking, self._uncertified)
+            self._make_room(self._uncertified, MAX_UNCERTIFIED, "show no certificate")
         writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             with contextlib.suppress(ConnectionError, EOFError):
@@ -266,10 +266,10 @@ class PortMux:
                 server.challenge(self._handoff.key(server.request.job, server.request.attempt))
                 if await _hear(server, sock):
                     await self._pass_on(server, sock)
-        except (NoEndpoint, EndpointBusy) as problem:  # no stranger: it will try again
+        except (NoEndpoint, EndpointBusy) as problem:  # it has proved itself: it will try again
             absent = isinstance(problem, NoEndpoint)
             _last_word(server, sock, RejectReason.ABSENT if absent else RejectReason.BUSY)
-            log.tell("gate", f"{server.request}: {problem}")
+            log.tell("port", f"{server.request}: {problem}")
         except asyncio.CancelledError:
             _last_word(server, sock, RejectReason.BUSY)
             raise

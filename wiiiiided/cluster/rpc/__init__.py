@@ -1,1 +1,1 @@
-"""Connections and their manners: who talks, how much at once, and how one says no."""
+"""The daemon's unix socket: messages, frames, connections with their callers, and refusals."""

@@ -6,7 +6,7 @@
 
 A handler need not know which way a request came. `caller` is the person who asks, as the kernel
 knows it, or as the daemon of that person's machine says; `peer` is the daemon at the other end of
-TLS. A stranger's message has at most `limit` bytes; a reader of the answers of its own cluster's
+TLS. A client's message has at most `limit` bytes; a reader of the answers of its own cluster's
 daemons passes framing.LIMITS[MESSAGE].
 """
 

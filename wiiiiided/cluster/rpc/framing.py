@@ -22,7 +22,7 @@ MESSAGE: Final = b"J"
 BLOB: Final = b"B"
 BLOB_END: Final = b"E"
 LIMITS: Final = {MESSAGE: 64 << 20, BLOB: 256 << 10, BLOB_END: 0}
-REQUEST_BYTES: Final = 4 << 20  # of a message that a stranger sends; 256 of them may do so at once
+REQUEST_BYTES: Final = 4 << 20  # of a message that a client sends; 256 of them may do so at once
 HEADER_BYTES: Final = 5
 
 

@@ -7,8 +7,8 @@
 A job may be writing meanwhile. A file is sent with the length it had when it was opened, filled
 with zeros where it shrank; a file that cannot be read is left out and named at the end. Links are
 sent as links and never followed. One by full path to something in the working directory
-(`runs/latest -> /…/work/runs/9.pt`) is sent as a relative one: at home the full path leads nowhere.
-One that leads elsewhere is sent as it is, so that the receiver can name it.
+(`runs/latest -> /…/work/runs/9.pt`) is sent as a relative one: for the receiver the full path leads
+nowhere. One that leads elsewhere is sent as it is, so that the receiver can name it.
 """
 
 from __future__ import annotations

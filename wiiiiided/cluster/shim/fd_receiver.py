@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 LOCAL, REMOTE = b"L", b"R"
 TAKEN, NOT_TAKEN = b"+", b"-"
-VISITORS = 64
+MAX_CONNECTIONS = 64
 HAND_OVER_WITHIN_S = 10.0
 
 
@@ -44,44 +44,44 @@ class FdReceiver:
         take: Callable[[bytes, socket.socket], bool],
     ) -> None:
         self._loop, self._uids, self._take = loop, uids, take
-        self._visitors: set[socket.socket] = set()
+        self._connections: set[socket.socket] = set()
         self._listener = LoopListener(loop, listener, self._welcome)
 
     def close(self) -> None:
         self._listener.close()
-        for visitor in list(self._visitors):
-            self._dismiss(visitor)
+        for connection in list(self._connections):
+            self._dismiss(connection)
 
-    def _welcome(self, visitor: socket.socket, _: Any) -> None:
-        if len(self._visitors) >= VISITORS or peer_uid(visitor) not in self._uids:
-            visitor.close()
+    def _welcome(self, connection: socket.socket, _: Any) -> None:
+        if len(self._connections) >= MAX_CONNECTIONS or peer_uid(connection) not in self._uids:
+            connection.close()
             return
-        self._visitors.add(visitor)
-        visitor.setblocking(False)
-        timer = self._loop.after(HAND_OVER_WITHIN_S, lambda: self._dismiss(visitor))
+        self._connections.add(connection)
+        connection.setblocking(False)
+        timer = self._loop.after(HAND_OVER_WITHIN_S, lambda: self._dismiss(connection))
 
         def ready() -> None:
             try:
-                self._receive(visitor)
+                self._receive(connection)
             except BlockingIOError:
                 return
             except OSError:
                 pass  # the daemon has closed it
             timer.cancel()
-            self._dismiss(visitor)
+            self._dismiss(connection)
 
-        self._loop.watch(visitor.fileno(), READ, ready)
+        self._loop.watch(connection.fileno(), READ, ready)
 
-    def _receive(self, visitor: socket.socket) -> None:
+    def _receive(self, connection: socket.socket) -> None:
         # Not socket.recv_fds: on Python 3.11 it ignores its flags, and ranks would inherit these.
         room = socket.CMSG_LEN(array.array("i").itemsize)
-        kind, messages, _, _ = visitor.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
+        kind, messages, _, _ = connection.recvmsg(1, room, socket.MSG_CMSG_CLOEXEC)
         fds = array.array("i")
         for level, about, data in messages:
             if (level, about) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
         for fd in fds:
-            visitor.send(TAKEN if self._offer(kind, fd) else NOT_TAKEN)
+            connection.send(TAKEN if self._offer(kind, fd) else NOT_TAKEN)
 
     def _offer(self, kind: bytes, fd: int) -> bool:
         """Whether the socket is taken; if not, it is closed."""
@@ -98,11 +98,11 @@ class FdReceiver:
         link.close()
         return False
 
-    def _dismiss(self, visitor: socket.socket) -> None:
-        if visitor in self._visitors:
-            self._visitors.discard(visitor)
-            self._loop.forget(visitor.fileno())
-            visitor.close()
+    def _dismiss(self, connection: socket.socket) -> None:
+        if connection in self._connections:
+            self._connections.discard(connection)
+            self._loop.forget(connection.fileno())
+            connection.close()
 
 
 def is_tcp(link: socket.socket) -> bool:

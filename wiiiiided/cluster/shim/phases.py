@@ -1,10 +1,10 @@
 """The phases of an attempt in its shim, and how each follows from the one before. No I/O.
 
     RanksPreparing ── every rank has begun ──► RanksRunning ── all ended ──► RanksDraining
-          │                                         │                          │        │
-          │ stop, SIGTERM, a rank that cannot start │ … or that failed         │ guests │
-          ▼                                         ▼                          ▼        ▼
-    RanksStopping ── no process left ──► AttemptOver ◄── last guest left ── StoreHosting, or over
+          │                                         │                        │ │ the Store has
+          │ stop, SIGTERM, a rank that cannot start │ … or that failed       │ │ remote clients
+          ▼                                         ▼                        ▼ ▼
+    RanksStopping ── no process left ──► AttemptOver ◄── the last has left ─ StoreHosting, or over
 
 A phase carries only what is true in it; `word` is its name in a status line. A function that does
 not apply to a phase returns it as it is: orders and ends may come late, and twice.

@@ -73,7 +73,7 @@ class LaunchOrder:
     log_bytes: int = 16 << 20  # of one rank's log before it is rotated
     archive_bytes: int = 512 << 20  # limits of what is unpacked
     archive_files: int = 100_000
-    listener_uid: int = 0  # who may give commands, besides root and the shim's own user
+    listener_uid: int = 0  # the user that may give commands, besides root and the shim's own
     file_mode: int = 0o600  # of what the shim writes; 0640 where the daemon is another user
     door: str = ""  # this machine's one port, "ip:port"; empty: a machine alone
     head: str = ""  # the one port of the first node's machine, where the Store is

@@ -45,7 +45,7 @@ class StoreRoute:
         order: protocol.LaunchOrder,
         directory: int,
         note: Callable[[str], None],
-        on_last_guest: Callable[[], None],
+        on_last_remote: Callable[[], None],
         on_silence: Callable[[str], None],
     ) -> None:
         self._loop, self._directory = loop, directory
@@ -66,7 +66,7 @@ class StoreRoute:
                 from wiiiiided.cluster.shim import store_tls  # megabytes that no other shim needs
 
                 encrypted = store_tls.StoreTls(directory, attempt.read_key(directory)).wrap
-            self._store = StoreServer(loop, on_last_guest, self._fell_silent, encrypted)
+            self._store = StoreServer(loop, on_last_remote, self._fell_silent, encrypted)
         if order.door:
             listener = control.bind(directory, protocol.ENDPOINT, order.file_mode)
             uids = {0, os.geteuid(), order.listener_uid}
@@ -79,9 +79,9 @@ class StoreRoute:
         return 0 if self._store is None else self._store.port
 
     @property
-    def guests(self) -> int:
+    def remote_clients(self) -> int:
         """Connections of other nodes' ranks to the Store here."""
-        return 0 if self._store is None else self._store.guests
+        return 0 if self._store is None else self._store.remote_clients
 
     def close(self) -> None:
         if self._next_look is not None:
@@ -103,7 +103,7 @@ class StoreRoute:
         address = str(link.getpeername()[0])
         if address in self._silent:
             self._silent.remove(address)
-        return self._store.take(link, guest=True)
+        return self._store.take(link, remote=True)
 
     def _fell_silent(self, address: str, waited_for: bool) -> None:
         if address in self._silent:

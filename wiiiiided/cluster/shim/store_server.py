@@ -20,7 +20,7 @@ a length before them, lists their count.
     08 delete       key                  i64       12 barrier     key i64            00 later
     09 append       key value            ─
 
-A guest is a client of another machine. When its connection ends by silence, not by the end of a
+A remote client is one of another machine. When its connection ends by silence, not by the end of a
 process, that machine is gone, and the server reports it together with whether any client waits.
 
 Lengths are checked before anything is kept. A client that breaks the rules loses its connection and
@@ -128,7 +128,7 @@ class _Client:
     ) -> None:
         self._server, self._link = server, link
         self.inode = inode
-        self.machine = machine  # a guest's address; empty: this machine
+        self.machine = machine  # a remote client's address; empty: this machine
         self._in, self._out = bytearray(), bytearray()
         self._known = False  # has sent the magic number
         self._needed = 1  # bytes of a request before it is worth another look
@@ -231,7 +231,7 @@ class _Client:
 
 
 def _validate(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
-    raise StoreProtocolError("said twice who it is")
+    raise StoreProtocolError("validate was sent twice")
 
 
 def _ping(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
@@ -335,12 +335,12 @@ class StoreServer:
     def __init__(
         self,
         loop: ShimLoop,
-        on_last_guest: Callable[[], None],
+        on_last_remote: Callable[[], None],
         on_silence: Callable[[str, bool], None],
         encrypted: Callable[[socket.socket], TlsLink] | None = None,
     ) -> None:
         """`on_silence(address, waited_for)`: that machine is gone, and whether a rank waits in the
-        Store. `encrypted` puts a guest's connection into TLS."""
+        Store. `encrypted` puts a remote client's connection into TLS."""
         self.loop = loop
         self.on_silence = on_silence
         self.joining_at = -JOINING_S  # when a rank was last looked for
@@ -348,8 +348,8 @@ class StoreServer:
         self.unsent: set[_Client] = set()
         self.port = 0
         self._clients: dict[int, _Client] = {}  # by the socket's inode
-        self._guests: set[_Client] = set()  # of other nodes
-        self._on_last_guest = on_last_guest
+        self._remote_clients: set[_Client] = set()  # of other nodes
+        self._on_last_remote = on_last_remote
         self._listener: LoopListener | None = None
         self._encrypted = encrypted
 
@@ -361,15 +361,15 @@ class StoreServer:
         self._listener = LoopListener(self.loop, listener, self._welcome)
 
     @property
-    def guests(self) -> int:
-        return len(self._guests)
+    def remote_clients(self) -> int:
+        return len(self._remote_clients)
 
     @property
     def waited_for(self) -> bool:
         """Whether ranks wait here for each other."""
         return self.keys.waited_for or time.monotonic() - self.joining_at < JOINING_S
 
-    def take(self, link: socket.socket, guest: bool = False) -> bool:
+    def take(self, link: socket.socket, remote: bool = False) -> bool:
         """Serve a client that is already admitted; False when there is no room. The same connection
         may come twice: a daemon that waited too long for an answer offers it again."""
         inode = sockets.inode(link)
@@ -378,12 +378,12 @@ class StoreServer:
             return True
         if len(self._clients) >= CLIENTS:
             return False
-        sockets.tune(link, far=guest)
-        machine = str(link.getpeername()[0]) if guest else ""  # now: one that broke has none
-        wrapped = self._encrypted(link) if guest and self._encrypted is not None else link
+        sockets.tune(link, far=remote)
+        machine = str(link.getpeername()[0]) if remote else ""  # now: one that broke has none
+        wrapped = self._encrypted(link) if remote and self._encrypted is not None else link
         client = self._clients[inode] = _Client(self, wrapped, inode, machine)
-        if guest:
-            self._guests.add(client)
+        if remote:
+            self._remote_clients.add(client)
         return True
 
     def close(self) -> None:
@@ -396,10 +396,10 @@ class StoreServer:
         self._clients.pop(client.inode, None)
         self.unsent.discard(client)
         self.keys.forget(client)
-        if client in self._guests:
-            self._guests.discard(client)
-            if not self._guests:
-                self.loop.after(0, self._on_last_guest)
+        if client in self._remote_clients:
+            self._remote_clients.discard(client)
+            if not self._remote_clients:
+                self.loop.after(0, self._on_last_remote)
 
     def deliver(self) -> None:
         """Send the answers that a request made ready, to all clients."""

@@ -146,7 +146,7 @@ class Supervisor:
                 self._order,
                 self._given.directory,
                 note,
-                on_last_guest=self._finish,
+                on_last_remote=self._finish,
                 on_silence=self._lose,
             )
         except protocol.UnreadableFile as problem:
@@ -311,10 +311,10 @@ class Supervisor:
         ):
             return
         if descendants.has_children():
-            return  # the last guest left before the ranks here ended
+            return  # the last remote client left before the ranks here ended
         if self._next_step is not None:
             self._next_step.cancel()
-        if not isinstance(self._phase, phases.RanksStopping) and self._has_guests:
+        if not isinstance(self._phase, phases.RanksStopping) and self._has_remote_clients:
             self._enter(phases.StoreHosting())
             return
         for rank in self._ranks:
@@ -325,8 +325,8 @@ class Supervisor:
         self._write(self._verdict())
 
     @property
-    def _has_guests(self) -> bool:
-        return self._store_route is not None and self._store_route.guests > 0
+    def _has_remote_clients(self) -> bool:
+        return self._store_route is not None and self._store_route.remote_clients > 0
 
     def _verdict(self) -> protocol.AttemptEnd:
         now = time.time()

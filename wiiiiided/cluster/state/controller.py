@@ -237,8 +237,8 @@ class Controller:
             logger.exception("a defect while carrying out %s", action, extra=about(job.id))
             if isinstance(action, PrepareWorkers | StartWorkers):
                 why = f"a defect kept it from being started: {problem!r}"
-                share = (action.id, action.attempt, action.node)
-                ended = e.WorkersEnded(self.clock(), *share, 1, why)
+                allocation = (action.id, action.attempt, action.node)
+                ended = e.WorkersEnded(self.clock(), *allocation, 1, why)
                 asyncio.get_running_loop().call_soon(self.report, ended)
 
     def tell(self, job: Job, text: str) -> None:

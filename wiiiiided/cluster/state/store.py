@@ -234,7 +234,7 @@ class StateStore:
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
-    def strangers(self, numbers: Sequence[int], skip: bool = True) -> set[int]:
+    def never_issued(self, numbers: Sequence[int], skip: bool = True) -> set[int]:
         """Of these jobs the ones that this queue never gave out: there was a later state of it, and
         an older one was restored. Their files are kept, and with `skip` their numbers, and all up
         to them, are given out no more: that is one range, however many there are."""

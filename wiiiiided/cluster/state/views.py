@@ -139,9 +139,9 @@ def ranks(job: Job, told: Mapping[str, AllocationView]) -> tuple[RankView, ...]:
     if job.attempt is None:
         return ()
     return tuple(
-        _rank(job.attempt, share.node, rank, told.get(share.node))
-        for share in job.attempt.layout.allocations
-        for rank in share.ranks
+        _rank(job.attempt, allocation.node, rank, told.get(allocation.node))
+        for allocation in job.attempt.layout.allocations
+        for rank in allocation.ranks
     )
 
 

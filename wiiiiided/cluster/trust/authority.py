@@ -8,8 +8,8 @@
 The authority's own dates mean nothing (2000 to 9999): clocks of machines may be wrong, and a token
 names this very certificate by its digest. ECDSA with P-256 everywhere.
 
-Whatever asks to be signed comes from a stranger with a token. Of its request only the public key is
-taken; the names in the certificate are the ones the coordinator has decided on.
+A signing request comes from a machine of which only its token is known. Only the public key of it
+is taken; the names in the certificate are the ones the coordinator has decided on.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Authority:
         except OSError as problem:
             raise HostError(
                 f"the cluster's authority cannot be read ({problem.filename}: {problem.strerror}): "
-                "nobody can join and no certificate can be renewed. Restore it from a copy"
+                "no machine can join and no certificate can be renewed. Restore it from a copy"
             ) from problem
         return cls(*texts)
 

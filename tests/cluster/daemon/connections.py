@@ -63,12 +63,12 @@ async def until(condition: Callable[[], bool], what: str) -> None:
     assert condition(), what
 
 
-async def answers(talk: RpcConnection) -> list[Any]:
+async def answers(connection: RpcConnection) -> list[Any]:
     """Everything that is said, to the end of the connection; blobs joined to one."""
     found: list[Any] = []
     while True:
         try:
-            kind, payload = await talk.frame()
+            kind, payload = await connection.frame()
         except EOFError:
             return found
         if kind == framing.MESSAGE:
@@ -80,13 +80,13 @@ async def answers(talk: RpcConnection) -> list[Any]:
 
 
 class FakeDialer:
-    """Opens connections to whoever serves an address; `away` says who does not answer now."""
+    """Opens connections to the node that serves an address; `away` has those that do not answer."""
 
     def __init__(self, serves: dict[str, Serve]) -> None:
         self.serves = serves
         self.away: set[str] = set()
         self.opened: list[tuple[str, str, p.Person | None]] = []
-        self.ends: list[RpcConnection] = []  # of who serves
+        self.ends: list[RpcConnection] = []  # of the nodes that serve
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(
@@ -102,13 +102,13 @@ class FakeDialer:
         task.add_done_callback(self._tasks.discard)
         return ours
 
-    async def _serve(self, address: str, talk: RpcConnection) -> None:
+    async def _serve(self, address: str, connection: RpcConnection) -> None:
         try:
-            await self.serves[address](talk)
+            await self.serves[address](connection)
         except (EOFError, OSError):
             pass
         finally:
-            talk.close()
+            connection.close()
 
     def cut(self) -> None:
         """End every connection there is, as a machine does that is switched off."""
@@ -166,10 +166,10 @@ class FakeNode:
         self.node = Node(name, 4, 1 << 30, address=f"10.0.0.{ord(name) - 96}", port=9461)
         self.runs = JobDirs(directory / name, JobAccount.this())
         self.workers = FakeWorkers(self.runs)
-        self.share = LocalAllocations(name, self.workers, self.runs)  # type: ignore[arg-type]
+        self.allocations = LocalAllocations(name, self.workers, self.runs)  # type: ignore[arg-type]
 
-    async def serve(self, talk: RpcConnection) -> None:
-        await self.share.handle(talk, p.decode_ask(await talk.message()))
+    async def serve(self, connection: RpcConnection) -> None:
+        await self.allocations.handle(connection, p.decode_ask(await connection.message()))
 
     def begin(self, job: int = 1, attempt: int = 1) -> None:
         self.runs.make(job, attempt)
