@@ -24,7 +24,7 @@ class OnePort:
     job: int  # WIIIIIDE_JOB_ID
     attempt: int  # WIIIIIDE_ATTEMPT
     directory: str  # WIIIIIDE_ATTEMPT_DIR: endpoints are made there, and the key lies there
-    daemon_uid: int  # WIIIIIDE_DAEMON_UID: who may hand over connections, besides root and we
+    daemon_uid: int  # WIIIIIDE_DAEMON_UID: may hand over connections, as root and our own may
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> OnePort | None:

@@ -5,7 +5,7 @@ WiiiiideError (a RuntimeError, as torch.distributed's own errors are)
 │   └── Mismatch          what the ranks did: they disagree on the operation
 ├── HostError             what this machine did: no memory, no socket, a member on another machine
 │   ├── BadFrame          bytes that are no frame of ours came over a link
-│   └── HandshakeFailed   a connection was refused before its first frame: a stranger, a version
+│   └── HandshakeFailed   a connection was refused before its first frame: a wrong key, a version
 └── GroupFailed           what a peer did; the group is lost, make a new one
     ├── PeerLost          its process died, or it left while others waited
     ├── PeerLate          it did not arrive within the group's timeout

@@ -64,7 +64,7 @@ def tell(who: str, text: str) -> None:
 
 
 class Complaints:
-    """Warnings about strangers, at most one a second: a flood of them must not flood the log."""
+    """Warnings about unauthenticated peers, at most one a second: many must not flood the log."""
 
     def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._who, self._clock = who, clock

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, status, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, line, status, view
 from wiiiiided import __version__
 from wiiiiided.cluster import client as package
 from wiiiiided.cluster.archive.pack import Packed
@@ -25,8 +25,10 @@ from wiiiiided.cluster.client import (
     NotAllowed,
     TimedOut,
     VersionMismatch,
-    client,
     follow_job,
+)
+from wiiiiided.cluster.client import (
+    client as client_module,
 )
 from wiiiiided.cluster.client.connection import ANSWER_S, PATIENT_S, Connection
 from wiiiiided.cluster.rpc import messages as m
@@ -49,7 +51,7 @@ def heard() -> list[str]:
 
 
 @pytest.fixture
-def talk(daemon: FakeDaemon, heard: list[str]) -> Client:
+def client(daemon: FakeDaemon, heard: list[str]) -> Client:
     return Client(daemon.paths, heard.append)
 
 
@@ -84,7 +86,7 @@ def archive(tmp_path: Path) -> Packed:
 )
 def test_a_question_gets_its_answer(
     daemon: FakeDaemon,
-    talk: Client,
+    client: Client,
     method: str,
     arguments: tuple[int, ...],
     request_: m.Request,
@@ -92,21 +94,21 @@ def test_a_question_gets_its_answer(
     result: object,
 ) -> None:
     daemon.answers(type(request_), answer)
-    assert getattr(talk, method)(*arguments) == result
+    assert getattr(client, method)(*arguments) == result
     assert daemon.requests == [request_]
 
 
-def test_a_refusal_carries_the_daemons_code_and_words(daemon: FakeDaemon, talk: Client) -> None:
+def test_a_refusal_carries_the_daemons_code_and_words(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.Show, m.Refusal(6, "there is no job 3", "look with ps"))
     with pytest.raises(DaemonRefused, match="there is no job 3") as caught:
-        talk.show(3)
+        client.show(3)
     assert (caught.value.code, caught.value.hint) == (6, "look with ps")
 
 
-def test_an_answer_to_another_question_is_no_answer(daemon: FakeDaemon, talk: Client) -> None:
+def test_an_answer_to_another_question_is_no_answer(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.Show, m.JobList(()))
     with pytest.raises(VersionMismatch, match="no wiiiiided that wiiiiide"):
-        talk.show(3)
+        client.show(3)
 
 
 # ---- no daemon
@@ -168,11 +170,11 @@ def test_a_socket_of_others_says_how_to_join_the_group(
     ("protocol", "hint"), [(m.PROTOCOL - 1, "restart the daemon"), (m.PROTOCOL + 1, "install")]
 )
 def test_another_protocol_names_both_versions_and_what_to_do(
-    daemon: FakeDaemon, talk: Client, protocol: int, hint: str
+    daemon: FakeDaemon, client: Client, protocol: int, hint: str
 ) -> None:
     daemon.hello = m.Hello(protocol, "9.8.7")
     with pytest.raises(VersionMismatch, match=r"9\.8\.7") as caught:
-        talk.status()
+        client.status()
     assert __version__ in str(caught.value)
     assert caught.value.hint.startswith(hint)
     assert caught.value.code == 4
@@ -182,32 +184,32 @@ def test_another_protocol_names_both_versions_and_what_to_do(
     "data",
     [b"HTTP/1.1 200 OK\r\n\r\n", frame(BLOB, b"x"), frame(b"J", b"{}"), frame(b"J", b"\xff")],
 )
-def test_what_is_no_daemon_is_noticed(daemon: FakeDaemon, talk: Client, data: bytes) -> None:
+def test_what_is_no_daemon_is_noticed(daemon: FakeDaemon, client: Client, data: bytes) -> None:
     daemon.does(m.GetStatus, lambda _, link: link.link.sendall(data))
     daemon.hello = m.Hello(m.PROTOCOL, "")
     with pytest.raises(VersionMismatch):
-        talk.status()
+        client.status()
 
 
 # ---- a daemon that goes away
 
 
-def test_a_daemon_that_goes_away_is_a_sentence(daemon: FakeDaemon, talk: Client) -> None:
+def test_a_daemon_that_goes_away_is_a_sentence(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.GetStatus)
     with pytest.raises(DaemonLost, match="went away in the middle of the request"):
-        talk.status()
+        client.status()
 
 
 def test_a_daemon_that_does_not_answer_is_not_waited_for_for_ever(
-    daemon: FakeDaemon, talk: Client, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Client._ask, "__defaults__", (0.1,))
     daemon.does(m.Why, lambda _, link: _until_gone(link))
     with pytest.raises(DaemonLost, match="has not answered for"):
-        talk.why(3)
+        client.why(3)
 
 
-def _until_gone(link: Talk) -> None:
+def _until_gone(link: FakeConnection) -> None:
     with pytest.raises(EOFError):
         link.frame()
 
@@ -216,18 +218,18 @@ def _until_gone(link: Talk) -> None:
 
 
 def test_an_archive_is_sent_when_it_is_wanted(
-    daemon: FakeDaemon, talk: Client, archive: Packed
+    daemon: FakeDaemon, client: Client, archive: Packed
 ) -> None:
     got: list[bytes] = []
 
-    def take(_: m.Submit, link: Talk) -> None:
+    def take(_: m.Submit, link: FakeConnection) -> None:
         link.say(m.SendArchive())
         got.append(link.blob())
         link.say(m.Submitted(17, "waits"))
 
     daemon.does(m.Submit, take)
     told: list[tuple[int, int]] = []
-    answer = talk.submit(SPEC, archive, {"KEY": "x"}, progress=lambda *sent: told.append(sent))
+    answer = client.submit(SPEC, archive, {"KEY": "x"}, progress=lambda *sent: told.append(sent))
     assert answer == m.Submitted(17, "waits")
     assert got == [Path(archive.path).read_bytes()]
     (asked,) = daemon.asked(m.Submit)
@@ -237,67 +239,67 @@ def test_an_archive_is_sent_when_it_is_wanted(
 
 
 def test_an_archive_the_daemon_has_is_not_sent(
-    daemon: FakeDaemon, talk: Client, archive: Packed
+    daemon: FakeDaemon, client: Client, archive: Packed
 ) -> None:
     daemon.answers(m.Submit, m.Submitted(17, "waits"))
-    assert talk.submit(SPEC, archive, {}, hold=True).id == 17
+    assert client.submit(SPEC, archive, {}, hold=True).id == 17
     assert daemon.requests[0].hold  # type: ignore[union-attr]
 
 
 def test_a_refusal_in_the_middle_of_an_archive_is_heard(
-    daemon: FakeDaemon, talk: Client, archive: Packed
+    daemon: FakeDaemon, client: Client, archive: Packed
 ) -> None:
     Path(archive.path).write_bytes(bytes(20 << 20))  # more than a socket holds
 
-    def refuse(_: m.Submit, link: Talk) -> None:
+    def refuse(_: m.Submit, link: FakeConnection) -> None:
         link.say(m.SendArchive())
         link.frame()
         link.say(m.Refusal(1, "the disk is full"))
 
     daemon.does(m.Submit, refuse)
     with pytest.raises(DaemonRefused, match="the disk is full"):
-        talk.submit(SPEC, archive, {})
+        client.submit(SPEC, archive, {})
 
 
 def test_a_daemon_lost_while_submitting_says_that_nothing_is_certain(
-    daemon: FakeDaemon, talk: Client, archive: Packed
+    daemon: FakeDaemon, client: Client, archive: Packed
 ) -> None:
     """It is an older one, and would queue the job again if it were told again."""
     daemon.answers(m.Submit, m.SendArchive())
     daemon.answers(m.FindSubmission, m.Refusal(2, "it does not understand the request"))
     with pytest.raises(DaemonLost) as caught:
-        talk.submit(SPEC, archive, {})
+        client.submit(SPEC, archive, {})
     assert "whether the job was queued is not known" in caught.value.hint
     assert len(daemon.asked(m.Submit)) == 1
 
 
 def test_an_answer_that_is_lost_is_asked_for_again(
-    daemon: FakeDaemon, talk: Client, archive: Packed, heard: list[str]
+    daemon: FakeDaemon, client: Client, archive: Packed, heard: list[str]
 ) -> None:
     daemon.does(m.Submit, lambda _, link: daemon.restart())  # stored, and gone
     daemon.answers(m.FindSubmission, m.Submitted(17, "waits"))
-    assert talk.submit(SPEC, archive, {}) == m.Submitted(17, "waits")
+    assert client.submit(SPEC, archive, {}) == m.Submitted(17, "waits")
     (submit,), (asked, *_) = daemon.asked(m.Submit), daemon.asked(m.FindSubmission)
     assert asked.nonce == submit.nonce
     assert heard[-1] == "the daemon is back"
 
 
 def test_a_request_that_was_not_stored_is_said_again_with_its_nonce(
-    daemon: FakeDaemon, talk: Client, archive: Packed
+    daemon: FakeDaemon, client: Client, archive: Packed
 ) -> None:
-    def second(_: m.Submit, link: Talk) -> None:
+    def second(_: m.Submit, link: FakeConnection) -> None:
         link.say(m.SendArchive())
         assert link.blob() == Path(archive.path).read_bytes()
         link.say(m.Submitted(17, "waits"))
 
-    def first(_: m.Submit, link: Talk) -> None:
+    def first(_: m.Submit, link: FakeConnection) -> None:
         daemon.does(m.Submit, second)
         link.say(m.SendArchive())
         daemon.restart()
 
     daemon.does(m.Submit, first)
     daemon.answers(m.FindSubmission, m.Refusal(6, "no job was queued by that request"))
-    assert talk.submit(SPEC, archive, {"KEY": "x"}).id == 17
+    assert client.submit(SPEC, archive, {"KEY": "x"}).id == 17
     one, other = daemon.asked(m.Submit)
     assert one == other
 
@@ -305,14 +307,14 @@ def test_a_request_that_was_not_stored_is_said_again_with_its_nonce(
 # ---- wait
 
 
-def test_waiting_ends_when_the_job_is_over(daemon: FakeDaemon, talk: Client) -> None:
+def test_waiting_ends_when_the_job_is_over(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.Wait, view(state="queued"), view(), ended(), m.EndOfAnswers())
-    assert [job.state for job in talk.wait(17)] == ["queued", "running", "done"]
+    assert [job.state for job in client.wait(17)] == ["queued", "running", "done"]
 
 
-def test_waiting_outlives_a_restart(daemon: FakeDaemon, talk: Client, heard: list[str]) -> None:
+def test_waiting_outlives_a_restart(daemon: FakeDaemon, client: Client, heard: list[str]) -> None:
     _restarts_after(daemon, m.Wait, [view()], [ended(), m.EndOfAnswers()])
-    assert [job.state for job in talk.wait(17)] == ["running", "done"]
+    assert [job.state for job in client.wait(17)] == ["running", "done"]
     assert heard == [
         "the daemon went away; jobs go on. Waiting up to 30 s for it",
         "the daemon is back",
@@ -322,7 +324,7 @@ def test_waiting_outlives_a_restart(daemon: FakeDaemon, talk: Client, heard: lis
 def _restarts_after(daemon: FakeDaemon, kind: type, first: list[Any], then: list[Any]) -> None:
     """The daemon says `first`, is away for a moment, and says `then` when it is asked again."""
 
-    def vanish(_: object, link: Talk) -> None:
+    def vanish(_: object, link: FakeConnection) -> None:
         link.say(*first)
         daemon.answers(kind, *then)
         daemon.restart()
@@ -331,17 +333,17 @@ def _restarts_after(daemon: FakeDaemon, kind: type, first: list[Any], then: list
 
 
 def test_a_daemon_that_does_not_come_back_is_given_up(
-    daemon: FakeDaemon, talk: Client, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client, "RETURN_S", 0.3)
+    monkeypatch.setattr(client_module, "RETURN_S", 0.3)
 
-    def vanish(_: object, link: Talk) -> None:
+    def vanish(_: object, link: FakeConnection) -> None:
         link.say(view())
         daemon.stop()
 
     daemon.does(m.Wait, vanish)
     with pytest.raises(NoDaemon):
-        list(talk.wait(17))
+        list(client.wait(17))
 
 
 def test_a_daemon_that_was_never_there_is_not_waited_for(tmp_path: Path) -> None:
@@ -350,14 +352,14 @@ def test_a_daemon_that_was_never_there_is_not_waited_for(tmp_path: Path) -> None
 
 
 def test_a_deadline_ends_the_waiting(
-    daemon: FakeDaemon, talk: Client, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stay(_: object, link: Talk) -> None:
+    def stay(_: object, link: FakeConnection) -> None:
         link.say(view())
         _until_gone(link)
 
     daemon.does(m.Wait, stay)
-    found = talk.wait(17, timeout_s=3000.0)
+    found = client.wait(17, timeout_s=3000.0)
     assert next(found).state == "running"
     clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600.0)
@@ -365,36 +367,36 @@ def test_a_deadline_ends_the_waiting(
         next(found)
 
 
-def test_a_deadline_also_ends_the_waiting_for_a_daemon(daemon: FakeDaemon, talk: Client) -> None:
-    def vanish(_: object, link: Talk) -> None:
+def test_a_deadline_also_ends_the_waiting_for_a_daemon(daemon: FakeDaemon, client: Client) -> None:
+    def vanish(_: object, link: FakeConnection) -> None:
         link.say(view())
         daemon.stop()
 
     daemon.does(m.Wait, vanish)
     with pytest.raises(TimedOut):
-        list(talk.wait(17, timeout_s=0.3))
+        list(client.wait(17, timeout_s=0.3))
 
 
 # ---- logs and follow
 
 
-def test_lines_come_in_order(daemon: FakeDaemon, talk: Client) -> None:
+def test_lines_come_in_order(daemon: FakeDaemon, client: Client) -> None:
     lines = (line("a"), line("b", 1), line("c"))
     daemon.answers(m.Logs, m.LogLines(lines[:2]), m.LogLines(lines[2:]), m.EndOfAnswers())
-    assert tuple(talk.logs(17, (0, 1), tail=5, attempt=2)) == lines
+    assert tuple(client.logs(17, (0, 1), tail=5, attempt=2)) == lines
     assert daemon.requests == [m.Logs(17, (0, 1), False, 5, 2)]
 
 
-def test_following_gives_lines_and_changes(daemon: FakeDaemon, talk: Client) -> None:
+def test_following_gives_lines_and_changes(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.Wait, view(), ended(), m.EndOfAnswers())
     daemon.answers(m.Logs, m.LogLines((line("a"), line("b"))), m.EndOfAnswers())
-    found = list(talk.follow(17))
+    found = list(client.follow(17))
     assert [x.text for x in found if isinstance(x, m.LogLine)] == ["a", "b"]
     assert [x.state for x in found if isinstance(x, m.JobView)] == ["running", "done"]
 
 
 def test_following_outlives_a_restart_without_repeating_a_line(
-    daemon: FakeDaemon, talk: Client
+    daemon: FakeDaemon, client: Client
 ) -> None:
     """Lines with the same time, of two ranks, of two attempts: each is seen once."""
     first = [line("a", 0, 1.0), line("b", 0, 2.0), line("same", 0, 2.0), line("x", 1, 5.0)]
@@ -402,13 +404,13 @@ def test_following_outlives_a_restart_without_repeating_a_line(
     second = [line("again", 0, 0.5, attempt=2)]
     away = threading.Event()
 
-    def states(_: object, link: Talk) -> None:
+    def states(_: object, link: FakeConnection) -> None:
         link.say(view())
         assert away.wait(30)
         daemon.answers(m.Wait, ended(), m.EndOfAnswers())
         daemon.restart()
 
-    def lines(request: m.Logs, link: Talk) -> None:
+    def lines(request: m.Logs, link: FakeConnection) -> None:
         if not away.is_set():
             link.say(m.LogLines(tuple(first)))
             _until_gone(link)
@@ -419,7 +421,7 @@ def test_following_outlives_a_restart_without_repeating_a_line(
 
     daemon.does(m.Wait, states)
     daemon.does(m.Logs, lines)
-    assert _followed(talk.follow(17), len(first), away) == [*first, *rest, *second]
+    assert _followed(client.follow(17), len(first), away) == [*first, *rest, *second]
 
 
 def _followed(
@@ -436,17 +438,17 @@ def _followed(
 
 
 def test_after_a_restart_the_same_attempt_is_not_shown_twice(
-    daemon: FakeDaemon, talk: Client
+    daemon: FakeDaemon, client: Client
 ) -> None:
     away = threading.Event()
 
-    def states(_: object, link: Talk) -> None:
+    def states(_: object, link: FakeConnection) -> None:
         link.say(view())
         assert away.wait(30)
         daemon.answers(m.Wait, ended(), m.EndOfAnswers())
         daemon.restart()
 
-    def lines(request: m.Logs, link: Talk) -> None:
+    def lines(request: m.Logs, link: FakeConnection) -> None:
         everything = (line("a", 0, 1.0), line("b", 0, 2.0), line("c", 0, 3.0))
         if not away.is_set():
             assert request.tail == 2
@@ -458,46 +460,46 @@ def test_after_a_restart_the_same_attempt_is_not_shown_twice(
 
     daemon.does(m.Wait, states)
     daemon.does(m.Logs, lines)
-    found = _followed(talk.follow(17, tail=2), 2, away)
+    found = _followed(client.follow(17, tail=2), 2, away)
     assert [line.text for line in found] == ["a", "b", "c"]
 
 
 def test_a_log_that_does_not_end_does_not_hold_up_the_end(
-    daemon: FakeDaemon, talk: Client, monkeypatch: pytest.MonkeyPatch
+    daemon: FakeDaemon, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(follow_job, "LINGER_S", 0.2)
     daemon.answers(m.Wait, ended(), m.EndOfAnswers())
     daemon.does(m.Logs, lambda _, link: _until_gone(link))
-    assert [x.state for x in talk.follow(17) if isinstance(x, m.JobView)] == ["done"]
+    assert [x.state for x in client.follow(17) if isinstance(x, m.JobView)] == ["done"]
 
 
 # ---- cancel
 
 
-def test_cancelling_returns_the_job_as_it_ended(daemon: FakeDaemon, talk: Client) -> None:
+def test_cancelling_returns_the_job_as_it_ended(daemon: FakeDaemon, client: Client) -> None:
     daemon.answers(m.Cancel, ended(state="cancelled", code=None))
-    assert talk.cancel(17, now=True).state == "cancelled"
+    assert client.cancel(17, now=True).state == "cancelled"
     assert daemon.asked(m.Cancel) == [m.Cancel(17, True)]
 
 
-def test_cancelling_outlives_a_restart(daemon: FakeDaemon, talk: Client) -> None:
+def test_cancelling_outlives_a_restart(daemon: FakeDaemon, client: Client) -> None:
     """The daemon had taken the request, and went away before the job was over."""
     over = m.JobDetail(ended(state="cancelled", code=None), {}, (), (), "")
 
-    def vanish(_: object, link: Talk) -> None:
+    def vanish(_: object, link: FakeConnection) -> None:
         daemon.answers(m.Show, over)
         daemon.restart()
 
     daemon.does(m.Cancel, vanish)
-    assert [job.state for job in talk.cancel_all([17])] == ["cancelled"]  # type: ignore[union-attr]
+    assert [job.state for job in client.cancel_all([17])] == ["cancelled"]  # type: ignore[union-attr]
     assert len(daemon.asked(m.Cancel)) == 1
 
 
-def test_several_jobs_are_cancelled_together(daemon: FakeDaemon, talk: Client) -> None:
+def test_several_jobs_are_cancelled_together(daemon: FakeDaemon, client: Client) -> None:
     """Neither is answered before both were asked for."""
     both = threading.Event()
 
-    def cancel(request: m.Cancel, link: Talk) -> None:
+    def cancel(request: m.Cancel, link: FakeConnection) -> None:
         if request.id == 99:
             link.say(m.Refusal(6, "there is no job 99"))
             return
@@ -506,16 +508,16 @@ def test_several_jobs_are_cancelled_together(daemon: FakeDaemon, talk: Client) -
         link.say(ended(request.id, "cancelled", None))
 
     daemon.does(m.Cancel, cancel)
-    first, no, second = talk.cancel_all([17, 99, 18])
+    first, no, second = client.cancel_all([17, 99, 18])
     assert (first.id, second.id) == (17, 18)  # type: ignore[union-attr]
     assert isinstance(no, DaemonRefused)
 
 
-def test_a_job_is_cancelled_before_the_one_it_waits_for(daemon: FakeDaemon, talk: Client) -> None:
+def test_a_job_is_cancelled_before_the_one_it_waits_for(daemon: FakeDaemon, client: Client) -> None:
     """Else it would be over, because of that one, when it is asked for."""
     over: set[int] = set()
 
-    def cancel(request: m.Cancel, link: Talk) -> None:
+    def cancel(request: m.Cancel, link: FakeConnection) -> None:
         if 3 in over:
             link.say(m.Refusal(1, f"job {request.id} is over already"))
             return
@@ -523,22 +525,22 @@ def test_a_job_is_cancelled_before_the_one_it_waits_for(daemon: FakeDaemon, talk
         link.say(ended(request.id, "cancelled", None))
 
     daemon.does(m.Cancel, cancel)
-    answers = list(talk.cancel_all([3, 5, 4]))
+    answers = list(client.cancel_all([3, 5, 4]))
     assert [answer.id for answer in answers if isinstance(answer, m.JobView)] == [3, 5, 4]
 
 
 # ---- pull
 
 
-def test_a_blob_is_read_in_any_steps(daemon: FakeDaemon, talk: Client) -> None:
+def test_a_blob_is_read_in_any_steps(daemon: FakeDaemon, client: Client) -> None:
     data = os.urandom(200_000)
 
-    def send(_: object, link: Talk) -> None:
+    def send(_: object, link: FakeConnection) -> None:
         link.send_blob(data)
         link.say(m.EndOfAnswers())
 
     daemon.does(m.Pull, send)
-    with talk.pull(17, ("runs/**",)) as blob:
+    with client.pull(17, ("runs/**",)) as blob:
         assert blob.read(7) == data[:7]
         rest = b""
         while piece := blob.read(50_000):
@@ -550,13 +552,13 @@ def test_a_blob_is_read_in_any_steps(daemon: FakeDaemon, talk: Client) -> None:
 def test_what_the_daemon_says_before_it_answers_is_shown_and_is_no_answer(
     daemon: FakeDaemon,
 ) -> None:
-    def tell(request: m.Request, talk: Talk) -> None:
-        talk.say(m.Notice("waiting up to 4 s for the coordinator a"))
+    def tell(request: m.Request, client: FakeConnection) -> None:
+        client.say(m.Notice("waiting up to 4 s for the coordinator a"))
         if isinstance(request, m.ListJobs):
-            talk.say(m.JobList(()))
+            client.say(m.JobList(()))
         else:
-            talk.send_blob(b"tar")
-            talk.say(m.EndOfAnswers())
+            client.send_blob(b"tar")
+            client.say(m.EndOfAnswers())
 
     for kind in (m.ListJobs, m.Pull):
         daemon.does(kind, tell)
@@ -570,31 +572,37 @@ def test_what_the_daemon_says_before_it_answers_is_shown_and_is_no_answer(
     assert Client(daemon.paths).list() == ()
 
 
-def test_a_refused_pull_is_raised_before_anything_is_read(daemon: FakeDaemon, talk: Client) -> None:
+def test_a_refused_pull_is_raised_before_anything_is_read(
+    daemon: FakeDaemon, client: Client
+) -> None:
     daemon.answers(m.Pull, m.Refusal(6, "there is no job 17"))
     with pytest.raises(DaemonRefused):
-        talk.pull(17)
+        client.pull(17)
 
 
-def test_a_refusal_behind_the_blob_is_raised(daemon: FakeDaemon, talk: Client) -> None:
-    def send(_: object, link: Talk) -> None:
+def test_a_refusal_behind_the_blob_is_raised(daemon: FakeDaemon, client: Client) -> None:
+    def send(_: object, link: FakeConnection) -> None:
         link.send_blob(b"half")
         link.say(m.Refusal(1, "a file could not be read"))
 
     daemon.does(m.Pull, send)
-    with talk.pull(17) as blob:
+    with client.pull(17) as blob:
         assert blob.read(100) == b"half"
         with pytest.raises(DaemonRefused, match="a file could not be read"):
             blob.read(100)
 
 
-def test_no_descriptor_is_left(daemon: FakeDaemon, talk: Client, archive: Packed) -> None:
+def test_no_descriptor_is_left(daemon: FakeDaemon, client: Client, archive: Packed) -> None:
     daemon.answers(m.GetStatus, m.Refusal(1, "no"))
     daemon.answers(m.Pull, m.Refusal(1, "no"))
     daemon.answers(m.Submit, m.SendArchive())
     for _ in range(2):
         before = len(os.listdir("/proc/self/fd"))
-        for ask in (talk.status, lambda: talk.pull(1), lambda: talk.submit(SPEC, archive, {})):
+        for ask in (
+            client.status,
+            lambda: client.pull(1),
+            lambda: client.submit(SPEC, archive, {}),
+        ):
             with pytest.raises(package.ClientError):
                 ask()
     wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before, 30, "all closed")
@@ -611,7 +619,7 @@ def test_a_daemon_that_does_not_even_greet_is_given_up() -> None:
     ours, theirs = socket.socketpair()
     with (
         theirs,
-        Connection(ours, 0.1) as connection,
+        Connection(ours, 0.1) as client,
         pytest.raises(DaemonLost, match="has not answered for"),
     ):
-        connection.begin(m.GetStatus())
+        client.begin(m.GetStatus())

@@ -78,7 +78,7 @@ def machine(name: str = "a", **changes: Any) -> m.NodeView:
     return m.NodeView(**{**fields, **changes})
 
 
-class Talk:
+class FakeConnection:
     """One connection, from the daemon's side."""
 
     def __init__(self, link: socket.socket) -> None:
@@ -112,7 +112,7 @@ class Talk:
         self.link.sendall(frame(BLOB_END))
 
 
-Handler = Callable[[Any, Talk], None]
+Handler = Callable[[Any, FakeConnection], None]
 
 
 class FakeDaemon:
@@ -147,7 +147,7 @@ class FakeDaemon:
 
     def answers(self, kind: type, *answers: m.Answer) -> None:
         """These answers to every request of this kind."""
-        self._handlers[kind] = lambda request, talk: talk.say(*answers)
+        self._handlers[kind] = lambda request, connection: connection.say(*answers)
 
     def does(self, kind: type, handler: Handler) -> None:
         self._handlers[kind] = handler
@@ -199,18 +199,18 @@ class FakeDaemon:
             self._spawn(self._serve, link)
 
     def _serve(self, link: socket.socket) -> None:
-        talk = Talk(link)
+        connection = FakeConnection(link)
         try:
             with link:
-                m.decode_hello(talk.frame()[1])
-                request = m.decode_request(talk.frame()[1])
+                m.decode_hello(connection.frame()[1])
+                request = m.decode_request(connection.frame()[1])
                 self.requests.append(request)
-                talk.say(self.hello)
+                connection.say(self.hello)
                 handler = self._handlers.get(type(request))
                 if handler is None:
-                    talk.say(m.Refusal(1, f"the test has no answer to {request}"))
+                    connection.say(m.Refusal(1, f"the test has no answer to {request}"))
                 else:
-                    handler(request, talk)
+                    handler(request, connection)
         except (EOFError, OSError):
             pass  # the client went away, or the daemon was stopped
         except BaseException as problem:

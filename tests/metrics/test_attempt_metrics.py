@@ -104,7 +104,7 @@ def test_ranks_that_are_not_heard_of_any_more_have_no_rates() -> None:
     assert course.rates("b") == []
     assert now.rates.operations == pytest.approx(10.0)
     assert (now.step, now.straggler) == (33, None)
-    assert course.verdict.why == "a rank alone waits for nobody"
+    assert course.verdict.why == "a rank alone waits for no other"
 
 
 def test_a_rank_that_is_heard_of_again_counts_again() -> None:
@@ -122,7 +122,7 @@ def test_a_rank_that_is_heard_of_again_counts_again() -> None:
     assert now.straggler.node == "b"
 
 
-def test_where_nobody_is_heard_of_the_last_step_stays_and_no_rate_does() -> None:
+def test_where_no_rank_is_heard_of_the_last_step_stays_and_no_rate_does() -> None:
     course = two_nodes()
     for second in range(21, 40):
         course.take(float(second), {})

@@ -66,7 +66,7 @@ def test_ranks_that_cannot_be_measured_are_no_part_of_a_mean() -> None:
     assert not together([Rates(measured=False)] * 2).measured
 
 
-def test_steps_are_counted_over_the_time_they_took_whenever_somebody_looked() -> None:
+def test_steps_are_counted_over_the_time_they_took_whenever_they_were_sampled() -> None:
     old = sample(at=10.0, step=8, samples=80, said_at=9.99)
     new = sample(at=11.0, step=17, samples=170, said_at=10.99)
     assert between(old, new).steps == pytest.approx(9.0)

@@ -50,7 +50,7 @@ def test_the_totals_are_the_last_counters() -> None:
     assert [rank.rank for rank in course.record().ranks] == [0, 1]
 
 
-def test_who_was_late_and_for_how_long() -> None:
+def test_which_rank_was_late_and_for_how_long() -> None:
     course = new()
     run(course, range(46))
     record = course.record()
@@ -81,7 +81,7 @@ def test_a_short_run_is_recorded_from_its_beginning() -> None:
     assert (record.state, record.code, record.ended_at) == ("done", 0, 1000.8)
 
 
-def test_a_run_nobody_saw_begin_has_totals_and_no_points() -> None:
+def test_a_run_whose_begin_was_not_seen_has_totals_and_no_points() -> None:
     course = new(began=0.0, at=500.0)
     course.take(500.0, {"a": [sample(0, 500.0, operations=400)]})
     record = course.record()

@@ -67,7 +67,7 @@ def test_ranks_that_are_not_in_step_at_all_are_not_compared() -> None:
     assert run(60, lambda rank, t: (10 + 8 * rank) * t).why == ""
 
 
-def test_of_who_says_no_step_or_one_for_ever_nothing_can_be_told() -> None:
+def test_of_a_rank_that_says_no_step_or_one_for_ever_nothing_can_be_told() -> None:
     assert run(60, lambda rank, t: 10 * t if rank == 0 else None).why is None
     assert run(60, lambda rank, t: 10 * t if rank == 0 else 7).why is None
 

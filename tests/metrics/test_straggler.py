@@ -1,4 +1,4 @@
-"""The straggler: who waits least while the others wait, and a name that does not flicker."""
+"""The straggler: the rank that waits least while the others wait; its name does not flicker."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def verdicts(
     return found
 
 
-def test_who_waits_least_is_named_with_its_node_and_by_how_much() -> None:
+def test_the_rank_that_waits_least_is_named_with_its_node_and_by_how_much() -> None:
     straggler = watch((30, (0.60, 0.05, 0.53)))[-1]
     assert straggler is not None
     assert (straggler.rank, straggler.node) == (1, "b")
@@ -78,11 +78,11 @@ def test_ranks_that_wait_alike_have_no_straggler(shares: tuple[float, ...]) -> N
     assert set(watch((30, shares))) == {None}
 
 
-def test_a_rank_alone_waits_for_nobody() -> None:
+def test_a_rank_alone_waits_for_no_other() -> None:
     finder = StragglerFinder()
     for second in range(20):
         verdict = finder.take(float(second), on_nodes(steady(0, float(second), 0.5)))
-    assert verdict == (None, "a rank alone waits for nobody", False)
+    assert verdict == (None, "a rank alone waits for no other", False)
 
 
 def test_ranks_that_do_nothing_together_are_not_judged() -> None:
@@ -142,7 +142,7 @@ def test_ranks_that_are_late_by_turns_have_no_straggler_and_are_said_to_take_tur
 def test_ranks_that_are_late_by_chance_are_named_seldom(seed: int, size: int) -> None:
     chance = random.Random(seed)
     steps = []
-    for _ in range(300):  # steps of 2 s: whoever took longest, by chance, is waited for
+    for _ in range(300):  # steps of 2 s: the rank that took longest, by chance, is waited for
         took = [chance.uniform(1.0, 2.0) for _ in range(size)]
         steps.append((2.0, tuple((max(took) - one) / 2.0 for one in took)))
     found = verdicts(*steps, steps=0.5)
@@ -155,20 +155,20 @@ def test_a_rank_that_saves_now_and_then_is_no_straggler() -> None:
     assert set(found) == {None}
 
 
-def test_before_a_name_is_certain_nobody_is_said_to_take_turns() -> None:
+def test_before_a_name_is_certain_no_ranks_are_said_to_take_turns() -> None:
     found = verdicts((60, (0.01, 0.01)), (60, (0.5, 0.0)))
     assert not any(verdict.turns for verdict in found)
     assert found[-1].straggler is not None
 
 
-def test_where_nobody_waits_nothing_is_said() -> None:
+def test_where_no_rank_waits_nothing_is_said() -> None:
     assert verdicts((60, (0.02, 0.01, 0.0)))[-1] == (
         *(None, "no rank waits notably for the others"),
         False,
     )
 
 
-def test_just_below_the_mark_it_stays_who_it_was() -> None:
+def test_just_below_the_mark_the_straggler_stays_the_same() -> None:
     found = watch((30, (0.06, 0.0)), (30, (0.04, 0.0)))
     assert found[-1] is not None
     assert watch((60, (0.04, 0.0)))[-1] is None
@@ -182,7 +182,7 @@ def ran(*straggled: float, waiting_s: float = 0.0) -> RunRecord:
     return empty_record(observed_s=100.0, ranks=tuple(ranks))
 
 
-def test_over_a_run_it_is_who_was_it_for_long_and_clearly_longer_than_any_other() -> None:
+def test_the_straggler_of_a_run_was_it_for_long_and_clearly_longer_than_any_other() -> None:
     assert of_run(ran(0.0, 40.0, 5.0)) == 1
     assert of_run(ran(0.0, 9.0, 0.0)) is None  # a tenth of the run at least
     assert of_run(ran(30.0, 40.0, 0.0)) is None  # two of them: neither
@@ -221,7 +221,7 @@ def test_what_it_costs_is_the_step_with_it_over_the_step_without() -> None:
 
 
 @given(st.dictionaries(st.integers(0, 50), st.floats(0, 1), min_size=2, max_size=50))
-def test_who_is_late_waits_no_longer_than_anybody_who_is_not(waits: dict[int, float]) -> None:
+def test_a_rank_that_is_late_waits_no_longer_than_one_that_is_not(waits: dict[int, float]) -> None:
     found = late(waits)
     others = [share for rank, share in waits.items() if rank not in found]
     assert all(waits[rank] <= share for rank in found for share in others)

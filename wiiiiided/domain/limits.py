@@ -20,7 +20,7 @@ MAX_SPEC: Final = 1 << 18  # as it is stored and sent; a shim's order, in which 
 # times as long, has 1 MiB. Without it the queue, and what a link carries, would have no bound.
 MAX_GLOBS, MAX_GLOB_CHARS = 100, 1000  # of checkpoints: as many as a node looks for
 MAX_SECONDS: Final = 10 * 365 * 86400.0
-LEAST_ALONE_S: Final = 15.0  # of stop_alone: a restart of a daemon must not look like loneliness
+LEAST_ALONE_S: Final = 15.0  # of stop_alone: more than a restart of the coordinator takes
 
 
 def problems_of(spec: JobSpec) -> list[str]:

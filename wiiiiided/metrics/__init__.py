@@ -1,1 +1,1 @@
-"""Figures from counters: pure functions, no clock and no files."""
+"""Metrics from counters: pure functions, no clock and no files."""

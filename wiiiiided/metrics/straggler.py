@@ -87,7 +87,7 @@ class StragglerFinder:
     def _look(self, at: float, ranks: Ranks) -> StragglerVerdict:
         if len(ranks) < 2:
             self._begin(at, {})
-            return StragglerVerdict(None, "a rank alone waits for nobody")
+            return StragglerVerdict(None, "a rank alone waits for no other")
         marks = {rank: _mark(sample) for rank, (_, sample) in ranks.items()}
         if self._since is None or _pids(self._since[1]) != _pids(marks):
             self._begin(at, marks)  # a rank has come, has gone, or is another process

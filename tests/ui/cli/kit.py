@@ -120,7 +120,7 @@ class Program:
                     continue
                 try:
                     piece = terminal.read(1 << 16)
-                except OSError:  # EIO: nobody has the other end any more
+                except OSError:  # EIO: no process has the other end any more
                     break
                 if not piece:
                     break

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, status
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, status
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 
@@ -34,11 +34,11 @@ def test_now_is_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
 
 
 def test_several_are_cancelled_even_if_one_is_refused(cli: Cli, daemon: FakeDaemon) -> None:
-    def cancel(request: m.Cancel, talk: Talk) -> None:
+    def cancel(request: m.Cancel, link: FakeConnection) -> None:
         if request.id == 9:
-            talk.say(m.Refusal(5, "job 9 is grace's"))
+            link.say(m.Refusal(5, "job 9 is grace's"))
         else:
-            talk.say(ended(request.id, "cancelled", None))
+            link.say(ended(request.id, "cancelled", None))
 
     daemon.does(m.Cancel, cancel)
     result = cli("cancel", "17", "9", "18")
@@ -51,9 +51,9 @@ def test_several_are_cancelled_even_if_one_is_refused(cli: Cli, daemon: FakeDaem
 
 
 def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeDaemon) -> None:
-    def cancel(request: m.Cancel, talk: Talk) -> None:
+    def cancel(request: m.Cancel, link: FakeConnection) -> None:
         wait_until(lambda: "--now" in program.shown, PATIENCE_S, "it says what it waits for")
-        talk.say(ended(17, "cancelled", None))
+        link.say(ended(17, "cancelled", None))
 
     daemon.does(m.Cancel, cancel)
     shown = program.on_terminal("cancel", "17").out
@@ -64,10 +64,10 @@ def test_a_long_grace_is_explained_on_a_terminal(program: Program, daemon: FakeD
 def test_a_coordinator_that_is_away_is_what_is_waited_for(
     program: Program, daemon: FakeDaemon
 ) -> None:
-    def cancel(_: m.Cancel, talk: Talk) -> None:
-        talk.say(m.Notice("waiting up to 30 s for the coordinator a"))
+    def cancel(_: m.Cancel, link: FakeConnection) -> None:
+        link.say(m.Notice("waiting up to 30 s for the coordinator a"))
         wait_until(lambda: bool(daemon.asked(m.GetStatus)), PATIENCE_S, "whether it is the workers")
-        talk.say(m.Refusal(4, "the coordinator a does not answer"))
+        link.say(m.Refusal(4, "the coordinator a does not answer"))
 
     away = msgspec.structs.replace(status(), problem="the coordinator a does not answer")
     daemon.answers(m.GetStatus, away)
@@ -79,9 +79,9 @@ def test_a_coordinator_that_is_away_is_what_is_waited_for(
 
 
 def test_an_interrupt_says_that_the_stop_goes_on(program: Program, daemon: FakeDaemon) -> None:
-    def stay(_: m.Cancel, talk: Talk) -> None:
+    def stay(_: m.Cancel, link: FakeConnection) -> None:
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Cancel, stay)
     process = program.start("cancel", "17")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, view
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 
@@ -14,7 +14,7 @@ KINDS = {"requeue": m.Requeue, "hold": m.Hold, "release": m.Release}
 @pytest.mark.parametrize("command", KINDS)
 def test_each_job_is_changed_and_said(cli: Cli, daemon: FakeDaemon, command: str) -> None:
     kind = KINDS[command]
-    daemon.does(kind, lambda request, talk: talk.say(view(request.id, why="is changed")))
+    daemon.does(kind, lambda request, link: link.say(view(request.id, why="is changed")))
     result = cli(command, "17", "18", "17")
     assert (result.code, result.out) == (0, "")
     assert result.err == "job 17 (digits): is changed\njob 18 (digits): is changed\n"
@@ -25,11 +25,11 @@ def test_each_job_is_changed_and_said(cli: Cli, daemon: FakeDaemon, command: str
 def test_a_refusal_of_one_does_not_keep_it_from_the_others(
     cli: Cli, daemon: FakeDaemon, command: str
 ) -> None:
-    def change(request: m.Hold, talk: Talk) -> None:
+    def change(request: m.Hold, link: FakeConnection) -> None:
         if request.id == 18:
-            talk.say(view(18))
+            link.say(view(18))
         else:
-            talk.say(m.Refusal(6 if request.id == 9 else 5, f"not {request.id}", "a hint"))
+            link.say(m.Refusal(6 if request.id == 9 else 5, f"not {request.id}", "a hint"))
 
     daemon.does(KINDS[command], change)
     result = cli(command, "9", "18", "10")

@@ -157,7 +157,9 @@ def test_what_stays_at_home_is_told_in_one_line(cli: Cli, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl", "wiiiiide"])
-def test_who_counts_progress_is_told(cli: Cli, folder: Path, backend: str) -> None:
+def test_a_backend_that_does_not_count_progress_is_told(
+    cli: Cli, folder: Path, backend: str
+) -> None:
     words = ("--set", "policy.hang_timeout=5m", "--set", f"network.backend={backend}")
     result = cli("check", str(folder), *words)
     assert result.code == 0

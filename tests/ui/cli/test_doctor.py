@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.messages import DaemonStatus
@@ -150,7 +150,7 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         replace(WELL, socket=Socket("/s", True, 0o666, "wiiiiide")),
         "socket",
         "fail",
-        "everyone",
+        "every user",
         "restart",
     ),
     (replace(WELL, groups=("ada",)), "group", "fail", "this session began before", "log in again"),
@@ -376,9 +376,9 @@ def test_on_a_terminal_a_remedy_is_a_line_of_its_own_below_the_frame(
 def test_a_daemon_that_says_nothing_is_one_finding_among_others(
     monkeypatch: pytest.MonkeyPatch, daemon: FakeDaemon, cli: Cli
 ) -> None:
-    def silent(_: m.GetStatus, talk: Talk) -> None:
+    def silent(_: m.GetStatus, link: FakeConnection) -> None:
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.GetStatus, silent)
     monkeypatch.setattr(doctor, "DAEMON_S", 0.2)

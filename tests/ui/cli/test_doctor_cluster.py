@@ -69,8 +69,8 @@ def test_a_port_that_listens_is_reached(listener: socket.socket) -> None:
     assert (found.mtu or 0) > 1280
 
 
-def test_a_port_nobody_listens_on_refuses() -> None:
-    with socket.socket() as silent:  # it has the port, so that nobody else gets it
+def test_a_port_without_a_listener_refuses() -> None:
+    with socket.socket() as silent:  # it has the port, so that no other process gets it
         silent.bind(("127.0.0.1", 0))
         assert doctor_peers.reach(on_loopback(silent.getsockname()[1])).problem == "refused"
 

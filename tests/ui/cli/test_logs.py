@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, line, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 
@@ -228,10 +228,10 @@ def test_an_attempt_that_was_never_made_is_not_silent(
 
 
 def test_an_interrupt_says_that_the_job_goes_on(program: Program, daemon: FakeDaemon) -> None:
-    def stay(_: m.Request, talk: Talk) -> None:
-        talk.say(view() if isinstance(_, m.Wait) else m.LogLines((line("hello"),)))
+    def stay(_: m.Request, link: FakeConnection) -> None:
+        link.say(view() if isinstance(_, m.Wait) else m.LogLines((line("hello"),)))
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Wait, stay)
     daemon.does(m.Logs, stay)
@@ -311,15 +311,15 @@ def test_following_as_json_ends_with_the_job(cli: Cli, daemon: FakeDaemon) -> No
 
 
 def test_lines_come_at_once_while_following(program: Program, daemon: FakeDaemon) -> None:
-    def lines(_: m.Logs, talk: Talk) -> None:
-        talk.say(m.LogLines((line("first"),)))
+    def lines(_: m.Logs, link: FakeConnection) -> None:
+        link.say(m.LogLines((line("first"),)))
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
-    def states(_: m.Wait, talk: Talk) -> None:
-        talk.say(view())
+    def states(_: m.Wait, link: FakeConnection) -> None:
+        link.say(view())
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Logs, lines)
     daemon.does(m.Wait, states)
@@ -333,22 +333,22 @@ def test_lines_come_at_once_while_following(program: Program, daemon: FakeDaemon
 def test_a_restart_of_the_daemon_does_not_end_it(program: Program, daemon: FakeDaemon) -> None:
     away: list[int] = []
 
-    def lines(request: m.Logs, talk: Talk) -> None:
+    def lines(request: m.Logs, link: FakeConnection) -> None:
         seen = (line("a", at=1.0), line("b", at=2.0))
         if away:
-            talk.say(m.LogLines((*seen, line("c", at=3.0))), m.EndOfAnswers())
+            link.say(m.LogLines((*seen, line("c", at=3.0))), m.EndOfAnswers())
             return
-        talk.say(m.LogLines(seen))
+        link.say(m.LogLines(seen))
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
-    def states(_: m.Wait, talk: Talk) -> None:
+    def states(_: m.Wait, link: FakeConnection) -> None:
         if away:
-            talk.say(ended(), m.EndOfAnswers())
+            link.say(ended(), m.EndOfAnswers())
             return
-        talk.say(view())
+        link.say(view())
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Logs, lines)
     daemon.does(m.Wait, states)
@@ -411,9 +411,9 @@ def test_since_shows_what_was_written_from_then_on(cli: Cli, daemon: FakeDaemon)
 
 
 def test_following_chooses_lines_too(cli: Cli, daemon: FakeDaemon) -> None:
-    def lines(request: m.Logs, talk: Talk) -> None:
-        talk.say(m.LogLines((line("epoch 1", at=5.0), line("noise", at=6.0))))
-        talk.say(m.LogLines((line("epoch 2", at=7.0),)), m.EndOfAnswers())
+    def lines(request: m.Logs, link: FakeConnection) -> None:
+        link.say(m.LogLines((line("epoch 1", at=5.0), line("noise", at=6.0))))
+        link.say(m.LogLines((line("epoch 2", at=7.0),)), m.EndOfAnswers())
 
     daemon.does(m.Logs, lines)
     daemon.answers(m.Wait, view(), ended(), m.EndOfAnswers())

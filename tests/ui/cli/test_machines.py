@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, status
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, status
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.client import machines
 from wiiiiided.cluster.rpc import messages as m
@@ -34,13 +34,13 @@ def becomes(daemon: FakeDaemon, kind: type, view: m.ClusterView, **at_last: Any)
     looks: list[str] = []
     last = msgspec.structs.replace(status(), **{"role": view.role, **at_last})
 
-    def look(_: m.GetStatus, talk: Talk) -> None:
+    def look(_: m.GetStatus, link: FakeConnection) -> None:
         looks.append("look")
-        talk.say(status() if len(looks) == 1 and view.role != "alone" else last)
+        link.say(status() if len(looks) == 1 and view.role != "alone" else last)
 
-    def take(_: object, talk: Talk) -> None:
+    def take(_: object, link: FakeConnection) -> None:
         daemon.does(m.GetStatus, look)
-        talk.say(view)
+        link.say(view)
 
     daemon.does(kind, take)
     return looks
@@ -177,7 +177,7 @@ def test_a_member_that_is_not_heard_is_told(
 ) -> None:
     monkeypatch.setattr(machines.settle, "__defaults__", (0.0,))
     looks = becomes(daemon, m.Join, SECOND, linked=False, coordinator="a")
-    looks.append("one before")  # the role is taken up: only that nobody hears it is left
+    looks.append("one before")  # the role is taken up, but the coordinator does not hear it
     result = cli("join", "lab1", TOKEN)
     assert result.code == 1
     assert "does not work as a member yet: the coordinator a does not hear it" in result.err
@@ -211,7 +211,7 @@ def test_a_person_types_the_token_unseen(program: Program, daemon: FakeDaemon) -
             continue
         try:
             shown += os.read(ours, 1 << 16)
-        except OSError:  # EIO: nobody has the other end any more
+        except OSError:  # EIO: no process has the other end any more
             break
         if shown.endswith(b"token: "):
             os.write(ours, f"{TOKEN}\n".encode())
@@ -226,10 +226,10 @@ def test_the_token_is_not_to_be_seen_while_it_runs(program: Program, daemon: Fak
     seen: list[bytes] = []
     started: list[int] = []
 
-    def join(_: m.Join, talk: Talk) -> None:
+    def join(_: m.Join, link: FakeConnection) -> None:
         wait_until(lambda: bool(started), PATIENCE_S, "its number is known here")
         seen.append(Path(f"/proc/{started[0]}/cmdline").read_bytes())
-        talk.say(m.Refusal(5, "no"))
+        link.say(m.Refusal(5, "no"))
 
     daemon.does(m.Join, join)
     process = program.start("join", "lab1", TOKEN, "--name", "b")
@@ -246,9 +246,9 @@ def test_the_token_is_not_to_be_seen_while_it_runs(program: Program, daemon: Fak
 def test_an_interrupt_says_that_the_machine_may_still_join(
     program: Program, daemon: FakeDaemon
 ) -> None:
-    def stay(_: m.Join, talk: Talk) -> None:
+    def stay(_: m.Join, link: FakeConnection) -> None:
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Join, stay)
     process = program.start("join", "lab1", TOKEN)
@@ -289,7 +289,7 @@ def test_an_empty_stdin_is_usage(program: Program, daemon: FakeDaemon) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "door"),
+    ("text", "endpoint"),
     [
         ("lab1", ("lab1", 9461)),
         ("lab1.example.org:7000", ("lab1.example.org", 7000)),
@@ -299,8 +299,8 @@ def test_an_empty_stdin_is_usage(program: Program, daemon: FakeDaemon) -> None:
         ("[fd00::5]:7000", ("fd00::5", 7000)),
     ],
 )
-def test_a_host_may_be_a_name_or_an_address(text: str, door: tuple[str, int]) -> None:
-    assert endpoint_of(text) == door
+def test_a_host_may_be_a_name_or_an_address(text: str, endpoint: tuple[str, int]) -> None:
+    assert endpoint_of(text) == endpoint
 
 
 # ---- leave and renew

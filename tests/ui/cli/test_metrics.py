@@ -42,7 +42,7 @@ def test_the_page_goes_to_stdout(cli: Cli, daemon: FakeDaemon) -> None:
 def test_a_file_is_replaced_as_a_whole(cli: Cli, tmp_path: Path) -> None:
     target = tmp_path / "wiiiiide.prom"
     target.write_text("old\n")
-    reader = target.open()  # somebody who has it open goes on reading the old one
+    reader = target.open()  # a process that has it open goes on reading the old one
     old = os.umask(0o077)
     try:
         result = cli("metrics", "-o", str(target))

@@ -167,7 +167,7 @@ def test_a_person_sees_which_jobs_end_and_is_asked(
 
 
 @pytest.mark.parametrize(("words", "request_"), RISKY)
-def test_who_says_yes_or_has_no_terminal_is_not_asked(
+def test_with_yes_or_without_a_terminal_it_does_not_ask(
     program: Program, cli: Cli, daemon: FakeDaemon, words: tuple[str, ...], request_: m.Message
 ) -> None:
     daemon.answers(m.ListNodes, lab())

@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, view
 from tests.ui.cli.kit import Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.cli import ps
@@ -67,9 +67,9 @@ def test_one_machines_view_is_marked_as_such(cli: Cli, daemon: FakeDaemon) -> No
     partial = "the coordinator a does not answer; this is what b knows of its own"
     alone = m.JobList((view(17),), partial)
 
-    def listed(_: m.ListJobs, talk: Talk) -> None:
-        talk.say(m.Notice(partial))
-        talk.say(alone)
+    def listed(_: m.ListJobs, link: FakeConnection) -> None:
+        link.say(m.Notice(partial))
+        link.say(alone)
 
     daemon.does(m.ListJobs, listed)
     result = cli("ps")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.archive.archives import Item, directory, link, tar
-from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.archive.scan import survey
 from wiiiiided.cluster.rpc import messages as m
@@ -25,9 +25,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def sends(daemon: FakeDaemon, *items: Item, data: bytes | None = None) -> None:
-    def send(_: m.Pull, talk: Talk) -> None:
-        talk.send_blob(tar(*items) if data is None else data)
-        talk.say(m.EndOfAnswers())
+    def send(_: m.Pull, link: FakeConnection) -> None:
+        link.send_blob(tar(*items) if data is None else data)
+        link.say(m.EndOfAnswers())
 
     daemon.does(m.Pull, send)
 
@@ -179,9 +179,9 @@ def test_results_do_not_travel_with_the_next_job(cli: Cli, daemon: FakeDaemon, h
 def test_what_the_daemon_says_behind_the_archive_counts(
     cli: Cli, daemon: FakeDaemon, here: Path
 ) -> None:
-    def send(_: m.Pull, talk: Talk) -> None:
-        talk.send_blob(tar(("a", b"x"))[:600])
-        talk.say(m.Refusal(1, "a file could not be read"))
+    def send(_: m.Pull, link: FakeConnection) -> None:
+        link.send_blob(tar(("a", b"x"))[:600])
+        link.say(m.Refusal(1, "a file could not be read"))
 
     daemon.does(m.Pull, send)
     result = cli("pull", "17")

@@ -47,7 +47,7 @@ def test_the_terminal_shows_all_sections(cli: Cli, daemon: FakeDaemon, told: m.J
     assert daemon.asked(m.GetRecords) == [m.GetRecords(17)]
 
 
-def test_what_nobody_looked_at_is_blank(told: m.JobRecords) -> None:
+def test_what_was_not_sampled_is_blank(told: m.JobRecords) -> None:
     chart = list(lines(told, ReportStyle(80)))
     floor = next(line for line in chart if line.lstrip().startswith("0 │"))
     parts = floor.partition("│")[2].split()
@@ -200,7 +200,7 @@ def test_what_is_no_file_is_not_touched(
         assert result.code == 1, place
         assert words in result.err
         assert "bug" not in result.err
-    assert daemon.requests == []  # it is seen before anybody is asked
+    assert daemon.requests == []  # it is seen before the daemon is asked
     assert stat.S_ISFIFO(pipe.stat().st_mode)
     assert os.listdir(tmp_path) == ["pipe"]
 

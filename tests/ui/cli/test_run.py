@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, line, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from tests.ui.cli.test_submit import accepts
 from wiiiiided.cluster.rpc import messages as m
@@ -64,10 +64,10 @@ def test_an_interrupt_detaches_and_says_how_to_cancel(
     program: Program, daemon: FakeDaemon, folder: Path
 ) -> None:
     def stay(*first: m.Answer):  # type: ignore[no-untyped-def]
-        def handler(_: object, talk: Talk) -> None:
-            talk.say(*first)
+        def handler(_: object, link: FakeConnection) -> None:
+            link.say(*first)
             with pytest.raises(EOFError):
-                talk.frame()
+                link.frame()
 
         return handler
 

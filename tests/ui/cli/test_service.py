@@ -340,14 +340,14 @@ def test_the_refusal_names_user_directory_mode_and_a_way_out(tmp_path: Path) -> 
     assert "--user" in hint
 
 
-def test_a_user_that_is_not_there_yet_is_tried_as_nobody() -> None:
+def test_a_user_that_is_not_there_yet_is_tried_as_the_user_nobody() -> None:
     (account,) = access.accounts(["no-such-user"])
     assert (account.uid, account.gid) == (access.NOBODY, access.NOBODY)
 
 
 @pytest.fixture
 def public() -> Iterator[Path]:
-    """A directory that everyone can enter; pytest's own are closed."""
+    """A directory that every user can enter; pytest's own are closed."""
     path = Path(tempfile.mkdtemp(prefix="w"))
     path.chmod(0o755)
     yield path

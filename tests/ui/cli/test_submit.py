@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, line, machine, status, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, line, machine, status, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.system import probe
@@ -54,10 +54,10 @@ def node(monkeypatch: pytest.MonkeyPatch) -> None:
 def accepts(daemon: FakeDaemon, why: str = "runs on a") -> list[bytes]:
     got: list[bytes] = []
 
-    def take(_: m.Submit, talk: Talk) -> None:
-        talk.say(m.SendArchive())
-        got.append(talk.blob())
-        talk.say(m.Submitted(17, why))
+    def take(_: m.Submit, link: FakeConnection) -> None:
+        link.say(m.SendArchive())
+        got.append(link.blob())
+        link.say(m.Submitted(17, why))
 
     daemon.does(m.Submit, take)
     return got
@@ -304,10 +304,10 @@ def test_an_interrupt_detaches_and_says_how_to_go_on(
     program: Program, daemon: FakeDaemon, folder: Path
 ) -> None:
     def stay(*first: m.Answer):  # type: ignore[no-untyped-def]
-        def handler(_: object, talk: Talk) -> None:
-            talk.say(*first)
+        def handler(_: object, link: FakeConnection) -> None:
+            link.say(*first)
             with pytest.raises(EOFError):
-                talk.frame()
+                link.frame()
 
         return handler
 
@@ -385,9 +385,9 @@ def test_a_dry_run_without_a_daemon_expects_nothing(
 def test_a_dry_run_does_not_wait_for_a_daemon_that_is_stuck(
     cli: Cli, daemon: FakeDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stuck(_: object, talk: Talk) -> None:
+    def stuck(_: object, link: FakeConnection) -> None:
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     monkeypatch.setattr(submit, "ASK_S", 0.05)
     daemon.does(m.Predict, stuck)
@@ -451,9 +451,9 @@ def test_a_dry_run_says_when_the_machines_are_not_known(
 def test_a_dry_run_does_not_wait_long_for_the_machines(
     cli: Cli, daemon: FakeDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stuck(_: object, talk: Talk) -> None:
+    def stuck(_: object, link: FakeConnection) -> None:
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     monkeypatch.setattr(submit, "NODES_S", 0.05)
     daemon.does(m.ListNodes, stuck)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Complete, Program
 from tests.ui.report.runs import rank, run
 from wiiiiided.cluster.rpc import messages as m
@@ -33,11 +33,11 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
 def accepts(daemon: FakeDaemon) -> list[bytes]:
     got: list[bytes] = []
 
-    def take(request: m.SubmitSweep, talk: Talk) -> None:
-        talk.say(m.SendArchive())
-        got.append(talk.blob())
+    def take(request: m.SubmitSweep, link: FakeConnection) -> None:
+        link.say(m.SendArchive())
+        got.append(link.blob())
         numbers = tuple(range(12, 12 + len(request.jobs)))
-        talk.say(m.Swept(12, numbers, "is being started on a", "starts within 2 h"))
+        link.say(m.Swept(12, numbers, "is being started on a", "starts within 2 h"))
 
     daemon.does(m.SubmitSweep, take)
     return got
@@ -53,9 +53,9 @@ def over(job: int, state: str = "done", code: int | None = 0) -> m.JobView:
 
 
 def has_sweep(daemon: FakeDaemon, *jobs: m.JobView) -> None:
-    def listed(request: m.ListJobs, talk: Talk) -> None:
+    def listed(request: m.ListJobs, link: FakeConnection) -> None:
         known = request.sweep == 12
-        talk.say(
+        link.say(
             m.JobList(jobs) if known or not request.sweep else m.Refusal(6, "there is no sweep")
         )
 
@@ -208,7 +208,7 @@ def test_an_older_daemon_that_lists_something_else_is_not_believed(
 def test_wait_ends_with_the_worst_code_of_a_sweep(cli: Cli, daemon: FakeDaemon) -> None:
     views = {12: over(12, "failed", 3), 13: over(13), 14: over(14, "failed", 137)}
     has_sweep(daemon, *views.values())
-    daemon.does(m.Wait, lambda request, talk: talk.say(views[request.id], m.EndOfAnswers()))
+    daemon.does(m.Wait, lambda request, link: link.say(views[request.id], m.EndOfAnswers()))
     result = cli("wait", "s12")
     assert (result.code, result.err.splitlines()[-1]) == (137, "1 done, 2 failed")
     assert [request.id for request in daemon.asked(m.Wait)] == [12, 13, 14]
@@ -237,7 +237,7 @@ def test_cancel_says_how_many(cli: Cli, daemon: FakeDaemon) -> None:
     assert result.err == "wiiiiide: sweep s12 (digits) is over already: 1 done, 2 cancelled\n"
 
 
-def test_one_refusal_for_somebody_elses_sweep_and_the_others_are_cancelled(
+def test_one_refusal_for_another_users_sweep_and_the_others_are_cancelled(
     cli: Cli, daemon: FakeDaemon
 ) -> None:
     daemon.answers(m.CancelSweep, m.Refusal(5, "job 12 is ada's; eve may not change it"))
@@ -252,8 +252,8 @@ def test_a_cancel_outlives_a_restart_of_the_daemon(cli: Cli, daemon: FakeDaemon)
     gone = [over(12, "cancelled", None), over(13, "cancelled", None)]
     has_sweep(daemon, *gone)
 
-    def first(request: m.CancelSweep, talk: Talk) -> None:
-        talk.say(gone[0])
+    def first(request: m.CancelSweep, link: FakeConnection) -> None:
+        link.say(gone[0])
         daemon.answers(m.CancelSweep, gone[1], m.EndOfAnswers())
         daemon.restart()
 
@@ -272,9 +272,9 @@ def ran(daemon: FakeDaemon) -> None:
     has_sweep(daemon, over(12), member(13), member(14, state="queued", attempt=0))
     views = {12: over(12), 13: member(13)}
 
-    def told(request: m.GetRecords, talk: Talk) -> None:
+    def told(request: m.GetRecords, link: FakeConnection) -> None:
         made = run(ranks=(rank(0, loss=request.id / 10),), job=request.id)
-        talk.say(m.JobRecords(views[request.id], (), (made,)))
+        link.say(m.JobRecords(views[request.id], (), (made,)))
 
     daemon.does(m.GetRecords, told)
 
@@ -325,7 +325,7 @@ def test_a_change_is_for_those_jobs_that_it_can_change(
         *(daemon, member(12), over(13, "failed", 1), member(14, state="queued")),
         *(member(15, state="held"), over(16, "cancelled", None), over(17)),
     )
-    daemon.does(kind, lambda request, talk: talk.say(member(request.id)))
+    daemon.does(kind, lambda request, link: link.say(member(request.id)))
     assert cli(word, "s12").code == 0
     assert [request.id for request in daemon.asked(kind)] == changed
     has_sweep(daemon, member(12), over(13))

@@ -123,7 +123,7 @@ def test_a_script_runs_without_a_job_file(
     assert (empty.code, empty.out) == (0, "0 │ []\n")
 
 
-def test_a_killed_daemon_does_not_disturb_who_follows(
+def test_a_killed_daemon_does_not_disturb_a_client_that_follows(
     real: PrivateDaemon, wiiiiide: Program, folder: Path
 ) -> None:
     process = wiiiiide.start("submit", "-f", str(folder), *words("wait"))

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon
 from tests.ui.cli.kit import Cli, Complete, Program
 from tests.ui.top import snapshots as s
 from wiiiiided.cluster.rpc import messages as m
@@ -62,12 +62,12 @@ def test_json_once_is_one_object(cli: Cli) -> None:
 def test_json_is_a_stream_that_outlives_the_daemon(program: Program, daemon: FakeDaemon) -> None:
     told = []
 
-    def push(request: m.WatchSnapshots, talk: Talk) -> None:
+    def push(request: m.WatchSnapshots, link: FakeConnection) -> None:
         told.append(request)
-        talk.say(s.three())
+        link.say(s.three())
         if len(told) == 1:
             daemon.restart()
-        talk.link.recv(1)
+        link.link.recv(1)
 
     daemon.does(m.WatchSnapshots, push)
     process = program.start("top", "--json", "-i", "500ms")

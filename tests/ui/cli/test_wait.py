@@ -9,15 +9,15 @@ import time
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk, ended, view
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 
 
 def _knows(daemon: FakeDaemon, *jobs: int) -> None:
-    def why(request: m.Why, talk: Talk) -> None:
+    def why(request: m.Why, link: FakeConnection) -> None:
         known = m.JobReason(request.id, "running", "runs on a")
-        talk.say(known if request.id in jobs else m.Refusal(6, f"there is no job {request.id}"))
+        link.say(known if request.id in jobs else m.Refusal(6, f"there is no job {request.id}"))
 
     daemon.does(m.Why, why)
 
@@ -25,9 +25,9 @@ def _knows(daemon: FakeDaemon, *jobs: int) -> None:
 def _ends(daemon: FakeDaemon, codes: dict[int, tuple[str, int | None]]) -> None:
     _knows(daemon, *codes)
 
-    def wait(request: m.Wait, talk: Talk) -> None:
+    def wait(request: m.Wait, link: FakeConnection) -> None:
         state, code = codes[request.id]
-        talk.say(view(request.id), ended(request.id, state, code, why="why"), m.EndOfAnswers())
+        link.say(view(request.id), ended(request.id, state, code, why="why"), m.EndOfAnswers())
 
     daemon.does(m.Wait, wait)
 
@@ -65,14 +65,14 @@ def test_a_timeout_ends_it_with_124(
 ) -> None:
     clock = time.monotonic
 
-    def wait(request: m.Wait, talk: Talk) -> None:
+    def wait(request: m.Wait, link: FakeConnection) -> None:
         if request.id == 17:
-            talk.say(ended(17), m.EndOfAnswers())
+            link.say(ended(17), m.EndOfAnswers())
             return
-        talk.say(view(request.id))
+        link.say(view(request.id))
         monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600.0)
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Wait, wait)
     _knows(daemon, 17, 18, 19)
@@ -108,10 +108,10 @@ def test_one_that_does_not_exist_is_told_before_the_others_are_waited_for(
 
 
 def test_an_interrupt_says_that_the_job_goes_on(program: Program, daemon: FakeDaemon) -> None:
-    def stay(_: m.Wait, talk: Talk) -> None:
-        talk.say(view())
+    def stay(_: m.Wait, link: FakeConnection) -> None:
+        link.say(view())
         with pytest.raises(EOFError):
-            talk.frame()
+            link.frame()
 
     daemon.does(m.Wait, stay)
     process: subprocess.Popen[str] = program.start("wait", "17")

@@ -992,7 +992,7 @@ LOOKED = {
         (
             (
                 '[1]: "gen/train.py" is not shipped: .gitignore leaves gen/ out by its '
-                "line gen/; add the line !/gen/ to .wiiiiideignore, which is heard first"
+                "line gen/; add the line !/gen/ to .wiiiiideignore, which counts first"
             ),
         ),
     ),

@@ -1,4 +1,4 @@
-"""Drawings: sound SVG, with words for those who do not see them."""
+"""Drawings: sound SVG, with words for readers who do not see them."""
 
 from __future__ import annotations
 

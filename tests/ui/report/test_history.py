@@ -101,6 +101,6 @@ def test_only_the_latest_attempts_are_drawn() -> None:
     assert [past.attempts[0].run.attempt, past.earlier] == [101 - ATTEMPTS, 100 - ATTEMPTS]
 
 
-def test_an_attempt_whose_end_nobody_saw_is_as_long_as_it_was_seen() -> None:
+def test_an_attempt_whose_end_was_not_seen_is_as_long_as_it_was_seen() -> None:
     assert length_of(run(ended_at=None)) == 100.0
     assert length_of(run(ended_at=None, points=(), observed_s=7.0)) == 7.0

@@ -1,4 +1,4 @@
-"""The lines that everybody reads first: true, and silent about what is not known."""
+"""The lines at the top of a report: true, and silent about what is not known."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_the_slowest_rank_is_named() -> None:
     )
 
 
-def test_what_the_others_waited_is_their_mean_and_silence_where_nobody_says() -> None:
+def test_what_the_others_waited_is_their_mean_and_unknown_where_none_says() -> None:
     three = [rank(0, waited_for={1: 30.0}), rank(1, held_s=60.0), rank(2, waited_for={0: 9.0})]
     assert dict(figures(run(ranks=three)))["slowest"].endswith("; the others waited 15s for it")
     three[0] = rank(0, waited_for={})
@@ -149,13 +149,13 @@ def test_a_last_attempt_without_figures_does_not_hide_those_of_the_one_before() 
     assert dict(facts(records(run(), empty)))["loss"] == "0.412 at last"
 
 
-def test_attempts_that_nobody_saw_are_said() -> None:
+def test_attempts_without_metrics_are_said() -> None:
     assert dict(facts(records(run(), attempt=3)))["attempts"] == "3; figures of 1"
 
 
 def test_without_figures_the_reason_is_said() -> None:
     assert "has not run" in why_nothing(records(attempt=0))
-    assert "Nobody looked" in why_nothing(records(attempt=2))
+    assert "No daemon looked" in why_nothing(records(attempt=2))
     silent = run(points=(point(1.0, rates=Rates(), step=None),), ranks=(rank(**BARE),))
     assert "progress" in why_nothing(records(silent))
     assert why_nothing(records(run())) == ""

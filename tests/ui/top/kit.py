@@ -24,7 +24,7 @@ from typing import Any
 import pyte
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.text import columns
 from wiiiiided.ui.top.paint import texts
@@ -50,21 +50,21 @@ def whole(scene: Scene, width: int, height: int) -> list[str]:
 
 
 class Pushing(FakeDaemon):
-    """Pushes `shown`, whatever it is by then, to everybody who watches."""
+    """Pushes `shown`, whatever it is by then, to every client that watches."""
 
     def __init__(self, shown: m.Snapshot) -> None:
         super().__init__()
         self.shown = shown
         self.does(m.WatchSnapshots, self._push)
 
-    def _push(self, request: m.WatchSnapshots, talk: Talk) -> None:
-        talk.link.settimeout(min(request.every_s, 0.1))  # tests have no second to lose
+    def _push(self, request: m.WatchSnapshots, connection: FakeConnection) -> None:
+        connection.link.settimeout(min(request.every_s, 0.1))  # tests have no second to lose
         while True:
-            talk.say(self.shown)
+            connection.say(self.shown)
             if request.once:
                 return
             with contextlib.suppress(TimeoutError):
-                if not talk.link.recv(1):
+                if not connection.link.recv(1):
                     return
 
 
@@ -132,7 +132,7 @@ class Screen:
         while select.select([self.ours], [], [], 0)[0]:
             try:
                 self.raw += os.read(self.ours, 1 << 16)
-            except OSError:  # nobody has the other end any more
+            except OSError:  # no process has the other end any more
                 break
         begun, whole = (self.raw.rfind(mark.encode()) for mark in (TOGETHER, SHOWN))
         until = max(self._fed, begun) if begun > whole else len(self.raw)

@@ -22,7 +22,7 @@ def main(pid_file: str, command: list[str]) -> int:
     if pid == 0:
         os.setpgid(0, 0)
         os.tcsetpgrp(0, os.getpid())
-        # Whoever runs the tests in the background ignores some; a shell's children do not.
+        # A shell that runs the tests in the background ignores some; a shell's children do not.
         for number in (signal.SIGTTOU, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
             signal.signal(number, signal.SIG_DFL)
         os.execv(command[0], command)

@@ -129,7 +129,7 @@ def with_lost() -> Snapshot:
 
 
 def troubled() -> Snapshot:
-    """Three nodes: b is drained and works on, c is slow; and one that nobody hears any more."""
+    """Three nodes: b is drained and works on, c is slow; and one that is not heard of any more."""
     nodes = {node.name: node for node in three().nodes}
     return snapshot(
         nodes["a"],

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kit.conditions import wait_until
-from tests.kit.fake_daemon import FakeDaemon, Talk
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon
 from tests.ui.top import snapshots as s
 from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.framing import MESSAGE, frame
 from wiiiiided.ui.top import log, watch
-from wiiiiided.ui.top.background import AT_ONCE, Errands
+from wiiiiided.ui.top.background import AT_ONCE, BackgroundRequests
 from wiiiiided.ui.top.log import LogTail
 from wiiiiided.ui.top.ui import Gone
 from wiiiiided.ui.top.watch import SnapshotFeed
@@ -31,19 +31,19 @@ def daemon() -> Iterator[FakeDaemon]:
 
 
 @pytest.fixture
-def errands() -> Iterator[Errands]:
+def requests() -> Iterator[BackgroundRequests]:
     """As a loop has them: with a pipe, and closed before it. A result is there before its byte."""
     reads, writes = os.pipe2(os.O_NONBLOCK)
-    made = Errands(writes)
+    made = BackgroundRequests(writes)
     yield made
     made.close()
     os.close(reads)
     os.close(writes)
 
 
-def _watch(daemon: FakeDaemon, errands: Errands) -> SnapshotFeed:
+def _watch(daemon: FakeDaemon, requests: BackgroundRequests) -> SnapshotFeed:
     client = Client(daemon.paths)
-    return SnapshotFeed(client, errands, client.watching(1.0), 1.0, now=0.0)
+    return SnapshotFeed(client, requests, client.watching(1.0), 1.0, now=0.0)
 
 
 def _until_read(feed: SnapshotFeed, now: float) -> m.Snapshot:
@@ -57,51 +57,55 @@ def _until_read(feed: SnapshotFeed, now: float) -> m.Snapshot:
     return found[0]
 
 
-def _done(errands: Errands, name: str) -> object:
+def _done(requests: BackgroundRequests, name: str) -> object:
     found: list[object] = []
 
     def one() -> bool:
-        found.extend(each.result for each in errands.done() if each.name == name)
+        found.extend(each.result for each in requests.done() if each.name == name)
         return bool(found)
 
     wait_until(one, PATIENCE_S, f"{name} is done")
     return found[0]
 
 
-def _idle(errands: Errands, name: str) -> bool:
+def _idle(requests: BackgroundRequests, name: str) -> bool:
     """Whether none of this name is under way: one can begin."""
-    return errands.run(name, lambda: None) and _done(errands, name) is None
+    return requests.run(name, lambda: None) and _done(requests, name) is None
 
 
-def test_half_a_frame_is_waited_for_without_waiting(daemon: FakeDaemon, errands: Errands) -> None:
+def test_half_a_frame_is_waited_for_without_waiting(
+    daemon: FakeDaemon, requests: BackgroundRequests
+) -> None:
     rest = threading.Event()
 
-    def push(request: m.WatchSnapshots, talk: Talk) -> None:
+    def push(request: m.WatchSnapshots, connection: FakeConnection) -> None:
         whole = frame(MESSAGE, m.encode(s.many(200)))
-        talk.link.sendall(whole[:1000])
+        connection.link.sendall(whole[:1000])
         assert rest.wait(PATIENCE_S)
-        talk.link.sendall(whole[1000:])
-        talk.link.recv(1)
+        connection.link.sendall(whole[1000:])
+        connection.link.recv(1)
 
     daemon.does(m.WatchSnapshots, push)
-    with contextlib.closing(_watch(daemon, errands)) as feed:
+    with contextlib.closing(_watch(daemon, requests)) as feed:
         for _ in range(3):
             assert feed.read(1.0) is None
         rest.set()
         assert len(_until_read(feed, 2.0).nodes) == 200
 
 
-def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, errands: Errands) -> None:
+def test_a_silent_daemon_is_gone_and_may_speak_again(
+    daemon: FakeDaemon, requests: BackgroundRequests
+) -> None:
     speak = threading.Event()
 
-    def push(request: m.WatchSnapshots, talk: Talk) -> None:
-        talk.say(s.three())
+    def push(request: m.WatchSnapshots, connection: FakeConnection) -> None:
+        connection.say(s.three())
         assert speak.wait(PATIENCE_S)
-        talk.say(s.three())
-        talk.link.recv(1)
+        connection.say(s.three())
+        connection.link.recv(1)
 
     daemon.does(m.WatchSnapshots, push)
-    with contextlib.closing(_watch(daemon, errands)) as feed:
+    with contextlib.closing(_watch(daemon, requests)) as feed:
         _until_read(feed, 10.0)
         assert feed.gone(14.9) is None
         assert feed.gone(17.0) == Gone("the daemon has said nothing for 7 s")
@@ -111,21 +115,21 @@ def test_a_silent_daemon_is_gone_and_may_speak_again(daemon: FakeDaemon, errands
 
 
 def test_a_silent_coordinator_is_named_and_not_the_daemon(
-    daemon: FakeDaemon, errands: Errands
+    daemon: FakeDaemon, requests: BackgroundRequests
 ) -> None:
     speak = threading.Event()
     text = "the coordinator a (10.0.0.1:9461) has said nothing for 4 s"
 
-    def push(request: m.WatchSnapshots, talk: Talk) -> None:
-        talk.say(s.three())
-        talk.say(m.Notice(text))
+    def push(request: m.WatchSnapshots, connection: FakeConnection) -> None:
+        connection.say(s.three())
+        connection.say(m.Notice(text))
         assert speak.wait(PATIENCE_S)
-        talk.say(s.three())
+        connection.say(s.three())
         with contextlib.suppress(EOFError):
-            talk.frame()
+            connection.frame()
 
     daemon.does(m.WatchSnapshots, push)
-    feed = _watch(daemon, errands)
+    feed = _watch(daemon, requests)
     _until_read(feed, now=1.0)
     wait_until(lambda: feed.read(2.0) or feed.gone(2.0) == Gone(text), PATIENCE_S, "it says so")
     assert feed.gone(60.0) == Gone(text)
@@ -136,10 +140,10 @@ def test_a_silent_coordinator_is_named_and_not_the_daemon(
 
 
 def test_pauses_between_tries_grow_and_end_with_the_return(
-    daemon: FakeDaemon, errands: Errands
+    daemon: FakeDaemon, requests: BackgroundRequests
 ) -> None:
     daemon.answers(m.WatchSnapshots, s.three())  # and the connection ends
-    with contextlib.closing(_watch(daemon, errands)) as feed:
+    with contextlib.closing(_watch(daemon, requests)) as feed:
         _until_read(feed, 0.0)
         wait_until(lambda: feed.read(0.0) is None and feed.connection is None, PATIENCE_S, "gone")
         daemon.stop()
@@ -149,40 +153,40 @@ def test_pauses_between_tries_grow_and_end_with_the_return(
             assert gone is not None
             assert gone.retry_s == pause
             feed.tick(now + pause - 0.1, 1.0)
-            assert _idle(errands, watch.ERRAND)
+            assert _idle(requests, watch.REQUEST)
             now += pause
             feed.tick(now, 1.0)
-            result = _done(errands, watch.ERRAND)
+            result = _done(requests, watch.REQUEST)
             assert isinstance(result, ClientError)
             feed.opened(result, now)
         daemon.start()
         feed.tick(now + 5.0, 1.0)
-        feed.opened(_done(errands, watch.ERRAND), now + 5.0)
+        feed.opened(_done(requests, watch.REQUEST), now + 5.0)
         assert feed.gone(now + 5.0) == Gone(str(result))  # until something comes: that is old
         _until_read(feed, now + 5.0)
         assert feed.gone(now + 5.0) is None
 
 
-def test_a_first_refusal_is_raised(daemon: FakeDaemon, errands: Errands) -> None:
+def test_a_first_refusal_is_raised(daemon: FakeDaemon, requests: BackgroundRequests) -> None:
     daemon.answers(m.WatchSnapshots, m.Refusal(5, "no"))
-    with contextlib.closing(_watch(daemon, errands)) as feed, pytest.raises(DaemonRefused):
+    with contextlib.closing(_watch(daemon, requests)) as feed, pytest.raises(DaemonRefused):
         _until_read(feed, 0.0)
 
 
 def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
-    daemon: FakeDaemon, errands: Errands
+    daemon: FakeDaemon, requests: BackgroundRequests
 ) -> None:
-    def logs(request: m.Logs, talk: Talk) -> None:
-        talk.say(m.LogLines((s.line(f"of {request.id}"),)))
-        talk.link.recv(1)
+    def logs(request: m.Logs, connection: FakeConnection) -> None:
+        connection.say(m.LogLines((s.line(f"of {request.id}"),)))
+        connection.link.recv(1)
 
     daemon.does(m.Logs, logs)
-    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
         pane.want(17)
         pane.want(18)  # before the first connection is there
-        pane.opened(_done(errands, log.ERRAND))
+        pane.opened(_done(requests, log.REQUEST))
         pane.want(18)
-        pane.opened(_done(errands, log.ERRAND))
+        pane.opened(_done(requests, log.REQUEST))
         wait_until(lambda: pane.read() > 0, PATIENCE_S, "a line comes")
         view = pane.view()
         assert view is not None
@@ -193,13 +197,13 @@ def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
 
 
 def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
-    daemon: FakeDaemon, errands: Errands
+    daemon: FakeDaemon, requests: BackgroundRequests
 ) -> None:
     many = tuple(s.line(str(number)) for number in range(log.LINES + 5))
     daemon.answers(m.Logs, m.LogLines(many), m.EndOfAnswers())
-    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
         pane.want(17)
-        pane.opened(_done(errands, log.ERRAND))
+        pane.opened(_done(requests, log.REQUEST))
         wait_until(lambda: pane.read() >= 0 and pane.connection is None, PATIENCE_S, "it is over")
         view = pane.view()
         assert view is not None
@@ -207,7 +211,7 @@ def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
         assert view.note == log.OVER
         pane.again()
         pane.want(17)
-        assert _idle(errands, log.ERRAND)  # what is over is not asked for again
+        assert _idle(requests, log.REQUEST)  # what is over is not asked for again
 
 
 def test_lines_of_several_machines_are_in_the_order_of_time() -> None:
@@ -225,46 +229,46 @@ def test_lines_of_several_machines_are_in_the_order_of_time() -> None:
     assert len(many) == log.LINES
 
 
-def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, errands: Errands) -> None:
+def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, requests: BackgroundRequests) -> None:
     daemon.answers(m.Logs, m.Refusal(6, "there is no job 17"))
-    with contextlib.closing(LogTail(Client(daemon.paths), errands)) as pane:
+    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
         pane.want(17)
-        pane.opened(_done(errands, log.ERRAND))
+        pane.opened(_done(requests, log.REQUEST))
         wait_until(lambda: pane.read() == 0 and pane.connection is None, PATIENCE_S, "refused")
         view = pane.view()
         assert view is not None
         assert view.note == "there is no job 17"
 
 
-def test_errands_of_one_name_are_one_and_all_are_bounded(errands: Errands) -> None:
+def test_requests_of_one_name_are_one_and_all_are_bounded(requests: BackgroundRequests) -> None:
     go = threading.Event()
 
-    def errand() -> bool:
+    def request() -> bool:
         return go.wait(PATIENCE_S)
 
-    assert errands.run("a", errand)
-    assert not errands.run("a", errand)
-    assert all(errands.run(str(number), errand) for number in range(AT_ONCE - 1))
-    assert not errands.run("one more", errand)
+    assert requests.run("a", request)
+    assert not requests.run("a", request)
+    assert all(requests.run(str(number), request) for number in range(AT_ONCE - 1))
+    assert not requests.run("one more", request)
     go.set()
-    assert _done(errands, "a") is True
-    wait_until(lambda: not errands.done() and _idle(errands, "0"), PATIENCE_S, "all done")
+    assert _done(requests, "a") is True
+    wait_until(lambda: not requests.done() and _idle(requests, "0"), PATIENCE_S, "all done")
 
 
-def test_an_errand_that_comes_too_late_wakes_nobody() -> None:
+def test_a_request_that_ends_too_late_writes_to_no_pipe() -> None:
     reads, writes = os.pipe2(os.O_NONBLOCK)
-    errands, go = Errands(writes), threading.Event()
-    errands.run("late", lambda: go.wait(PATIENCE_S))
-    errands.close()
+    requests, go = BackgroundRequests(writes), threading.Event()
+    requests.run("late", lambda: go.wait(PATIENCE_S))
+    requests.close()
     go.set()
-    _done(errands, "late")
+    _done(requests, "late")
     os.close(writes)
     assert os.read(reads, 1) == b""
     os.close(reads)
 
 
-def test_a_bug_in_an_errand_is_a_sentence(errands: Errands) -> None:
-    errands.run("a", lambda: 1 // 0)
-    result = _done(errands, "a")
+def test_a_bug_in_a_request_is_a_sentence(requests: BackgroundRequests) -> None:
+    requests.run("a", lambda: 1 // 0)
+    result = _done(requests, "a")
     assert isinstance(result, ClientError)
     assert "ZeroDivisionError" in str(result)

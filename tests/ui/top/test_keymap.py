@@ -182,7 +182,7 @@ def test_a_reason_may_be_pasted_cleared_left_out_and_is_bounded() -> None:
     assert press(asked, "enter", s.three())[1] == DrainNode("a", "")
 
 
-def test_a_selection_that_moves_does_not_change_who_is_drained() -> None:
+def test_a_selection_that_moves_does_not_change_which_node_is_drained() -> None:
     asked = keys(Ui(focus="nodes", node="c"), "d")
     assert press(asked, "enter", s.alone())[1] == DrainNode("c", "")
 

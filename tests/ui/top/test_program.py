@@ -166,16 +166,16 @@ def test_d_gives_a_drained_node_jobs_again(screen: Screen, daemon: Pushing) -> N
     assert daemon.asked(m.Resume) == [m.Resume("e")]
 
 
-def test_who_may_not_drain_is_told_so(screen: Screen, daemon: Pushing) -> None:
+def test_a_user_who_may_not_drain_is_told_so(screen: Screen, daemon: Pushing) -> None:
     daemon.answers(m.Drain, m.Refusal(5, "only root may drain a machine"))
     screen.types(BACKTAB + "d\r")
     screen.shows("drain a: only root may drain a machine")
 
 
 def test_the_log_follows_the_selected_job(screen: Screen, daemon: Pushing) -> None:
-    def logs(request: m.Logs, talk: object) -> None:
-        talk.say(m.LogLines((s.line(f"hello from {request.id}"),)))  # type: ignore[attr-defined]
-        talk.link.recv(1)  # type: ignore[attr-defined]
+    def logs(request: m.Logs, connection: object) -> None:
+        connection.say(m.LogLines((s.line(f"hello from {request.id}"),)))  # type: ignore[attr-defined]
+        connection.link.recv(1)  # type: ignore[attr-defined]
 
     daemon.does(m.Logs, logs)
     screen.types("l")  # away, and here again
@@ -192,11 +192,11 @@ def test_the_log_follows_the_selected_job(screen: Screen, daemon: Pushing) -> No
 
 
 def test_a_flood_of_lines_holds_nothing_up(screen: Screen, daemon: Pushing) -> None:
-    def logs(request: m.Logs, talk: object) -> None:
+    def logs(request: m.Logs, connection: object) -> None:
         for number in range(2000):
             lines = tuple(s.line(f"{number} {'x' * 200}") for _ in range(20))
-            talk.say(m.LogLines(lines))  # type: ignore[attr-defined]
-        talk.say(m.EndOfAnswers())  # type: ignore[attr-defined]
+            connection.say(m.LogLines(lines))  # type: ignore[attr-defined]
+        connection.say(m.EndOfAnswers())  # type: ignore[attr-defined]
 
     daemon.does(m.Logs, logs)
     screen.types("l")
@@ -212,10 +212,10 @@ def test_a_flood_of_lines_holds_nothing_up(screen: Screen, daemon: Pushing) -> N
 
 
 def test_an_escape_is_heard_in_a_flood_of_lines(screen: Screen, daemon: Pushing) -> None:
-    def logs(request: m.Logs, talk: object) -> None:
-        while True:  # until nobody is there
+    def logs(request: m.Logs, connection: object) -> None:
+        while True:  # until the program has ended
             lines = tuple(s.line("x" * 200) for _ in range(20))
-            talk.say(m.LogLines(lines))  # type: ignore[attr-defined]
+            connection.say(m.LogLines(lines))  # type: ignore[attr-defined]
 
     daemon.does(m.Logs, logs)
     screen.types("l")
@@ -322,9 +322,9 @@ def test_clock_and_age_go_on_without_a_daemon(screen: Screen, daemon: Pushing) -
 def test_the_log_comes_back_with_the_daemon(screen: Screen, daemon: Pushing) -> None:
     told = ["before"]
 
-    def logs(request: m.Logs, talk: object) -> None:
-        talk.say(m.LogLines((s.line(f"told {told[-1]}"),)))  # type: ignore[attr-defined]
-        talk.link.recv(1)  # type: ignore[attr-defined]
+    def logs(request: m.Logs, connection: object) -> None:
+        connection.say(m.LogLines((s.line(f"told {told[-1]}"),)))  # type: ignore[attr-defined]
+        connection.link.recv(1)  # type: ignore[attr-defined]
 
     daemon.does(m.Logs, logs)
     screen.types("l")

@@ -1,7 +1,7 @@
 """The judgements of `wiiiiide doctor` on the facts: no I/O, one function per line it prints.
 
 A check looks at the facts and returns a Finding, or None when it does not apply here. `fail` is
-what keeps jobs from running, `warn` what will make someone unhappy, `ok` the rest; what is not ok
+what keeps jobs from running, `warn` what will cause trouble later, `ok` the rest; what is not ok
 says what to do.
 """
 
@@ -139,7 +139,7 @@ def socket(facts: Facts) -> Finding | None:
         return Finding(
             "fail",
             "socket",
-            f"{words}: everyone can use it",
+            f"{words}: every user can use it",
             "restart the daemon; it sets the mode",
         )
     return Finding("ok", "socket", words)

@@ -1,8 +1,8 @@
 """What `wiiiiide doctor` finds out about the one port, its own and those of the other machines.
 
-A TCP connection is opened and closed again, nothing is said on it: whether packets come through can
-be told by anybody, and what a daemon thinks of whom is the daemon's business. All machines are
-tried at once; each has three seconds.
+A TCP connection is opened and closed again, and nothing is sent on it: that packets come through is
+all it tests; which machines a daemon accepts, only the daemon can say. All machines are tried at
+once; each has three seconds.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
             "wiiiiide ps -a --state failed",
         ),
         "top": CommandEntry(
-            "Watch nodes and jobs; who is slow, and why.",
+            "Watch nodes and jobs; which rank is slow, and why.",
             "wiiiiide top",
         ),
         "show": CommandEntry(

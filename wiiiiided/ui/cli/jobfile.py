@@ -91,7 +91,7 @@ def read(
 
 @dataclass(frozen=True)
 class Shipped:
-    """A working directory, and what of it stays at home."""
+    """A working directory, and what of it is not shipped."""
 
     path: str
 
@@ -114,9 +114,7 @@ class Shipped:
             case by if by == OURS:
                 return Complaint(rule, f"take that line out, or add !/{found.name} below it")
             case _:
-                return Complaint(
-                    rule, f"add the line !/{found.name} to {OURS}, which is heard first"
-                )
+                return Complaint(rule, f"add the line !/{found.name} to {OURS}, which counts first")
 
 
 def unshippable(job: LoadedJob, problem: PackError) -> Invalid:

@@ -86,7 +86,7 @@ def _facts(job: LoadedJob, ships: Survey, dry: Dry | None) -> Iterator[tuple[str
 
 
 def left_out(ships: Survey) -> str:
-    """What stays at home at the top, and which file says so: `data/, big.bin (.gitignore)`."""
+    """What is not shipped at the top, and which file says so: `data/, big.bin (.gitignore)`."""
     groups: dict[str, list[str]] = {}
     for name, by in ships.ignored:
         groups.setdefault("made by pull" if by == PULLED else by, []).append(name)

@@ -42,7 +42,7 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Show how a job ran: loss and throughput over time, where time went, who was slow.
+    """Show how a job ran: loss and throughput over time, where time went, which ranks were slow.
 
     With -o FILE as one HTML page that needs nothing else: no network, no script. Of a sweep (s12)
     the settings and losses of all its jobs.

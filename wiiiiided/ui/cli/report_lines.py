@@ -27,7 +27,7 @@ TITLE = 10  # columns of a fact's name
 NAME = 20  # of the name beside a bar
 BARS = 32  # of one chart; the table and --json have all
 STORY = 100  # lines, the latest
-TEXT = 600  # characters of one sentence of a stranger
+TEXT = 600  # characters of one sentence of another user's
 # What ASCII has instead; everything else that it lacks becomes a question mark.
 INSTEAD = str.maketrans({"–": "-", "…": "~", "→": ">", "·": "/"})
 

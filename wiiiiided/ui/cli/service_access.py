@@ -25,7 +25,7 @@ TRIAL = (
 )
 
 ELSEWHERE = (
-    "Install wiiiiided into a virtual environment that everyone can read, its Python included "
+    "Install wiiiiided into a virtual environment that every user can read, its Python included "
     "(such as one that /usr/bin/python3 makes in /opt/wiiiiide), and run the `wiiiiide service "
     "install` of that one; or have a daemon of your own: wiiiiide service install --user"
 )

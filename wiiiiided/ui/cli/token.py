@@ -31,7 +31,7 @@ def _group() -> None:
 def create(ttl: Ttl = "1h", uses: Uses = 1, as_json: Json = False) -> None:
     """Print the command with which another machine joins, with a new token in it.
 
-    The token is a secret: who has it can make a machine a member, and a member can run programs
+    The token is a secret: with it any machine can become a member, and a member can run programs
     on all the others. It is only printed, never stored.
     """
     if not (lasts := seconds(ttl, "--ttl")):

@@ -52,7 +52,7 @@ def command(
         typer.Option("--svg", metavar="FILE", help="Write one picture as SVG; - is stdout."),
     ] = None,
 ) -> None:
-    """Show what every node and job does now, and who is slow.
+    """Show what every node and job does now, and which rank is slow.
 
     On a terminal it goes on until q; ? explains keys and columns. Elsewhere it prints once.
     """

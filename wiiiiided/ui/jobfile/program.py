@@ -46,7 +46,7 @@ class Folder(Protocol):
     def path(self) -> str: ...
 
     def left_out(self, name: str) -> Complaint | None:
-        """Why this path, which is there, stays at home; None where it travels."""
+        """Why this path, which is there, is not shipped; None where it is."""
 
 
 def look(values: Values, folder: Folder, findings: Findings) -> None:

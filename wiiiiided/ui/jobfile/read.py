@@ -1,8 +1,8 @@
 """The way from a job file to a JobSpec, or to everything that is wrong with it.
 
-text ──scan──► places ─┐
-  └──tomllib──► document ──sets──► check ──► cross ──► JobSpec
-                                     └─────────┴─────► Invalid(problems)
+text ──locate──► places of keys
+  └──tomllib──► document ──overrides──► check ──► cross_field ──► JobSpec
+                                          └────────────┴────────► Invalid(problems, with places)
 
 `examine` also looks at what is outside the file: the working directory, and the program in it.
 """

@@ -207,9 +207,9 @@ def _interface_name(text: str) -> Complaint | None:
 
 def notice(text: str) -> Complaint | None:
     """Of notify.command: placeholders must be known."""
-    strangers = placeholders.unknown(text)
-    if not strangers:
+    unknown = placeholders.unknown(text)
+    if not unknown:
         return anything(text)
     known = " ".join(f"{{{word}}}" for word in placeholders.NAMES)
-    message = f"{{{strangers[0]}}} is not a placeholder"
+    message = f"{{{unknown[0]}}} is not a placeholder"
     return Complaint(message, f"there are {known}; other braces need a blank inside")

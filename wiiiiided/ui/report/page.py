@@ -1,6 +1,6 @@
 """The report as one HTML file: no script, nothing loaded, everything in it escaped.
 
-    job 17: digits            summary      what everybody wants first
+    job 17: digits            summary      the most important facts
     ───────────────           over time    loss, throughput, memory, wire against raw, timeline
                               attempts     a table of all
     state   done              attempt 2    time split, batches, bytes by node; a table of the ranks
@@ -166,7 +166,7 @@ def _templates() -> jinja2.Environment:
 
 
 def _written(value: object) -> object:
-    """Text is bounded and cleaned, whoever it is from; only what a template made goes in as it is.
+    """All text is bounded and cleaned; only what a template made goes in as it is.
     Coordinates get two decimals: finer than any screen, and a chart stays small."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")

@@ -1,4 +1,4 @@
-"""The few lines that everybody wants first, and the sentences that explain the charts.
+"""The few lines at the top of a report, and the sentences that explain its charts.
 
 They are the same on the page, on the terminal and in `wiiiiide show`, so they are made once.
 """
@@ -228,7 +228,7 @@ def why_nothing(records: JobRecords) -> str:
     if not records.job.attempt:
         return "This job has not run: there are no figures."
     if not records.runs:
-        return "Nobody looked at this job while it ran: no figures were kept."
+        return "No daemon looked at this job while it ran: no metrics were kept."
     return (
         "This job's ranks counted nothing: they neither used the wiiiiide backend nor called "
         "wiiiiided.torch.progress(…). What is known without them is below."

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from wiiiiided.cluster.client import ClientError
 
-AT_ONCE = 16  # errands under way; more are refused
+AT_ONCE = 16  # requests under way; more are refused
 
 
 class Done(NamedTuple):
@@ -26,8 +26,8 @@ class Done(NamedTuple):
     result: object  # of the function, or its ClientError
 
 
-class Errands:
-    """`wake_fd` gets a byte when one is done."""
+class BackgroundRequests:
+    """Runs requests, each in a thread; `wake_fd` gets a byte when one is done."""
 
     def __init__(self, wake_fd: int) -> None:
         self._wake_fd = wake_fd

@@ -15,23 +15,23 @@ from operator import itemgetter
 from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.cluster.client.connection import Connection
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.top.background import Errands
+from wiiiiided.ui.top.background import BackgroundRequests
 from wiiiiided.ui.top.feed import answers
 from wiiiiided.ui.top.ui import LogView
 
 LINES = 1000
 TAIL = 100  # of each rank, to begin with
-ERRAND = "log"
+REQUEST = "log"
 
 Moment = tuple[int, float]  # an attempt, and when
 
 
 class LogTail:
-    def __init__(self, client: Client, errands: Errands) -> None:
-        self._client, self._errands = client, errands
+    def __init__(self, client: Client, requests: BackgroundRequests) -> None:
+        self._client, self._requests = client, requests
         self.connection: Connection | None = None
         self._job: int | None = None
-        self._asked: int | None = None  # the job that the errand is for
+        self._asked: int | None = None  # the job that the request is for
         self._lines: list[tuple[Moment, m.LogLine]] = []
         self._note = ""
         self._wanted = False  # a connection is to be opened
@@ -49,7 +49,7 @@ class LogTail:
             self._job, self._wanted, self._note = job, job is not None, "opening"
         if self._wanted and (wanted := self._job) is not None:
             tail = lambda: (wanted, self._client.tailing(wanted, TAIL))  # noqa: E731
-            if self._errands.run(ERRAND, tail):
+            if self._requests.run(REQUEST, tail):
                 self._asked, self._wanted = wanted, False
 
     def again(self) -> None:
@@ -57,7 +57,7 @@ class LogTail:
         self._wanted = self._job is not None and self.connection is None and self._note != OVER
 
     def opened(self, result: object) -> None:
-        """The errand's result; the selection may have moved on meanwhile."""
+        """The request's result; the selection may have moved on meanwhile."""
         if isinstance(result, ClientError):
             if self._asked == self._job:
                 self._note = str(result)

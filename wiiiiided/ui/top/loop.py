@@ -1,6 +1,6 @@
 """The running program: keys, snapshots, log lines and signals come in, frames go out.
 
-One `select` waits for all of them. Signals and finished errands write a byte into a pipe, so that
+One `select` waits for all of them. Signals and finished requests write a byte into a pipe, so that
 nothing happens between two lines of code: a screen is never left half changed.
 
     SIGWINCH           draw again, in the new size
@@ -33,7 +33,7 @@ from wiiiiided.cluster.rpc.messages import (
     Snapshot,
 )
 from wiiiiided.ui.top import log, watch
-from wiiiiided.ui.top.background import Errands
+from wiiiiided.ui.top.background import BackgroundRequests
 from wiiiiided.ui.top.column_memory import learned
 from wiiiiided.ui.top.keymap import press
 from wiiiiided.ui.top.keys import KeyDecoder
@@ -48,7 +48,7 @@ IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the c
 ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
 LOG_S = 0.25  # between frames for log lines alone: a job may write thousands a second
 DETAIL_S = 3.0  # between two questions about what the details show
-DETAILS, RECORDS = "details", "loss of job "  # errands
+DETAILS, RECORDS = "details", "loss of job "  # names of requests
 READ_BYTES = 4096
 HEARD = (
     *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT),
@@ -122,10 +122,10 @@ class TopLoop:
         self._pipe_fd = pipe_fd
         self._keys = KeyDecoder()
         self._escape_at = 0.0  # when an ESC that nothing follows is the key of that name
-        self._errands = Errands(wake_fd)
+        self._requests = BackgroundRequests(wake_fd)
         now = time.monotonic()
-        self._watch = watch.SnapshotFeed(client, self._errands, connection, ui.every_s, now)
-        self._log = log.LogTail(client, self._errands)
+        self._watch = watch.SnapshotFeed(client, self._requests, connection, ui.every_s, now)
+        self._log = log.LogTail(client, self._requests)
         self._losses = LossHistory()
         self._recorded: set[int] = set()  # jobs whose record was asked for
         self._detail: Detail | None = None
@@ -140,7 +140,7 @@ class TopLoop:
         self._quit = False
 
     def close(self) -> None:
-        self._errands.close()
+        self._requests.close()
         self._watch.close()
         self._log.close()
 
@@ -153,7 +153,7 @@ class TopLoop:
             ready = self._wait()
             if self._pipe_fd in ready:
                 self._signals()
-                self._errands_done()
+                self._requests_done()
             if self._terminal.keys_fd in ready:
                 self._typed()
             elif escape:
@@ -193,7 +193,7 @@ class TopLoop:
             self._stop()
         if signal.SIGCONT in numbers and self._ended_by is None:
             self._terminal.enter()
-        if any(numbers):  # not just errands
+        if any(numbers):  # not just finished requests
             self._terminal.forget()
             self._draw_at = 0.0
 
@@ -233,26 +233,26 @@ class TopLoop:
 
     def _cancel(self, action: CancelJob) -> None:
         name = f"cancel {action.job}{' now' if action.now else ''}"
-        if not self._errands.run(name, lambda: self._client.cancel(action.job, action.now)):
+        if not self._requests.run(name, lambda: self._client.cancel(action.job, action.now)):
             self._say(f"job {action.job}: too much is being cancelled; try again")
 
     def _drain(self, action: DrainNode | ResumeNode) -> None:
         node, client = action.node, self._client
         if isinstance(action, DrainNode):
             reason = action.reason
-            begun = self._errands.run(f"drain {node}", lambda: client.drain(node, reason))
+            begun = self._requests.run(f"drain {node}", lambda: client.drain(node, reason))
         else:
-            begun = self._errands.run(f"resume {node}", lambda: client.resume(node))
+            begun = self._requests.run(f"resume {node}", lambda: client.resume(node))
         if not begun:
             self._say(f"{node}: it is being done already")
 
-    def _errands_done(self) -> None:
+    def _requests_done(self) -> None:
         now = time.monotonic()
-        for name, result in self._errands.done():
+        for name, result in self._requests.done():
             self._draw_at = 0.0
-            if name == watch.ERRAND:
+            if name == watch.REQUEST:
                 self._watch.opened(result, now)
-            elif name == log.ERRAND:
+            elif name == log.REQUEST:
                 self._log.opened(result)
             elif name == DETAILS:
                 self._detailed(result)
@@ -312,7 +312,7 @@ class TopLoop:
             return
         number = job.job.id if job else 0
         client = self._client
-        if self._errands.run(DETAILS, lambda: client.show(number) if number else client.nodes()):
+        if self._requests.run(DETAILS, lambda: client.show(number) if number else client.nodes()):
             self._detail_at = now + DETAIL_S
 
     def _detailed(self, result: object) -> None:
@@ -330,7 +330,7 @@ class TopLoop:
         if row is None or row.now is None or row.job.id in self._recorded:
             return
         number = row.job.id
-        if self._errands.run(f"{RECORDS}{number}", lambda: self._client.records(number)):
+        if self._requests.run(f"{RECORDS}{number}", lambda: self._client.records(number)):
             self._recorded.add(number)
 
     # ---- output

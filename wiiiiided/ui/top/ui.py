@@ -1,8 +1,8 @@
 """What the screen shows beside the metrics: the selected rows, the open page, the question asked.
 
-A `Ui` is changed by keys (`press`) and by snapshots (`seen.learned`), a `Scene` is everything a
-screen is drawn from. Both are frozen: a new one is made for every change, so that drawing has
-nothing to wait for or to lock.
+A `Ui` is changed by keys (`keymap.press`) and snapshots (`column_memory.learned`), a `Scene` is all
+that a screen is drawn from. Both are frozen: a new one is made for every change, so that drawing
+has nothing to wait for or to lock.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Snapshots from the daemon, while the screen is open: through its silence and its restarts.
 
-    connected ──ends──► gone, counting down ──► trying (an errand) ──► connected, and gone until it
+    connected ──ends──► gone, counting down ──► trying (a request) ──► connected, and gone until it
                                                                        speaks
         └──says nothing──► silent: the connection stays, it may speak again
 
@@ -12,22 +12,27 @@ from __future__ import annotations
 from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.cluster.client.connection import Connection
 from wiiiiided.cluster.rpc.messages import Notice, Snapshot
-from wiiiiided.ui.top.background import Errands
+from wiiiiided.ui.top.background import BackgroundRequests
 from wiiiiided.ui.top.feed import answers
 from wiiiiided.ui.top.ui import Gone
 
 SILENT_S = 5.0  # and three intervals, whichever is longer
 PAUSES_S = (1.0, 2.0, 5.0)  # before the first try, the second, all others
-ERRAND = "watch"
+REQUEST = "watch"
 
 
 class SnapshotFeed:
     """Begins with a connection; the first refusal is the caller's, later ones are waited out."""
 
     def __init__(
-        self, client: Client, errands: Errands, connection: Connection, every_s: float, now: float
+        self,
+        client: Client,
+        requests: BackgroundRequests,
+        connection: Connection,
+        every_s: float,
+        now: float,
     ) -> None:
-        self._client, self._errands = client, errands
+        self._client, self._requests = client, requests
         self.connection: Connection | None = connection
         self._every_s = every_s
         self._heard_at = now
@@ -61,7 +66,7 @@ class SnapshotFeed:
         return newest
 
     def opened(self, result: object, now: float) -> None:
-        """The errand's result: the new connection replaces the old one."""
+        """The request's result: the new connection replaces the old one."""
         if isinstance(result, Connection):
             self.close()
             self.connection, self._heard_at, self._retry_at = result, now, None
@@ -72,7 +77,7 @@ class SnapshotFeed:
         """Try again when it is time; ask anew when the interval has been changed."""
         due = self.connection is None and (self._retry_at is None or now >= self._retry_at)
         changed = self.connection is not None and every_s != self._every_s
-        if (due or changed) and self._errands.run(ERRAND, lambda: self._client.watching(every_s)):
+        if (due or changed) and self._requests.run(REQUEST, lambda: self._client.watching(every_s)):
             self._every_s, self._retry_at = every_s, None
 
     def gone(self, now: float) -> Gone | None:
