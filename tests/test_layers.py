@@ -1,4 +1,4 @@
-"""The layers of the package, as its imports say them: nobody imports upwards."""
+"""The layers of the package, as its imports say them: none points upwards."""
 
 from __future__ import annotations
 

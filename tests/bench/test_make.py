@@ -1,4 +1,4 @@
-"""`make bench`: every benchmark has its turn, whoever cannot run."""
+"""`make bench`: every benchmark has its turn, whichever of them cannot run."""
 
 from __future__ import annotations
 

@@ -148,7 +148,7 @@ def test_a_run_that_could_not_be_kept_does_not_begin(
         assert program.arguments(parser).save is False
 
 
-def test_who_cannot_make_machines_says_what_is_missing(
+def test_a_benchmark_that_cannot_make_machines_says_what_is_missing(
     bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hosts: Any = bench["net_hosts"]

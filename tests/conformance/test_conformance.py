@@ -14,7 +14,7 @@ from tests.conformance.verdicts import runnable
 # The server ends a test that hangs; this is for a server that does.
 pytestmark = pytest.mark.timeout(settings.START_SECONDS + settings.TEST_SECONDS + 60)
 
-# What runs of the suite, as of torch 2.13: nobody need load it to know how many tests there are.
+# What runs of the suite, as of torch 2.13: it need not be loaded to know how many tests there are.
 NAMES = Path(__file__).with_name("names.txt")
 # The list is about this backend: gloo, when it is put in its place, passes them.
 EXCLUDED = CANNOT_PASS if settings.BACKEND == settings.OURS else {}

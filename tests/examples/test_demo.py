@@ -46,7 +46,7 @@ class Demo:
 
     def _read(self) -> None:
         decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        with contextlib.suppress(OSError):  # a terminal that nobody writes to any more
+        with contextlib.suppress(OSError):  # a terminal that no process writes to any more
             while data := os.read(self.output, 65536):
                 self.screen += decode(data)
 

@@ -1,4 +1,4 @@
-"""Who left because of a fault is never blamed for it: every rank reports the first cause."""
+"""A rank that left because of a fault is never blamed for it: all report the first cause."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_a_death_noticed_in_a_subgroup_is_the_cause_in_the_world_too(waits: bool
 
 
 def die_in_a_chain_of_groups(me: Rank) -> None:
-    """Rank 0 learns of the death in {0, 3}; rank 2 shares only {0, 1, 2} with those who know."""
+    """Rank 0 learns of the death in {0, 3}; rank 2 shares only {0, 1, 2} with ranks that know."""
     tell_pid(me)
     pair = dist.new_group([0, 3])
     three = dist.new_group([0, 1, 2])

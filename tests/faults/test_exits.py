@@ -1,4 +1,4 @@
-"""Ranks that leave or are interrupted: who needs nothing more of them is not disturbed.
+"""Ranks that leave or are interrupted: a rank that needs nothing more of them is not disturbed.
 
 On one host and on several; what only several can have is in test_wide_exits."""
 
@@ -29,7 +29,7 @@ MANNERS = {"destroy": 0, "return": 0, "sys.exit": 3, "os._exit": 3, "signal": -1
 
 
 def go(manner: str) -> None:
-    """Leave without waiting for anyone. The kit destroys the group of a body that returns."""
+    """Leave without waiting for other ranks. The kit destroys the group of a body that returns."""
     if manner == "destroy":
         dist.destroy_process_group()
         os._exit(0)
@@ -66,7 +66,7 @@ def go_after_the_last(me: Rank, manner: str, kind: str) -> Any:
 
 @pytest.mark.parametrize("hosts", ["aaa", "abb"])
 @pytest.mark.parametrize(("manner", "kind"), thinned(MANNERS, ["small", "large", "message"], 2))
-def test_a_rank_that_goes_after_the_last_operation_disturbs_nobody(
+def test_a_rank_that_goes_after_the_last_operation_disturbs_no_other(
     manner: str, kind: str, hosts: str
 ) -> None:
     outcomes = watch_ranks(go_after_the_last, hosts, manner, kind)
@@ -143,7 +143,7 @@ def test_a_rank_that_goes_while_others_need_it_is_named_by_all(
 
 
 def reach_when_it_waits() -> None:
-    """A thread beside the call: who is interrupted before it would never have begun it."""
+    """A thread beside the call: interrupted before it, the call would never have begun."""
     face: Any = dist.group.WORLD
     group = face.engine_group
     wait_until(lambda: bool(group.queue or group.driver.messages), PATIENCE_S, "it waits")
@@ -182,7 +182,7 @@ def be_interrupted(me: Rank, kind: str) -> Any:
 
 @pytest.mark.parametrize("hosts", ["aa", "ab"])
 @pytest.mark.parametrize("kind", ["small", "large", "work", "recv"])
-def test_ctrl_c_ends_a_wait_at_once_and_hangs_nobody(kind: str, hosts: str) -> None:
+def test_ctrl_c_ends_a_wait_at_once_and_hangs_no_other_rank(kind: str, hosts: str) -> None:
     plan = FaultPlan().interrupt(rank=0, step=1, after_s=0.2)
     outcomes = watch_ranks(be_interrupted, hosts, kind, during=plan)
     for outcome in outcomes:
@@ -196,6 +196,6 @@ def test_ctrl_c_ends_a_wait_at_once_and_hangs_nobody(kind: str, hosts: str) -> N
         if failure is not None:  # the group was lost: then all must say why, and soon
             assert failure.took_s < DEADLINE_S[hosts]
             assert "KeyboardInterrupt" in failure.text, failure
-    if kind in ("work", "recv"):  # the operation went on without the one who waited for it
+    if kind in ("work", "recv"):  # the operation went on without the thread that waited for it
         assert first is None
         assert [outcome.value for outcome in outcomes] == [(None, 2.0)] * 2

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the loop's wheel is never lost, and whoever is hurt is told."""
+"""Ctrl-C at any moment: the driver's lock is never lost, and every operation that fails says so."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from wiiiiided.config import Config
 from wiiiiided.errors import UsageError
 
 DEADLINE_S = 5.0
-MISSING_S = 5.0  # who comes may be late by a second or two
+MISSING_S = 5.0  # a rank may come late by a second or two
 
 
 def join_twice(me: Rank) -> list[tuple[str, str]]:
@@ -87,7 +87,7 @@ def die_while_joining(me: Rank, victim: int, place: str, smallest_uid: bool) -> 
             os.kill(os.getpid(), signal.SIGKILL)
 
         setattr(joining, name, fatal)
-    # Who has the smaller uid connects: the survivors wait for the victim, or go to it.
+    # The process with the smaller uid connects: the survivors wait for the victim, or go to it.
     token_hex = processes.secrets.token_hex
     first = ("0" if smallest_uid else "f") if me.rank == victim else "7"
     processes.secrets.token_hex = lambda n: first + token_hex(n)[1:]
@@ -205,7 +205,7 @@ def look_at_links(me: Rank) -> Any:
     x = torch.ones(100_000)
     dist.all_reduce(x)
     found = float(x[-1]), sorted(tcp_of(os.getpid())), len(shared_maps())
-    dist.barrier()  # who leaves ends its connections
+    dist.barrier()  # a rank that leaves ends its connections
     return found
 
 

@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of an exchange: the others say who, where and in what, at once.
+"""A rank is killed in the middle of an exchange: the others say which, where and in what, at once.
 
 On one host and on several; what only several can have is in test_wide_kill. Hosts are pretended
 (tests.kit.ranks): ranks with different letters talk over TCP on loopback, and the kernel ends a
@@ -89,7 +89,7 @@ def large_messages(me: Rank, step: int) -> None:
 
 
 def from_any(me: Rank, step: int) -> None:
-    """Everyone waits for a message from any; only the last rank ever writes."""
+    """All wait for a message from any rank; only the last rank ever writes."""
     x, last = torch.ones(16), me.size - 1
     if me.rank == last:
         for other in range(last):
@@ -204,7 +204,7 @@ def check_survivors(
         assert outcome.value["leaks"] == []
 
 
-# Where the ranks are, and who is killed: of one host the last; a host's only rank; one of two, so
+# Where the ranks are, and which is killed: of one host the last; a host's only rank; one of two, so
 # that its mate sees the death in shared memory and the others on the wire; one whose mate is not
 # beside it in rank.
 PLACES = {"aa": 1, "ab": 1, "aaaa": 3, "aab": 1, "aaa": 2, "abab": 3}
@@ -267,7 +267,7 @@ def leave_nothing_behind(me: Rank) -> list[str]:
     work = dist.isend(torch.ones(LARGE), (me.rank + 1) % me.size)
     dist.recv(torch.ones(LARGE), (me.rank - 1) % me.size)
     work.wait()
-    del work  # who keeps a Work keeps its group's memory
+    del work  # a Work that is kept keeps its group's memory
     held = Footprint.now().leaked_since(before)
     assert any("socket" in what for what in held)
     assert any("thread wiiiiide" in what for what in held)

@@ -26,7 +26,7 @@ from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
 
 STALL = {"WIIIIIDE_STALL_WARNING_S": "0.5"}
 LARGE = 1024 * 1024
-# Of a group whose timeout is to pass: ranks that nobody stops may stand still for a while too.
+# Of a group whose timeout is to pass: ranks that are not stopped may stand still for a while too.
 TIMEOUT_S = 5.0
 PATIENCE_S = 50.0
 
@@ -116,7 +116,7 @@ def check_late(outcome: Outcome, late: Outcome, timeout_s: float) -> None:
 
 
 @pytest.mark.parametrize("count", [8, LARGE], ids=["small", "large"])
-def test_a_rank_stopped_beyond_the_timeout_is_named_by_all_who_wait(count: int) -> None:
+def test_a_rank_stopped_beyond_the_timeout_is_named_by_all_that_wait(count: int) -> None:
     plan = FaultPlan().stop(1, step=5, for_s=TIMEOUT_S, until=partial(have_ended, 1))
     outcomes = watch_ranks(
         exchange, 3, count, 1000, 1, during=plan, env=STALL, group_timeout_s=TIMEOUT_S
@@ -133,7 +133,7 @@ def miss_a_call(me: Rank, asynchronous: bool) -> dict[str, Any]:
     dist.barrier()
     failure = None
     if me.rank == 1:
-        together(me, "late")  # who leaves sooner is lost, not late
+        together(me, "late")  # a rank that leaves sooner is lost, not late
     else:
         x = torch.ones(8)
         if asynchronous:
@@ -186,7 +186,7 @@ def wait_a_little(me: Rank) -> Any:
     return failure, float(x[0])
 
 
-def test_who_waits_a_little_for_an_operation_does_not_break_it() -> None:
+def test_a_wait_that_gives_up_does_not_break_the_operation() -> None:
     (failure, mine), (_, theirs) = run_ranks(wait_a_little, 2)
     assert failure is not None
     assert "all_reduce #" in failure.text
@@ -205,14 +205,14 @@ def muster(me: Rank) -> dict[str, Any]:
     if me.rank in (1, 3):
         monitored_barrier(
             timeout=timedelta(seconds=PATIENCE_S)
-        )  # theirs, late: nobody waits for it
+        )  # theirs, late: no rank waits for it
     x = torch.ones(LARGE)
     dist.all_reduce(x)
     monitored_barrier(timeout=timedelta(seconds=PATIENCE_S))
     return {"failure": failure, "sum": float(x[-1])}
 
 
-def test_a_monitored_barrier_names_all_who_are_missing_and_the_group_goes_on() -> None:
+def test_a_monitored_barrier_names_all_missing_ranks_and_the_group_goes_on() -> None:
     outcomes = watch_ranks(muster, 4)
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace

@@ -127,7 +127,7 @@ def test_a_rank_at_its_limit_of_open_files_fails_all_in_time(poor: int, room: in
 def test_memory_that_cannot_be_mapped_gives_its_descriptor_back_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Closed twice, a descriptor may by then be someone else's file."""
+    """Closed twice, a descriptor may by then be another file's."""
     closed: list[int] = []
     close = os.close
 

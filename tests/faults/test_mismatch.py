@@ -131,7 +131,7 @@ def _blocking(action: Callable[..., Any], options: dict[str, Any]) -> None:
         action(**options).wait()
 
 
-# Who disagrees is alone on its host, or shares one with a rank that is right.
+# The rank that disagrees is alone on its host, or shares one with a rank that is right.
 @pytest.mark.parametrize("hosts", ["aaa", "aab", pytest.param("abc", marks=pytest.mark.soak)])
 @pytest.mark.parametrize(("case", "way"), thinned(CASES, ["blocking", "async", "warm"]))
 def test_ranks_that_disagree_are_all_shown_both_sides(case: str, way: str, hosts: str) -> None:

@@ -172,7 +172,7 @@ class Stranger:
 
 
 @pytest.mark.parametrize("what", list(REFUSED))
-def test_a_stranger_is_shown_the_door_and_the_exchange_goes_on(what: str) -> None:
+def test_an_unauthenticated_peer_is_closed_and_the_exchange_goes_on(what: str) -> None:
     stranger = Stranger(REFUSED[what], closes=True)
     outcomes = stranger.attack_two_ranks()
     assert stranger.closed
@@ -182,37 +182,37 @@ def test_a_stranger_is_shown_the_door_and_the_exchange_goes_on(what: str) -> Non
 HALF = hello(card())[:60]
 
 
-def test_half_a_greeting_and_silence_harm_nobody() -> None:
+def test_half_a_greeting_and_silence_harm_no_rank() -> None:
     stranger = Stranger(say(HALF, HALF[:10], b""), closes=False)
     outcomes = stranger.attack_two_ranks()
     # Rank 0 waited a second for rank 1 with half a frame unread: asleep, not spinning.
     assert outcomes[0].value["cpu_s"] < 0.2
 
 
-def test_who_hangs_up_in_the_middle_of_a_greeting_is_forgotten() -> None:
+def test_a_peer_that_hangs_up_in_the_middle_of_a_greeting_is_forgotten() -> None:
     stranger = Stranger(say(HALF, HALF[:10], b"", ends=True), closes=False)
     outcomes = stranger.attack_two_ranks()
     assert outcomes[0].value["sockets"] == 0
     assert outcomes[0].value["cpu_s"] < 0.2
 
 
-def test_two_hundred_strangers_harm_nobody() -> None:
+def test_two_hundred_unauthenticated_peers_harm_no_rank() -> None:
     stranger = Stranger(say(*[b"x"] * 200), closes=False)
     outcomes = stranger.attack_two_ranks()
     assert outcomes[0].value["sockets"] <= 100
 
 
 def join_past_strangers(me: Rank) -> int:
-    """Ranks 0 and 1 run; strangers fill their doors; then rank 2 joins them in a new group."""
+    """Ranks 0 and 1 run; silent connections fill their queues; rank 2 joins them in a new group."""
     flooded = Path(me.folder, "flooded")
-    token_hex = processes.secrets.token_hex  # who has the smallest uid connects: rank 2
+    token_hex = processes.secrets.token_hex  # the smallest uid connects: rank 2
     processes.secrets.token_hex = lambda n: "780"[me.rank] + token_hex(n)[1:]
     socks: list[socket.socket] = []
     if me.rank < 2:
         make_group(Rank(me.rank, 2, me.folder), PATIENCE_S, "store of two")
         names: list[Any] = [None, None]
         dist.all_gather_object(names, address_of(os.getpid()))
-        for other in (0, 1):  # who is looked in on waits for the other, and lets strangers in
+        for other in (0, 1):  # a rank that waits for the other accepts connections meanwhile
             if me.rank == other:
                 socks += say(*[b""] * 100)(names[1 - other])
                 time.sleep(0.1)
@@ -228,5 +228,5 @@ def join_past_strangers(me: Rank) -> int:
     return size
 
 
-def test_strangers_who_stand_in_the_door_do_not_keep_a_member_out() -> None:
+def test_silent_connections_do_not_keep_a_member_out() -> None:
     assert run_ranks(join_past_strangers, 3, backend=None, timeout_s=100.0) == [3, 3, 3]

@@ -21,8 +21,8 @@ from wiiiiided.backend.engine import join as joining
 
 DEADLINE_S = 10.0
 
-# Where the victim dies, and how long the others may take: what nobody is connected to yet is
-# missed when time is up, or when it has not connected though it was asked to.
+# Where the victim dies, and how long the others may take: a rank without a connection yet is missed
+# when time is up, or when it has not connected though it was asked to.
 PLACES: dict[str, tuple[Any, str, bool]] = {
     "before it tells where it listens": (joining, "_link_hosts", False),
     "before it connects": (connect_hosts.LinkBuilder, "start", False),
@@ -96,7 +96,7 @@ def test_after_a_failure_the_same_processes_can_make_a_new_group_over_hosts() ->
 
 
 def join_in_vain(me: Rank) -> Any:
-    """Another key on each host: what somebody in between, or a spoilt Store, would give them."""
+    """Another key on each host: what a man in the middle, or a spoilt Store, would give them."""
     read = joining._Register._read
 
     def spoilt(self: Any, key: str) -> Any:
@@ -126,7 +126,7 @@ def make_groups(me: Rank) -> list[int]:
         dist.all_reduce(x, group=group)
         assert x[0] == me.size
         counts.append(len(tcp_of(os.getpid())))
-    dist.barrier()  # who leaves ends its connections
+    dist.barrier()  # a rank that leaves ends its connections
     return counts
 
 

@@ -98,10 +98,10 @@ def test_a_forked_child_that_lives_on_holds_no_connection_of_its_killed_rank() -
 
 
 # Rank 3 is killed. Rank 0 meets that first and leaves, rank 2 calls when rank 0 is gone, rank 1
-# calls again when rank 2 is gone too: whoever is where, all of them blame rank 3.
+# calls again when rank 2 is gone too: wherever they are, all of them blame rank 3.
 @pytest.mark.parametrize("hosts", ["aabb", "abab", "abcd", "aaab"])
 @pytest.mark.parametrize("manner", ["exception", "_exit"])
-def test_nobody_is_blamed_who_left_because_of_a_death_on_another_host(
+def test_a_rank_that_left_because_of_a_death_on_another_host_is_not_blamed(
     manner: str, hosts: str
 ) -> None:
     plan = FaultPlan().kill(rank=blame.VICTIM, step=1, after_s=0.1)

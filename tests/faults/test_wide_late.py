@@ -1,5 +1,5 @@
 """A rank on another host that is stopped, or never calls: a warning names it; then all go on, or
-time is up. Its kernel answers all the while, so nobody takes its host for lost."""
+time is up. Its kernel answers all the while, so its host is not taken for lost."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_a_rank_stopped_for_six_seconds_is_named_in_a_warning_and_nothing_is_los
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_small_operations_go_on_as_well_when_a_stopped_rank_comes_back(stopped: int) -> None:
     """Rank 1 may wait for rank 2, which waits for rank 0, the one that is stopped: it names that.
-    Who waits tells those beside it about once a second."""
+    A waiting rank tells those of its host about once a second."""
     plan = FaultPlan().stop(
         stopped, step=100, for_s=2.2, until=partial(late.have_warned_of, stopped)
     )
@@ -99,7 +99,7 @@ def test_a_message_from_another_host_that_never_comes_is_given_up_and_the_group_
     assert named(outcomes[1]) in outcomes[0].value.text
 
 
-def test_a_monitored_barrier_names_all_who_are_missing_on_every_host() -> None:
+def test_a_monitored_barrier_names_all_missing_ranks_on_every_host() -> None:
     outcomes = watch_ranks(late.muster, "aabb")
     for outcome in outcomes:
         assert outcome.exit_code == 0, outcome.trace

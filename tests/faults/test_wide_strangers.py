@@ -42,7 +42,7 @@ ROOM = 8 * MIB  # what a rank's memory may grow by meanwhile: the allocator's ow
 
 @dataclass(frozen=True)
 class Door:
-    """What somebody may know of rank 0: all but the key is told by the Store to whoever asks."""
+    """What an attacker may know of rank 0: the Store tells every client all but the key."""
 
     port: int
     claim: ConnectionClaim  # of rank 1, which has its connections already
@@ -54,7 +54,7 @@ def sockets() -> set[str]:
 
 
 def door_of(me: Rank) -> Door:
-    """Where this rank listens, and who may come."""
+    """Where this rank listens, and for which groups."""
     face: Any = dist.group.WORLD
     group = face.engine_group
     membership, mesh = group.membership, group.process.mesh
@@ -95,7 +95,7 @@ def connect(port: int) -> socket.socket:
 
 
 def heard(sock: socket.socket) -> bytes:
-    """What is said to a stranger until it is shown the door."""
+    """What an unauthenticated peer is sent until its connection is closed."""
     data = b""
     try:
         while more := sock.recv(4096):
@@ -157,7 +157,7 @@ def with_a_wrong_key(door: Door) -> list[bytes]:
 
 
 def for_somebody_else(door: Door) -> list[bytes]:
-    """Greetings with one name wrong each: the process, the generation, a group nobody knows."""
+    """Greetings with one name wrong each: the process, the generation, an unknown group."""
     answers = []
     for change in ({"acceptor_uid": "0" * 16}, {"generation": 0}):
         with connect(door.port) as sock:
@@ -174,7 +174,7 @@ def recorded_and_said_again(door: Door) -> list[bytes]:
     with connect(door.port) as sock:
         say(sock, said + b"WI\x01\x10" + bytes(60))
         answer = heard(sock)
-    return [answer[ANSWER_BYTES:]]  # the first is a challenge, which anyone may have
+    return [answer[ANSWER_BYTES:]]  # the first is a challenge, which any peer may have
 
 
 HELLO = b"WIIIIIDE\x01\x01\x01\x00"
@@ -231,7 +231,7 @@ def check_refused(told: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("what", list(QUIET))
-def test_who_does_not_speak_our_language_is_shown_the_door_without_a_word(what: str) -> None:
+def test_a_peer_of_another_protocol_is_closed_without_an_answer(what: str) -> None:
     stranger = Stranger(QUIET[what])
     check_refused(stranger.attack_two_hosts())
     for answer in stranger.answers:
@@ -248,7 +248,7 @@ def test_a_greeting_that_is_right_with_a_key_that_is_not_is_refused() -> None:
     assert stranger.answers == [refusal(RefusalReason.PROOF)]
 
 
-def test_a_greeting_for_somebody_else_is_refused() -> None:
+def test_a_greeting_for_another_process_is_refused() -> None:
     stranger = Stranger(for_somebody_else)
     check_refused(stranger.attack_two_hosts())
     assert stranger.answers == [refusal(RefusalReason.UNKNOWN)] * 2
@@ -296,7 +296,7 @@ def rank_sockets(port: int) -> list[Any]:
 @pytest.mark.parametrize(
     "word", [lambda _: b"", lambda _: HELLO], ids=["silent", "half a greeting"]
 )
-def test_two_hundred_connections_at_once_harm_nobody(word: Callable[[Door], bytes]) -> None:
+def test_two_hundred_connections_at_once_harm_no_rank(word: Callable[[Door], bytes]) -> None:
     crowd = Crowd(200, word)
     stranger = Stranger(crowd)
     try:
@@ -325,7 +325,7 @@ def test_claims_that_wait_for_a_group_that_never_comes_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("what", ["HTTP", "noise", "a frame at once"])
-def test_strangers_at_a_door_with_tls_are_shown_the_door_as_well(what: str) -> None:
+def test_unauthenticated_peers_are_closed_with_tls_as_well(what: str) -> None:
     stranger = Stranger(QUIET[what])
     told = stranger.attack_two_hosts(WIIIIIDE_TLS="on")
     assert told["sockets"] == 0
@@ -356,7 +356,7 @@ def test_tls_at_one_end_only_is_a_sentence_on_both() -> None:
 
 
 def speak_nonsense(me: Rank, what: str) -> Any:
-    """Rank 2, whom the others trust, writes bytes that are no frame between its frames."""
+    """Rank 2, which the others trust, writes bytes that are no frame between its frames."""
     dist.all_reduce(torch.ones(100_000))
     failure = failure_of(dist.barrier)  # rank 2 may be through it before the others are
     if me.rank == 2:

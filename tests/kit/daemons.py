@@ -221,7 +221,7 @@ def private_daemon(
 
 
 def free_port(address: str) -> int:
-    """A port that stays free while nobody listens on it: no connection gets one of these."""
+    """A port that stays free while no process listens on it: no connection gets one of these."""
     while True:
         port = random.randrange(20_000, 32_000)
         with socket.socket() as trial, contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Faults as data: who is killed or stopped, and at which of its steps.
+"""Faults as data: which rank is killed or stopped, and at which of its steps.
 
     plan = FaultPlan().kill(rank=1, step=3)
     watch_ranks(body, 2, during=plan)           # the body calls `reach(step)` before each step
@@ -24,7 +24,7 @@ from tests.kit.ranks import Outcome, Rank, note
 
 _REACHED = "reached"
 _FOLDER = "folder"
-_COMES_S = 50.0  # less than a run of ranks has: its failure says who did not come
+_COMES_S = 50.0  # less than a run of ranks has: its failure names the ranks that did not come
 
 Condition = Callable[[list[Outcome]], bool]
 
@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class FaultPlan:
-    """What is to happen to whom. Give it to `watch_ranks` as `during`."""
+    """What is to happen to which rank. Give it to `watch_ranks` as `during`."""
 
     faults: tuple[Fault, ...] = ()
     fired: dict[Fault, float] = field(default_factory=dict)  # time.monotonic() of each

@@ -66,7 +66,7 @@ class Fleet:
         return self.network.address(letter)
 
     def cut(self, letter: str) -> None:
-        """Nothing gets through its cable any more, and nobody is told."""
+        """Nothing gets through its cable any more, and no process is told."""
         self.network.silence(letter)
 
     def heal(self, letter: str) -> None:

@@ -117,7 +117,7 @@ class Machine:
         self._network = network
         self._id = f"wiiiiide-test-{name}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
         self._den: subprocess.Popen[bytes] | None = None
-        self._keeper = 0  # process 1 of the den
+        self._init_pid = 0  # process 1 of the den
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._places = disk
         self._disk: Disk | None = None
@@ -185,7 +185,7 @@ class Machine:
     def _set_frozen(self, frozen: bool) -> None:
         group = f"/sys/fs/cgroup/{self._id}"
         self.in_den("sh", "-c", f"echo {int(frozen)} >{group}/cgroup.freeze")
-        events = Path(f"/proc/{self._keeper}/root{group}/cgroup.events")
+        events = Path(f"/proc/{self._init_pid}/root{group}/cgroup.events")
         wait_until(lambda: f"frozen {int(frozen)}" in events.read_text(), END_S, "it obeys")
 
     def close(self) -> None:
@@ -258,7 +258,7 @@ class Machine:
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit).stdout
 
     def no_defects(self) -> None:
-        """Its daemon has met nothing that nobody had thought of."""
+        """Its daemon has logged no defect."""
         lines = self.journal().splitlines()
         at = next((i for i, line in enumerate(lines) if "defect" in line), None)
         assert at is None, "\n".join([f"{self.name}:", *lines[at : at + 40]])
@@ -330,7 +330,7 @@ class Machine:
 
     def den_path(self, name: str) -> Path:
         """A file of the den's, seen from here."""
-        return Path(f"/proc/{self._keeper}/root{HOME}/{name}")
+        return Path(f"/proc/{self._init_pid}/root{HOME}/{name}")
 
     def in_den(self, *argv: str) -> str:
         done = subprocess.run(self._enter_den(*argv), capture_output=True, text=True, timeout=60)
@@ -341,7 +341,7 @@ class Machine:
     # ---- inside
 
     def _enter_den(self, *argv: str) -> list[str]:
-        return ["nsenter", f"--target={self._keeper}", "--mount", "--pid", "--wd=/", "--", *argv]
+        return ["nsenter", f"--target={self._init_pid}", "--mount", "--pid", "--wd=/", "--", *argv]
 
     def _is_up(self) -> bool:
         assert self._nspawn is not None
@@ -362,7 +362,7 @@ class Machine:
         assert self._den.stdout is not None
         if self._den.stdout.readline() != b"ready\n":
             raise RuntimeError(f"no den for a machine: {self._den.communicate()[1].decode()}")
-        self._keeper = psutil.Process(self._den.pid).children()[0].pid
+        self._init_pid = psutil.Process(self._den.pid).children()[0].pid
         if self._places:
             self._disk = Disk(self)
         for place in self._places:
@@ -398,7 +398,7 @@ class Machine:
             _make_venv(root)
 
     def _bring(self, tree: Path) -> None:
-        """Make a directory of the host's readable for everyone in the machine, and only there."""
+        """Make a directory of the host's readable for every user in the machine, and only there."""
         inside = self.den_path("root") / tree.relative_to("/")
         if _is_elsewhere(tree):
             own = f"{HOME}/tree-{len(self._binds)}"

@@ -110,7 +110,7 @@ class Space:
         return done.stdout
 
     def listeners(self) -> list[tuple[str, int]]:
-        """Address and port of everything that listens in here, whoever does."""
+        """Address and port of everything that listens in here, of any process."""
         found = []
         for name in ("tcp", "tcp6"):
             lines = Path(f"/proc/{self.pid}/net/{name}").read_text().splitlines()[1:]
@@ -266,7 +266,7 @@ class Network:
         )
 
     def tap(self, letter: str, interface: str = "eth0") -> socket.socket:
-        """A socket that hears all that passes through a host's cable, as somebody on the path."""
+        """A socket that hears all that passes through a host's cable, as a man in the middle."""
         home = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
             _set_namespace(f"/proc/{self._switch.pid}/ns/net")
@@ -352,8 +352,8 @@ def _in_its_place(me: Rank, body: Callable[..., Any], place: _Place, args: Seque
 def _store(pid: int, port: int) -> Iterator[None]:
     """The Store of a run, in the host of this process; it outlives every rank."""
     ours, theirs = _context.Pipe()
-    keeper = _context.Process(target=_keep_store, args=(theirs, pid, port), daemon=True)
-    keeper.start()
+    controller = _context.Process(target=_keep_store, args=(theirs, pid, port), daemon=True)
+    controller.start()
     theirs.close()
     try:
         assert ours.poll(_COMMAND_S), "the Store did not open"
@@ -361,11 +361,11 @@ def _store(pid: int, port: int) -> Iterator[None]:
         yield
     finally:
         ours.close()
-        keeper.join(_END_S)
-        if keeper.is_alive():
-            keeper.kill()
-        keeper.join()
-        keeper.close()
+        controller.join(_END_S)
+        if controller.is_alive():
+            controller.kill()
+        controller.join()
+        controller.close()
 
 
 def _keep_store(pipe: Any, pid: int, port: int) -> None:

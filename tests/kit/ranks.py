@@ -40,7 +40,7 @@ _context.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Rank:
-    """What a body gets: who it is and a folder all ranks share."""
+    """What a body gets: its rank and a folder all ranks share."""
 
     rank: int
     size: int

@@ -381,7 +381,7 @@ def check(world: World, work: Work) -> None:
 
 
 def check_nothing_left(world: World) -> None:
-    """All that was sent was for somebody, and nothing on its way was held up by anything."""
+    """All that was sent had a receiver, and nothing on its way was held up by anything."""
     world.drain()
     for rank in world.ranks:
         assert rank.mesh.homeless == 0

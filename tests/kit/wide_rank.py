@@ -4,7 +4,7 @@
       Wheel          turns the real Driver, one small step at a time
       NearLink       to a rank of the same host: frames from hand to hand
 
-tests.kit.wide_world has several of them and decides who moves.
+tests.kit.wide_world has several of them and decides which moves.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class NearLink(Link):
 
 
 class OwnEnds:
-    """The network as one rank's watch sees it: it need not look through everybody's streams."""
+    """The network as one rank's watch sees it: it need not look through all streams."""
 
     def __init__(self, network: FakeNetwork) -> None:
         self._network, self.streams = network, list[FakeStream]()
@@ -106,7 +106,7 @@ class OwnEnds:
         self._network.now = now
 
 
-class Wheel:
+class StepDriver:
     """Turns the driver without a thread and without a clock, one small step at a time."""
 
     def __init__(self, config: Config, network: FakeNetwork) -> None:
@@ -150,7 +150,7 @@ class Wheel:
         return len(driver.active) + len(driver.messages) != before
 
     def doze(self) -> list[Board]:
-        """Say on the boards whom we wait for, as the driver does before it sleeps."""
+        """Say on the boards which ranks we wait for, as the driver does before it sleeps."""
         boards = []
         for op in self.driver.active:
             if isinstance(op.wait, int):
@@ -195,9 +195,9 @@ class Rank(RankProcess):
         )  # fmt: skip
         self.dtype_names = DTYPE_NAMES
         self.links, self.groups, self.segments = {}, {}, {}
-        self.wheel = Wheel(config, world.network)
-        self.driver = self.wheel.driver
-        self.loop = cast(ProgressLoop, self.wheel)  # a caller of this world only submits
+        self.step_driver = StepDriver(config, world.network)
+        self.driver = self.step_driver.driver
+        self.loop = cast(ProgressLoop, self.step_driver)  # a caller of this world only submits
         self.mesh = CountingMesh(self)
         self.dead = self.stopped = False  # stopped: as by SIGSTOP, its kernel still answers
         self.asleep: list[Board] | None = None
@@ -208,20 +208,20 @@ class Rank(RankProcess):
     def move(self) -> bool:
         """One thing of what this process could do now; False: it sleeps."""
         if self.asleep is not None:
-            if not (self.wheel.has_calls or self._heard()):
+            if not (self.step_driver.has_calls or self._heard()):
                 return False
             self.wake()
-        if self.wheel.called():
+        if self.step_driver.called():
             return True
         ways: list[Callable[[], bool]] = [
-            lambda: self.wheel.advance(self._chance),
-            lambda: self.wheel.sockets.poll(0.0),
+            lambda: self.step_driver.advance(self._chance),
+            lambda: self.step_driver.sockets.poll(0.0),
             self._read_near,
         ]
         self._chance.shuffle(ways)
         if any(way() for way in ways):
             return True
-        self.asleep = self.wheel.doze()
+        self.asleep = self.step_driver.doze()
         return False
 
     def wake(self) -> None:
@@ -236,7 +236,7 @@ class Rank(RankProcess):
         return sum(map(len, self.calls.values()))
 
     def _heard(self) -> bool:
-        return bool(self.wheel.sockets._ready()) or any(
+        return bool(self.step_driver.sockets._ready()) or any(
             cast(NearLink, link).readable for link in self.links.values()
         )
 

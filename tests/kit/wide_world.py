@@ -87,7 +87,7 @@ class Called:
 
     @property
     def over(self) -> bool:
-        """Done for all who live."""
+        """Done for all ranks that live."""
         return all(
             caller.dead or (op is not None and op.done)
             for caller, op in zip(self.callers, self.ops, strict=True)
@@ -121,7 +121,7 @@ class World:
         self._nonces = itertools.count(0x1000)
         self._called: list[Called] = []
         self._patched = pytest.MonkeyPatch()
-        self.story: list[int] = []  # who moved; -1: the network
+        self.story: list[int] = []  # the rank that moved; -1: the network
         self.streams: dict[tuple[int, int], tuple[FakeStream, FakeStream]] = {}
         for a, b in itertools.combinations(self.ranks, 2):
             if a.host == b.host:
@@ -144,7 +144,7 @@ class World:
             LineQuality(delay_s, delay_s, keepalive_s=KEEPALIVE_S, window_bytes=8192),
         )
         for near, far, n in ((a, b, 0), (b, a, 1)):
-            near.wheel.ends.streams += (data[n], watch[n])
+            near.step_driver.ends.streams += (data[n], watch[n])
             near.mesh._adopt(far.card, data[n], watch[n])
             self.streams[near.index, far.index] = data[n], watch[n]
 
@@ -170,7 +170,7 @@ class World:
         error: BaseException | None,
         at: TracebackType | None,
     ) -> None:
-        """Everybody leaves; descriptors and memory go back."""
+        """All ranks leave; descriptors and memory go back."""
         for rank in self.ranks:
             rank.end()
         self._patched.undo()
@@ -218,7 +218,7 @@ class World:
                 plan, item = plan if isinstance(plan, tuple) else (plan, None)
                 op = called.ops[rank] = Operation(group, name, 0, plan, **options)
                 op.batch_item = item
-                circle.members[rank].wheel.submit(op)
+                circle.members[rank].step_driver.submit(op)
 
             circle.members[rank].calls[group.membership.nonce].append(make)
         return called
@@ -238,7 +238,7 @@ class World:
         def make() -> None:
             op = Operation(group, name, 0, begin=lambda op: begin(group, op), **options)
             called.ops[0] = op
-            circle.members[rank].wheel.submit(op)
+            circle.members[rank].step_driver.submit(op)
 
         circle.members[rank].calls[group.membership.nonce].append(make)
         return called
@@ -270,11 +270,11 @@ class World:
         return self._over()
 
     def _patrol(self) -> bool:
-        """Everybody's patrol, when it is time; whether one ended something."""
+        """The patrol of each rank, when it is time; whether one ended something."""
         changed = [
             rank
             for rank in self._running()
-            if self.network.now >= rank.wheel.patrol_at and rank.wheel.patrol()
+            if self.network.now >= rank.step_driver.patrol_at and rank.step_driver.patrol()
         ]
         for rank in changed:
             rank.wake()
@@ -282,7 +282,7 @@ class World:
 
     def _sleep(self, until: float = math.inf) -> None:
         """Nothing is in flight: time passes until the next patrol."""
-        soon = min((rank.wheel.patrol_at for rank in self._running()), default=math.inf)
+        soon = min((rank.step_driver.patrol_at for rank in self._running()), default=math.inf)
         self.network.now = min(until, max(soon, self.network.now + 1e-6))
 
     def _running(self) -> list[Rank]:
@@ -294,7 +294,7 @@ class World:
             pass
 
     def pass_time(self, until: float) -> None:
-        """On to a moment of virtual time, whether or not anybody waits for ever."""
+        """On to a moment of virtual time, whether or not a rank waits for ever."""
         while self.network.now < until:
             if not self._step(until):
                 self._sleep(until)
@@ -350,7 +350,7 @@ class World:
             link.close()
 
     def silence(self, host: str) -> None:
-        """A host has lost its power: its processes are no more, and nobody says so."""
+        """A host has lost its power: its processes are no more, and no message says so."""
         for rank in self.ranks:
             if rank.host == host:
                 rank.dead = True

@@ -33,7 +33,7 @@ collect = ["out/**"]
 """
 
 # Every node keeps a checkpoint of its own, as there is no shared file system; all go on from the
-# latest step that everybody has. Each start leaves a line, so that a rank that ran twice shows.
+# latest step that every rank has. Each start leaves a line, so that a rank that ran twice shows.
 TRAIN = """
 import hashlib, os, sys, time
 import torch
@@ -164,7 +164,7 @@ class Cluster:
     def training(self, pause_s: float = 0.2, **how: Any) -> int:
         """A job that trains, on and on; every node has its third checkpoint, or a later one."""
         job = self.train(100_000, pause_s, **how)
-        # Nobody is through with the fourth step before all have kept the third.
+        # No rank is through with the fourth step before all have kept the third.
         self.until(job, lambda: self.steps(job) >= 4, "it has made four steps")
         return job
 

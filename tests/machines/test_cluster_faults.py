@@ -1,4 +1,4 @@
-"""What dies in a cluster, who is named, and what goes on. Deadlines are five times the promise."""
+"""What dies in a cluster, what is named, and what goes on. Deadlines are five times the promise."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_frozen_machine_is_waited_for(cluster: Cluster) -> None:
     assert cluster.pids(job) == pids
 
 
-def test_a_share_moves_only_when_somebody_vouches_for_its_end(cluster: Cluster) -> None:
+def test_an_allocation_moves_only_when_an_operator_vouches_for_its_end(cluster: Cluster) -> None:
     job = cluster.training(nodes="2-3", policy=RESTARTS)
     assert cluster.view(job)["nodes"] == ["a", "b", "c"]
     cluster.fleet["c"].crash()
@@ -195,7 +195,7 @@ def test_a_share_moves_only_when_somebody_vouches_for_its_end(cluster: Cluster) 
 
 def test_nothing_but_the_cluster_gets_in(cluster: Cluster) -> None:
     a, c = cluster.fleet["a"], cluster.fleet["c"]
-    door = f"{cluster.fleet.address('a')}:{PORT}"
+    endpoint = f"{cluster.fleet.address('a')}:{PORT}"
     token = a.wiiiiide("token", "create").stdout.split()[-1]
     short = a.wiiiiide("token", "create", "--ttl", "1s").stdout.split()[-1]
     made_at = time.monotonic()
@@ -205,7 +205,7 @@ def test_nothing_but_the_cluster_gets_in(cluster: Cluster) -> None:
     # A machine outside: a daemon of ada's own, on the same wire.
     outside = f"WIIIIIDE_HOME=/home/ada/own {c.bin}"
     c.run("sh", "-c", f"{outside}/wiiiiided >/home/ada/own.log 2>&1 &", user="ada")
-    join = f"{outside}/wiiiiide join --name outside --port 9462 {door}"
+    join = f"{outside}/wiiiiide join --name outside --port 9462 {endpoint}"
     try:
         wait_until(lambda: _said(c, f"{outside}/wiiiiide ps") == 0, SECONDS, "it answers")
         flipped = token[:-6] + ("A" if token[-6] != "A" else "B") + token[-5:]

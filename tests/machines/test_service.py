@@ -75,7 +75,7 @@ def test_a_member_of_the_group_runs_jobs_as_the_jobs_user(site: Site) -> None:
     assert "wiiiiide-job" in site.log(job)
 
 
-def test_somebody_else_is_refused_with_a_sentence(site: Site) -> None:
+def test_another_user_is_refused_with_a_sentence(site: Site) -> None:
     folder = site.folder(("true",), "bob")
     done = site.machine.wiiiiide(
         "submit", f"{folder}/job.toml", user="bob", cwd=folder, check=False

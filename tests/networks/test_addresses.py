@@ -26,7 +26,7 @@ class Seen:
 
     total: float
     links: list[Connection] = field(default_factory=list)
-    doors: list[Connection] = field(default_factory=list)
+    listeners: list[Connection] = field(default_factory=list)
 
     @property
     def ways(self) -> set[tuple[str, str]]:
@@ -55,7 +55,7 @@ def check_two_hosts(seen: list[Seen], a: str, b: str) -> None:
         assert one.total == 2.0
         assert one.ways == {way}
         assert len(one.links) == 2
-        assert [door.ours for door in one.doors] == [way[0]]
+        assert [listener.ours for listener in one.listeners] == [way[0]]
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_of_two_networks_the_one_of_the_store_is_taken(two: Network) -> None:
     check_two_hosts(two.run(look, "ab", store="10.42.0.1"), "10.42.0.1", "10.42.0.2")
 
 
-def test_a_card_that_leads_to_nobody_is_not_taken(two: Network) -> None:
+def test_a_card_that_leads_to_no_process_is_not_taken(two: Network) -> None:
     """Each has a card on a network of its own, with addresses of one range; eth0 joins them."""
     two.lan("aaa0", "192.168.1.5/24", only="a")
     two.lan("bbb0", "192.168.1.6/24", only="b")
@@ -174,7 +174,7 @@ def test_an_interface_that_is_not_there_is_refused_with_what_there_is(two: Netwo
 
 
 def test_hosts_without_a_way_to_each_other_are_told_both_addresses_and_what_to_set() -> None:
-    """Only the Store can be reached: each has forced a card that leads to nobody."""
+    """Only the Store can be reached: each has forced a card that leads to no process."""
     with Network("ab") as network:
         network.lan("eth1", "192.168.1.{}/24", only="a")
         network.lan("eth2", "192.168.2.{}/24", only="b")
@@ -194,8 +194,8 @@ def test_a_firewall_in_one_direction_is_gone_round_by_connecting_the_other_way(
     two.firewall("b", but_for_port=port)
     seen = two.run(look, "ab", port=port)
     check_two_hosts(seen, "10.42.0.1", "10.42.0.2")
-    (door,) = seen[0].doors
-    assert {link.our_port for link in seen[0].links} == {door.our_port}, "b opened both"
+    (listener,) = seen[0].listeners
+    assert {link.our_port for link in seen[0].links} == {listener.our_port}, "b opened both"
 
 
 def test_a_firewall_in_both_directions_is_a_sentence_with_both_tries(two: Network) -> None:

@@ -1,4 +1,4 @@
-"""Cables that are pulled, switches that fail, links that are slow: who is lost is named, and who is
+"""Cables that are pulled, switches that fail, links that are slow: a lost host is named, and who is
 not is never called lost."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Cable:
 
 
 def _over(outcomes: list[Outcome]) -> bool:
-    """All have failed, and all but the last have ended: whom it waits for may as well answer that
-    they are gone."""
+    """All have failed, and all but the last have ended: the ranks it waits for may as well answer
+    that they are gone."""
     alone = FAILED in [what for _, what in outcomes[-1].notes]
     return alone and all(outcome.exit_code is not None for outcome in outcomes[:-1])
 

@@ -1,4 +1,4 @@
-"""What somebody on the path between two hosts can read, with TLS and without."""
+"""What a man in the middle between two hosts can read, with TLS and without."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class Manager:
         self.daemon: subprocess.Popen[str] | None = None
 
     def want_watchdog(self) -> None:
-        """Not for every test: ten datagrams that nobody reads leave no room for another."""
+        """Not for every test: ten datagrams that are not read leave no room for another."""
         self.environment["WATCHDOG_USEC"] = str(int(WATCHDOG_S * 1e6))
 
     def start(self) -> subprocess.Popen[str]:

@@ -49,7 +49,7 @@ def test_the_counters_count() -> None:
     run_ranks(_counts, 2)
 
 
-# For the one that is late: more than a busy machine makes anyone wait for the others.
+# For the one that is late: more than a busy machine makes a rank wait for the others.
 HELD_S = 3.0
 
 
@@ -108,7 +108,7 @@ def _receives(me: Rank) -> dict[int, float]:
     return stats().waited_for
 
 
-def test_who_waits_for_a_message_waits_for_its_sender() -> None:
+def test_a_receive_waits_for_its_sender() -> None:
     assert run_ranks(_receives, 2)[1][0] > 0.2
 
 

@@ -64,7 +64,7 @@ def test_a_failing_registration_is_one_line_and_torch_goes_on(tmp_path: Path) ->
     assert ran.stderr.splitlines() == [
         "wiiiiide: the backend is not available: ValueError: made to fail"
     ]
-    # Nobody can read the line: that is no reason to break torch either.
+    # The line cannot be written: that is no reason to break torch either.
     ran = _python(program, tmp_path, stderr="/dev/full")
     assert ran.returncode == 0
     assert ran.stdout.strip() == "2.0"

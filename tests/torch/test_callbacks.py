@@ -1,4 +1,4 @@
-"""Callbacks of futures may wait for other operations: somebody else drives meanwhile."""
+"""Callbacks of futures may wait for other operations: another thread drives meanwhile."""
 
 from __future__ import annotations
 

@@ -345,7 +345,7 @@ def test_a_callback_can_itself_call_a_collective() -> None:
 
 
 def _dropped(me: Rank) -> None:
-    for _ in range(200):  # nobody holds works or tensors
+    for _ in range(200):  # no reference to works or tensors is left
         dist.all_reduce(torch.ones(5_000), async_op=True)
         dist.isend(torch.ones(9), (me.rank + 1) % me.size)
     for _ in range(200):
@@ -355,5 +355,5 @@ def _dropped(me: Rank) -> None:
     dist.barrier()
 
 
-def test_works_that_nobody_holds_are_finished_all_the_same() -> None:
+def test_works_without_a_reference_are_finished_all_the_same() -> None:
     run_ranks(_dropped, 2)

@@ -1,4 +1,4 @@
-"""A group that nobody uses costs nothing."""
+"""A group that is not used costs nothing."""
 
 from __future__ import annotations
 

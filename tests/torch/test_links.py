@@ -19,7 +19,7 @@ def _report(me: Rank) -> Any:
     found = links()
     assert all(link.codec.startswith("none: ") for link in found)
     told = max(link.sent for link in found), found[0].checksum, stats()
-    dist.barrier()  # who leaves ends its links
+    dist.barrier()  # a rank that leaves ends its links
     return told
 
 

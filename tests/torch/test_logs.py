@@ -61,7 +61,7 @@ def _mixture(me: Rank) -> list[str]:
     return said
 
 
-def test_a_group_asked_for_with_another_backend_beside_says_once_who_serves_it() -> None:
+def test_a_group_asked_for_with_another_backend_beside_says_once_which_serves_it() -> None:
     for said in run_ranks(_mixture, 2, env=CALM):
         assert len(said) == 2
         assert "cuda:gloo is not used, tensors of every device go through wiiiiide" in said[0]
@@ -114,7 +114,7 @@ def late_at_every_step(me: Rank) -> list[str]:
     return said
 
 
-def test_who_is_late_at_every_step_is_named_once() -> None:
+def test_a_rank_that_is_late_at_every_step_is_named_once() -> None:
     said, _ = run_ranks(late_at_every_step, 2, env={"WIIIIIDE_STALL_WARNING_S": "0.1"})
     assert len(said) == 1, said
     assert "rank 1" in said[0]

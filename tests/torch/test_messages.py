@@ -65,7 +65,7 @@ def _any_source(me: Rank) -> None:
         dist.barrier()
 
 
-def test_a_receive_from_anyone_says_who_sent() -> None:
+def test_a_receive_from_any_rank_says_which_sent() -> None:
     run_ranks(_any_source, 4)
 
 

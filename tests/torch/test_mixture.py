@@ -21,7 +21,7 @@ Job = tuple[dist.Work | None, Check]
 
 
 class _Mixture:
-    """One rank's part of a random program; the seed is everybody's."""
+    """One rank's part of a random program; the seed is that of all ranks."""
 
     def __init__(self, me: Rank, seed: int) -> None:
         self.me = me

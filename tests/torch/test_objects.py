@@ -164,7 +164,7 @@ def _one_sided(me: Rank) -> None:
         with pytest.raises(HostError, match=r"value\[1\] was pickled .* pickle=True too"):
             recv_object(0)
     _in_step(me)
-    # All but rank 1 allow it: rank 1 says why not, the others say who.
+    # All but rank 1 allow it: rank 1 says why not, the others name rank 1.
     problem = r"^value\[1\] was pickled" if me.rank == 1 else r"^rank 1 refused the object: value"
     with pytest.raises((HostError, UsageError), match=problem):
         broadcast_object(value, 0, pickle=me.rank != 1)
@@ -173,7 +173,7 @@ def _one_sided(me: Rank) -> None:
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_pickle_allowed_on_one_side_is_refused_by_the_other_and_nobody_waits(backend: str) -> None:
+def test_pickle_allowed_on_one_side_is_refused_by_the_other_and_no_rank_waits(backend: str) -> None:
     run_ranks(_one_sided, 3, backend=backend)
 
 

@@ -28,7 +28,7 @@ def _profiled(me: Rank) -> dict[str, list[Any]]:
             dist.recv(x, 0)
         dist.barrier()
         model(torch.ones(10)).sum().backward()
-    dist.all_reduce(x)  # nobody looks any more
+    dist.all_reduce(x)  # the profiler has ended
     path = Path(me.folder) / f"trace{me.rank}.json"
     profiler.export_chrome_trace(str(path))
     found: dict[str, list[Any]] = {}

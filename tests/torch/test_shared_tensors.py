@@ -176,7 +176,7 @@ def test_views_of_shared_tensors_that_are_not_contiguous_are_right() -> None:
 
 
 def _wait_for_maps(count: int, what: str) -> None:
-    """Who drives in the background holds the last operation until it parks."""
+    """The background driver holds the last operation until it parks."""
 
     def freed() -> bool:
         gc.collect()

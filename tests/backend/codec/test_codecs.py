@@ -1,4 +1,4 @@
-"""Every codec: what goes in comes out, and bytes that nobody vouches for do no harm."""
+"""Every codec: what goes in comes out, and unverified bytes do no harm."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_codecs_are_found_by_number_and_by_name() -> None:
         assert registry.by_number(codec.number).name == codec.name
 
 
-def test_a_codec_belongs_to_who_asked_for_it() -> None:
+def test_every_request_for_a_codec_makes_a_new_one() -> None:
     assert registry.by_number(1) is not registry.by_number(1)
 
 

@@ -1,8 +1,8 @@
 """Something goes wrong between hosts in the middle of a collective: it has a name on all ranks, and
-nobody hangs.
+none hangs.
 
-The hosts are pretended (tests.kit.wide_world). If nobody could move and nothing were in flight, the
-run would fail and show what every rank waits for. What is not failed must be right.
+The hosts are pretended (tests.kit.wide_world). If no rank could move and nothing were in flight,
+the run would fail and show what every rank waits for. What is not failed must be right.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def under_way(world: World, circle: Circle, chance: random.Random) -> Work:
 
 
 def two_more(world: World, circle: Circle) -> Work:
-    """Meetings that nobody can end without all the others. The first one may have been on its way
+    """Barriers that no rank can end without all the others. The first one may have been on its way
     already when something went wrong."""
     return [begin_in(world, circle, build_barrier(circle, world.chance)) for _ in range(2)]
 
@@ -71,7 +71,7 @@ def named(rank: int, letters: str) -> str:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_link_that_breaks_is_named_by_all_ranks_and_nobody_hangs(seed: int) -> None:
+def test_a_link_that_breaks_is_named_by_all_ranks_and_none_hangs(seed: int) -> None:
     chance = random.Random(f"reset {seed}")
     letters = chance.choice(ALONE)
     with world_of(letters, seed) as world:
@@ -239,7 +239,7 @@ def test_a_group_that_is_left_in_the_middle_does_not_harm_another(seed: int) -> 
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_who_leaves_because_of_a_death_is_not_blamed_for_it(seed: int) -> None:
+def test_a_rank_that_leaves_because_of_a_death_is_not_blamed_for_it(seed: int) -> None:
     """What it says of the death may be slower than its good-bye: they take two connections."""
     chance = random.Random(f"leavers {seed}")
     letters = chance.choice(PLACEMENTS)

@@ -69,7 +69,7 @@ def test_a_daemon_that_is_away_is_tried_at_every_look_for_ever(tries: Tries) -> 
     assert approach.tried_for_s() == 49 * 60.0
 
 
-def test_a_door_that_is_not_there_is_tried_for_its_time(tries: Tries) -> None:
+def test_an_endpoint_that_is_not_there_is_tried_for_its_time(tries: Tries) -> None:
     approach = _Approach([FIRST], tries.connect)
     tries.fail("absent", DOOR_S)
     assert approach.advance()

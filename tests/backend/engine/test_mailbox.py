@@ -90,7 +90,7 @@ def test_an_offer_brings_no_bytes(box: Mailbox) -> None:
 
 
 @pytest.mark.parametrize("source", [2, 0, -1, 99])
-def test_nobody_sends_in_anothers_name(box: Mailbox, source: int) -> None:
+def test_no_rank_sends_in_anothers_name(box: Mailbox, source: int) -> None:
     with pytest.raises(BadFrame, match=f"in the name of rank {source}"):
         come(box, FrameKind.EAGER, b"x", 1, source=source)
 

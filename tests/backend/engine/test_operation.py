@@ -1,4 +1,4 @@
-"""An operation and those who wait for it."""
+"""An operation and the threads that wait for it."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_two_threads_that_begin_to_wait_at_the_same_moment_are_both_woken(
     assert len(made) == 1
 
 
-def test_what_it_waits_for_says_who_is_missing() -> None:
+def test_what_it_waits_for_names_the_missing_ranks() -> None:
     op = Operation(_group(), "all_gather", 0)
     op.wait = 3
     assert op.missing() == [3]

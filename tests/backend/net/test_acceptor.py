@@ -1,4 +1,4 @@
-"""The door, with real sockets on loopback: members come in, strangers do not, nothing waits."""
+"""The endpoint, with real sockets on loopback: members are admitted, other peers are not."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from tests.kit.conditions import wait_until
 from tests.kit.examples import examples
 from tests.kit.leaks import open_descriptors
 from wiiiiided.backend.engine.poller import EpollPoller
-from wiiiiided.backend.net import acceptor as doors
-from wiiiiided.backend.net import tls
+from wiiiiided.backend.net import acceptor, tls
 from wiiiiided.backend.net.acceptor import ConnectAttempt, Endpoint
 from wiiiiided.backend.net.pending_connection import HINTS, sentence
 from wiiiiided.backend.net.stream import Stream
@@ -47,8 +46,8 @@ class Clock:
         return self.now
 
 
-class House:
-    """A process with a door, and whom it has welcomed."""
+class Process:
+    """A process with an endpoint, and the connections it has admitted."""
 
     def __init__(self, uid: str, secure: bool = False, greeting: bytes = b"") -> None:
         self.uid, self.greeting = uid, greeting
@@ -72,7 +71,7 @@ class House:
         self.endpoint.tick()
 
     def connect(
-        self, to: House, role: str = "data", key: bytes = KEY, **changes: Any
+        self, to: Process, role: str = "data", key: bytes = KEY, **changes: Any
     ) -> ConnectAttempt:
         port = changes.pop("port", to.port)
         usual = {"group": GROUP, "generation": 1, "connector": 0, "acceptor": 1, "role": role}
@@ -82,7 +81,7 @@ class House:
 
     @property
     def stages(self) -> list[str]:
-        """Of those who stand in the door."""
+        """The stages of the pending connections."""
         return [pending.stage.name for pending in self.endpoint._all_pending()]
 
     def close(self) -> None:
@@ -92,29 +91,31 @@ class House:
         self.poller.close()
 
 
-class Street:
+class Processes:
     """All houses of a test; closed at its end, and nothing is left open."""
 
     def __init__(self) -> None:
-        self.houses: list[House] = []
+        self.all: list[Process] = []
         self.socks: list[socket.socket] = []
 
-    def two(self, secure: tuple[bool, bool] = (False, False), known: bool = True) -> list[House]:
-        self.houses += [House(ALICE, secure[0]), House(BOB, secure[1])]
+    def two(self, secure: tuple[bool, bool] = (False, False), known: bool = True) -> list[Process]:
+        self.all += [Process(ALICE, secure[0]), Process(BOB, secure[1])]
         if known:
-            self.houses[1].endpoint.expect(GROUP, 1, KEY)
-        return self.houses
+            self.all[1].endpoint.expect(GROUP, 1, KEY)
+        return self.all
 
     def until(self, condition: Callable[[], bool], what: str) -> None:
         def polled() -> bool:
-            for house in self.houses:
-                house.poll()
+            for process in self.all:
+                process.poll()
             return condition()
 
         wait_until(polled, DEADLINE_S, what)
 
-    def stranger(self, house: House, says: bytes = b"", ends: bool = False) -> socket.socket:
-        sock = socket.create_connection((house.address, house.port), timeout=DEADLINE_S)
+    def unauthenticated(
+        self, process: Process, says: bytes = b"", ends: bool = False
+    ) -> socket.socket:
+        sock = socket.create_connection((process.address, process.port), timeout=DEADLINE_S)
         self.socks.append(sock)
         sock.sendall(says)
         if ends:
@@ -125,17 +126,17 @@ class Street:
     def close(self) -> None:
         for sock in self.socks:
             sock.close()
-        for house in self.houses:
-            house.close()
+        for process in self.all:
+            process.close()
 
 
 @pytest.fixture
-def street() -> Iterator[Street]:
+def processes() -> Iterator[Processes]:
     tls.server_context()
     before = set(open_descriptors())
-    street = Street()
-    yield street
-    street.close()
+    processes = Processes()
+    yield processes
+    processes.close()
     assert not set(open_descriptors()) - before
 
 
@@ -161,22 +162,22 @@ def is_closed(sock: socket.socket) -> bool:
     return True
 
 
-def hello(to: House, key: bytes = KEY, **changes: Any) -> Connector:
+def hello(to: Process, key: bytes = KEY, **changes: Any) -> Connector:
     claim = {"group": GROUP, "generation": 1, "connector": 0, "acceptor": 1, "role": "data"}
     return Connector(
         key, ConnectionClaim(**{**claim, "connector_uid": ALICE, "acceptor_uid": to.uid, **changes})
     )
 
 
-def assert_a_member_gets_in(street: Street) -> None:
-    a, b = street.houses
+def assert_a_member_gets_in(processes: Processes) -> None:
+    a, b = processes.all
     before = len(b.welcomed)
     attempt = a.connect(b)
-    street.until(lambda: attempt.state != "trying" and len(b.welcomed) > before, "a member")
+    processes.until(lambda: attempt.state != "trying" and len(b.welcomed) > before, "a member")
     assert attempt.state == "done", attempt.problem
 
 
-def receive_all(street: Street, stream: Stream, count: int) -> bytes:
+def receive_all(processes: Processes, stream: Stream, count: int) -> bytes:
     got = bytearray()
 
     def whole() -> bool:
@@ -185,7 +186,7 @@ def receive_all(street: Street, stream: Stream, count: int) -> bytes:
         got.extend(room[: max(put, 0)])
         return len(got) >= count
 
-    street.until(whole, f"{count} bytes")
+    processes.until(whole, f"{count} bytes")
     return bytes(got)
 
 
@@ -194,34 +195,34 @@ def receive_all(street: Street, stream: Stream, count: int) -> bytes:
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
 def test_data_and_watch_come_in_and_the_first_bytes_behind_are_theirs(
-    street: Street, secure: bool
+    processes: Processes, secure: bool
 ) -> None:
-    a, b = street.two((secure, secure))
+    a, b = processes.two((secure, secure))
     a.greeting, b.greeting = b"from the connector", b"from the acceptor"
     attempts = [a.connect(b, role) for role in ("data", "watch")]
     assert [attempt.state for attempt in attempts] == ["trying", "trying"]
-    street.until(lambda: len(a.welcomed) == len(b.welcomed) == 2, "both connections")
+    processes.until(lambda: len(a.welcomed) == len(b.welcomed) == 2, "both connections")
     assert [attempt.state for attempt in attempts] == ["done", "done"]
-    for house, word in ((a, b.greeting), (b, a.greeting)):
-        assert {claim.role for _, claim in house.welcomed} == {"data", "watch"}
-        assert {claim.connector_uid for _, claim in house.welcomed} == {ALICE}
-        for stream, claim in house.welcomed:
-            assert receive_all(street, stream, len(word)) == word
+    for process, word in ((a, b.greeting), (b, a.greeting)):
+        assert {claim.role for _, claim in process.welcomed} == {"data", "watch"}
+        assert {claim.connector_uid for _, claim in process.welcomed} == {ALICE}
+        for stream, claim in process.welcomed:
+            assert receive_all(processes, stream, len(word)) == word
             kept_alive = stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)  # type: ignore[attr-defined]
             assert bool(kept_alive) == (claim.role == "watch")
     assert a.stages == b.stages == []
 
 
-def test_two_connect_to_each_other_over_ipv6(street: Street) -> None:
-    _, b = street.two()
+def test_two_connect_to_each_other_over_ipv6(processes: Processes) -> None:
+    _, b = processes.two()
     b.address, b.port = b.endpoint.listen("::1")
-    assert_a_member_gets_in(street)
+    assert_a_member_gets_in(processes)
 
 
-def test_not_one_byte_behind_the_handshake_is_read(street: Street) -> None:
-    _, b = street.two()
+def test_not_one_byte_behind_the_handshake_is_read(processes: Processes) -> None:
+    _, b = processes.two()
     connector = hello(b)
-    sock = street.stranger(b, connector.data_to_send())
+    sock = processes.unauthenticated(b, connector.data_to_send())
     challenge = bytearray()
 
     def challenged() -> bool:
@@ -231,32 +232,36 @@ def test_not_one_byte_behind_the_handshake_is_read(street: Street) -> None:
             pass
         return len(challenge) == ANSWER_BYTES
 
-    street.until(challenged, "the challenge")
+    processes.until(challenged, "the challenge")
     connector.receive_data(bytes(challenge))
     sock.sendall(connector.data_to_send() + b"x" * 50_000)
-    street.until(lambda: bool(b.welcomed), "a welcome")
-    assert receive_all(street, b.welcomed[0][0], 50_000) == b"x" * 50_000
+    processes.until(lambda: bool(b.welcomed), "a welcome")
+    assert receive_all(processes, b.welcomed[0][0], 50_000) == b"x" * 50_000
 
 
-def test_a_member_that_comes_too_early_waits_until_its_group_is_known(street: Street) -> None:
-    a, b = street.two(known=False)
+def test_a_member_that_comes_too_early_waits_until_its_group_is_known(
+    processes: Processes,
+) -> None:
+    a, b = processes.two(known=False)
     attempt = a.connect(b)
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     b.later(29)
     b.endpoint.expect(GROUP + 1, 1, OTHER_KEY)
     assert attempt.state == "trying"
     assert b.stages == ["JUDGED"]
     b.endpoint.expect(GROUP, 1, KEY)
-    street.until(lambda: bool(a.welcomed and b.welcomed), "a welcome")
+    processes.until(lambda: bool(a.welcomed and b.welcomed), "a welcome")
 
 
-def test_whoever_waits_for_its_group_and_talks_on_wakes_nobody(street: Street) -> None:
-    _, b = street.two(known=False)
+def test_bytes_of_a_connection_that_waits_for_its_group_cause_no_wakeup(
+    processes: Processes,
+) -> None:
+    _, b = processes.two(known=False)
     greeting = hello(b).data_to_send()
-    sock = street.stranger(b, greeting[:10])
-    street.until(lambda: b.stages == ["TALKING"], "it is watched")
+    sock = processes.unauthenticated(b, greeting[:10])
+    processes.until(lambda: b.stages == ["TALKING"], "it is watched")
     sock.sendall(greeting[10:] + b"and so on" * 100)
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     called: list[int] = []
     b.endpoint._advance = called.append  # type: ignore[method-assign, assignment]
     for _ in range(3):
@@ -265,14 +270,14 @@ def test_whoever_waits_for_its_group_and_talks_on_wakes_nobody(street: Street) -
 
 
 def test_a_group_that_never_comes_to_be_is_refused_after_its_time(
-    street: Street, lines: Lines
+    processes: Processes, lines: Lines
 ) -> None:
-    a, b = street.two(known=False)
+    a, b = processes.two(known=False)
     attempt = a.connect(b)
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     b.later(31)
     assert b.stages == []
-    street.until(lambda: attempt.state == "failed", "it is told")
+    processes.until(lambda: attempt.state == "failed", "it is told")
     assert "no member of that group" in attempt.problem
     assert f"127.0.0.1:{b.port}" in attempt.problem
     (line,) = lines(logging.WARNING)
@@ -280,41 +285,43 @@ def test_a_group_that_never_comes_to_be_is_refused_after_its_time(
     assert "within 30 s" in line
 
 
-def test_whoever_waited_for_its_group_and_hung_up_is_forgotten(
-    street: Street, lines: Lines
+def test_a_peer_that_waited_for_its_group_and_hung_up_is_forgotten(
+    processes: Processes, lines: Lines
 ) -> None:
-    _, b = street.two(known=False)
-    sock = street.stranger(b, hello(b).data_to_send())
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    _, b = processes.two(known=False)
+    sock = processes.unauthenticated(b, hello(b).data_to_send())
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     sock.close()
-    street.until(lambda: b.stages == [], "it is forgotten")
+    processes.until(lambda: b.stages == [], "it is forgotten")
     assert lines(logging.WARNING) == []
     assert len(lines(logging.INFO)) == 1
 
 
-def test_an_older_generation_is_refused_and_a_newer_one_waits(street: Street) -> None:
-    a, b = street.two()
+def test_an_older_generation_is_refused_and_a_newer_one_waits(processes: Processes) -> None:
+    a, b = processes.two()
     b.endpoint.expect(GROUP, 5, KEY)
     old, new = a.connect(b, generation=4), a.connect(b, generation=6)
-    street.until(lambda: old.state == "failed" and b.stages == ["JUDGED"], "a refusal")
+    processes.until(lambda: old.state == "failed" and b.stages == ["JUDGED"], "a refusal")
     assert "not of this generation" in old.problem
     b.endpoint.expect(GROUP, 6, KEY)
-    street.until(lambda: new.state == "done", "the newer one")
+    processes.until(lambda: new.state == "done", "the newer one")
 
 
-def test_a_claim_for_another_process_is_refused(street: Street, lines: Lines) -> None:
-    a, b = street.two()
+def test_a_claim_for_another_process_is_refused(processes: Processes, lines: Lines) -> None:
+    a, b = processes.two()
     attempt = a.connect(b, acceptor_uid="c" * 16)
-    street.until(lambda: attempt.state == "failed", "a refusal")
+    processes.until(lambda: attempt.state == "failed", "a refusal")
     assert f"looks for process {'c' * 16}, this is {BOB}" in lines(logging.WARNING)[0]
     assert not b.welcomed
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
-def test_a_wrong_key_lets_nobody_in(street: Street, lines: Lines, secure: bool) -> None:
-    a, b = street.two((secure, secure))
+def test_a_peer_with_a_wrong_key_is_refused(
+    processes: Processes, lines: Lines, secure: bool
+) -> None:
+    a, b = processes.two((secure, secure))
     attempt = a.connect(b, key=OTHER_KEY)
-    street.until(lambda: attempt.state == "failed", "a refusal")
+    processes.until(lambda: attempt.state == "failed", "a refusal")
     assert "different keys" in attempt.problem
     (line,) = lines(logging.WARNING)
     assert "a connection from 127.0.0.1:" in line
@@ -323,21 +330,21 @@ def test_a_wrong_key_lets_nobody_in(street: Street, lines: Lines, secure: bool) 
     assert not b.welcomed
 
 
-def test_a_door_that_does_not_know_the_key_is_not_believed(street: Street) -> None:
-    a, b = street.two()
+def test_an_acceptor_that_does_not_know_the_key_is_not_believed(processes: Processes) -> None:
+    a, b = processes.two()
     b.endpoint.expect(GROUP, 1, OTHER_KEY)
     attempt = a.connect(b)
-    street.until(lambda: attempt.state == "failed", "a failure")
+    processes.until(lambda: attempt.state == "failed", "a failure")
     assert not a.welcomed
 
 
-def test_a_forgotten_group_has_nobody_in_the_door_any_more(street: Street) -> None:
-    a, b = street.two(known=False)
+def test_a_forgotten_group_has_no_pending_connection_any_more(processes: Processes) -> None:
+    a, b = processes.two(known=False)
     attempt = a.connect(b)
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     b.endpoint.forget(GROUP)
     assert b.stages == []
-    street.until(lambda: attempt.state == "failed", "it is told")
+    processes.until(lambda: attempt.state == "failed", "it is told")
     again = a.connect(b)
     a.endpoint.forget(GROUP)
     assert again.state == "failed"
@@ -354,7 +361,7 @@ def changed(data: bytes, at: int, value: int) -> bytes:
     return data[:at] + bytes([value]) + data[at + 1 :]
 
 
-REFUSED: dict[str, Callable[[House], bytes]] = {
+REFUSED: dict[str, Callable[[Process], bytes]] = {
     "HTTP": lambda _: HTTP,
     "noise": lambda _: b"\xaa" + random.Random(1).randbytes(5000),
     "zeros": lambda _: bytes(HELLO_BYTES),
@@ -369,104 +376,112 @@ REFUSED: dict[str, Callable[[House], bytes]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_a_stranger_is_closed_with_one_line_and_a_member_still_gets_in(
-    street: Street, lines: Lines, what: str
+def test_an_unauthenticated_peer_is_closed_with_one_line_and_a_member_is_admitted(
+    processes: Processes, lines: Lines, what: str
 ) -> None:
-    _, b = street.two()
-    sock = street.stranger(b)
+    _, b = processes.two()
+    sock = processes.unauthenticated(b)
     sock.setblocking(True)
     if what == "a megabyte":
-        sock.settimeout(0.2)  # nobody reads it
+        sock.settimeout(0.2)  # it is not read
     try:
         sock.sendall(REFUSED[what](b))
     except TimeoutError:
         pass
     sock.setblocking(False)
-    street.until(lambda: is_closed(sock), "it is closed")
+    processes.until(lambda: is_closed(sock), "it is closed")
     (line,) = lines(logging.WARNING)
     assert f"127.0.0.1:{sock.getsockname()[1]} was refused: " in line
     if what == "TLS where it is off":
         assert "speaks TLS" in line
     assert not b.welcomed
-    assert_a_member_gets_in(street)
+    assert_a_member_gets_in(processes)
 
 
-def test_half_a_greeting_and_the_end_is_news_and_no_warning(street: Street, lines: Lines) -> None:
-    _, b = street.two()
+def test_half_a_greeting_and_the_end_is_news_and_no_warning(
+    processes: Processes, lines: Lines
+) -> None:
+    _, b = processes.two()
     for says in (b"", b"WIII", hello(b).data_to_send()[:-1]):
-        sock = street.stranger(b, says, ends=True)
-        street.until(lambda sock=sock: is_closed(sock), "it is closed")  # type: ignore[misc]
+        sock = processes.unauthenticated(b, says, ends=True)
+        processes.until(lambda sock=sock: is_closed(sock), "it is closed")  # type: ignore[misc]
     assert lines(logging.WARNING) == []
     assert len(lines(logging.INFO)) == 3
     assert b.stages == []
-    assert_a_member_gets_in(street)
+    assert_a_member_gets_in(processes)
 
 
-def test_a_reset_in_the_middle_is_closed(street: Street) -> None:
-    _, b = street.two()
-    sock = street.stranger(b, b"WIII")
-    street.until(lambda: b.stages == ["TALKING"], "a pending connection")
+def test_a_reset_in_the_middle_is_closed(processes: Processes) -> None:
+    _, b = processes.two()
+    sock = processes.unauthenticated(b, b"WIII")
+    processes.until(lambda: b.stages == ["TALKING"], "a pending connection")
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
-    street.until(lambda: b.stages == [], "it is closed")
-    assert_a_member_gets_in(street)
+    processes.until(lambda: b.stages == [], "it is closed")
+    assert_a_member_gets_in(processes)
 
 
 @pytest.mark.parametrize("secure", [False, True], ids=["plain", "tls"])
-def test_who_speaks_a_byte_now_and_then_has_ten_seconds(
-    street: Street, lines: Lines, secure: bool
+def test_a_peer_that_sends_a_byte_now_and_then_has_ten_seconds(
+    processes: Processes, lines: Lines, secure: bool
 ) -> None:
-    _, b = street.two((secure, secure))
-    sock = street.stranger(b)
+    _, b = processes.two((secure, secure))
+    sock = processes.unauthenticated(b)
     drip = iter(CLIENT_HELLO if secure else hello(b).data_to_send())
     for _ in range(9):
         sock.send(bytes([next(drip)]))
-        street.until(lambda: b.stages in (["TLS"], ["TALKING"]), "a pending connection")
+        processes.until(lambda: b.stages in (["TLS"], ["TALKING"]), "a pending connection")
         b.later(1)
         assert b.stages
     b.later(1)
     assert b.stages == []
-    street.until(lambda: is_closed(sock), "it is closed")
+    processes.until(lambda: is_closed(sock), "it is closed")
     assert "within 10 s" in lines(logging.WARNING)[0]
 
 
-def test_who_greets_and_then_falls_silent_has_thirty_seconds(street: Street) -> None:
-    _, b = street.two()
-    sock = street.stranger(b, hello(b).data_to_send())
-    street.until(lambda: b.stages == ["TALKING"], "a pending connection")
+def test_a_peer_that_greets_and_then_falls_silent_has_thirty_seconds(processes: Processes) -> None:
+    _, b = processes.two()
+    sock = processes.unauthenticated(b, hello(b).data_to_send())
+    processes.until(lambda: b.stages == ["TALKING"], "a pending connection")
     b.later(29)
     assert b.stages == ["TALKING"]
     b.later(1)
     assert b.stages == []
-    street.until(lambda: is_closed(sock), "it is closed")
+    processes.until(lambda: is_closed(sock), "it is closed")
 
 
 @pytest.mark.parametrize("says", [b"", b"WIIII"], ids=["silent", "half a greeting"])
-def test_two_hundred_strangers_do_not_keep_a_member_out(street: Street, says: bytes) -> None:
-    a, b = street.two()
-    socks = [street.stranger(b, says) for _ in range(200)]
+def test_two_hundred_unauthenticated_peers_do_not_keep_a_member_out(
+    processes: Processes, says: bytes
+) -> None:
+    a, b = processes.two()
+    socks = [processes.unauthenticated(b, says) for _ in range(200)]
     attempt = a.connect(b)
-    street.until(lambda: attempt.state != "trying" and bool(b.welcomed), "a member")
+    processes.until(lambda: attempt.state != "trying" and bool(b.welcomed), "a member")
     assert attempt.state == "done", attempt.problem
-    street.until(lambda: len(b.stages) <= doors.MAX_SILENT, "most are closed")
-    street.until(
-        lambda: sum(map(is_closed, socks)) >= 200 - doors.MAX_SILENT, "they see that they are"
+    processes.until(lambda: len(b.stages) <= acceptor.MAX_SILENT, "most are closed")
+    processes.until(
+        lambda: sum(map(is_closed, socks)) >= 200 - acceptor.MAX_SILENT, "they see that they are"
     )
 
 
-def test_those_who_greet_are_bounded_too(street: Street, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doors, "MAX_CLAIMANTS", 3)
-    _, b = street.two(known=False)
-    socks = [street.stranger(b, hello(b).data_to_send()) for _ in range(10)]
-    street.until(lambda: sum(map(is_closed, socks)) == 7, "seven are closed")
+def test_connections_with_a_greeting_are_bounded_too(
+    processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "MAX_CLAIMANTS", 3)
+    _, b = processes.two(known=False)
+    socks = [processes.unauthenticated(b, hello(b).data_to_send()) for _ in range(10)]
+    processes.until(lambda: sum(map(is_closed, socks)) == 7, "seven are closed")
     assert b.stages == ["JUDGED"] * 3
     assert not any(map(is_closed, socks[-3:]))
 
 
-def test_a_flood_of_strangers_does_not_flood_the_log(street: Street, lines: Lines) -> None:
-    _, b = street.two()
-    socks = [street.stranger(b, HTTP) for _ in range(50)]
-    street.until(lambda: all(map(is_closed, socks)), "all are closed")
+def test_many_unauthenticated_peers_do_not_flood_the_log(
+    processes: Processes, lines: Lines
+) -> None:
+    _, b = processes.two()
+    socks = [processes.unauthenticated(b, HTTP) for _ in range(50)]
+    processes.until(lambda: all(map(is_closed, socks)), "all are closed")
     assert len(lines(logging.WARNING)) == 1
     b.later(1.1)
     first, second = lines(logging.WARNING)
@@ -474,10 +489,10 @@ def test_a_flood_of_strangers_does_not_flood_the_log(street: Street, lines: Line
     assert "and 48 more such lines" in second
 
 
-def test_without_descriptors_the_door_rests_until_the_next_tick(
-    street: Street, lines: Lines
+def test_without_descriptors_the_listener_rests_until_the_next_tick(
+    processes: Processes, lines: Lines
 ) -> None:
-    a, b = street.two()
+    a, b = processes.two()
     attempt = a.connect(b)
 
     def without_ticks() -> bool:
@@ -501,7 +516,7 @@ def test_without_descriptors_the_door_rests_until_the_next_tick(
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "too many files open" in lines(logging.WARNING)[0]
-    street.until(lambda: attempt.state == "done", "it is let in after all")
+    processes.until(lambda: attempt.state == "done", "it is let in after all")
 
 
 # -- TLS ----
@@ -509,12 +524,12 @@ def test_without_descriptors_the_door_rests_until_the_next_tick(
 
 @pytest.mark.parametrize("secure", [(True, False), (False, True)], ids=["connector", "acceptor"])
 def test_tls_on_one_side_only_is_said_on_both(
-    street: Street, lines: Lines, secure: tuple[bool, bool]
+    processes: Processes, lines: Lines, secure: tuple[bool, bool]
 ) -> None:
-    a, b = street.two(secure)
+    a, b = processes.two(secure)
     attempt = a.connect(b)
-    street.until(lambda: attempt.state == "failed", "a failure")
-    street.until(lambda: b.stages == [], "the end of it")
+    processes.until(lambda: attempt.state == "failed", "a failure")
+    processes.until(lambda: b.stages == [], "the end of it")
     (line,) = lines(logging.WARNING)
     assert "TLS" in line
     if secure == (True, False):
@@ -524,23 +539,25 @@ def test_tls_on_one_side_only_is_said_on_both(
 
 
 @pytest.mark.parametrize("word", [HTTP, b"\x16\x03\x01\x00\x05abcde", CLIENT_HELLO[:100]])
-def test_strangers_at_a_tls_door_are_closed(street: Street, word: bytes) -> None:
-    _, b = street.two((True, True))
-    sock = street.stranger(b, word, ends=True)
-    street.until(lambda: is_closed(sock), "it is closed")
-    assert_a_member_gets_in(street)
+def test_unauthenticated_peers_of_a_tls_endpoint_are_closed(
+    processes: Processes, word: bytes
+) -> None:
+    _, b = processes.two((True, True))
+    sock = processes.unauthenticated(b, word, ends=True)
+    processes.until(lambda: is_closed(sock), "it is closed")
+    assert_a_member_gets_in(processes)
 
 
-def test_a_man_in_the_middle_of_tls_gets_no_further_than_the_proof(street: Street) -> None:
-    a, b = street.two((True, True))
+def test_a_man_in_the_middle_of_tls_gets_no_further_than_the_proof(processes: Processes) -> None:
+    a, b = processes.two((True, True))
     with socket.create_server(("127.0.0.1", 0)) as trap:
         attempt = a.connect(b, port=trap.getsockname()[1])
-        street.until(lambda: a.stages == ["TLS"], "it is in the trap")
+        processes.until(lambda: a.stages == ["TLS"], "it is in the trap")
         near, _ = trap.accept()
     far = socket.create_connection((b.address, b.port))
     own: ssl.SSLContext = tls.server_context.__wrapped__()
     ends = tls.TlsStream(near, own, server_side=True), tls.wrap(far, server_side=False)
-    street.until(lambda: bool(ends[0].shake_hands() & ends[1].shake_hands()), "both ends")
+    processes.until(lambda: bool(ends[0].shake_hands() & ends[1].shake_hands()), "both ends")
 
     def forwarded() -> bool:
         for source, target in (ends, ends[::-1]):
@@ -552,7 +569,7 @@ def test_a_man_in_the_middle_of_tls_gets_no_further_than_the_proof(street: Stree
                 pass
         return attempt.state != "trying"
 
-    street.until(forwarded, "the end of it")
+    processes.until(forwarded, "the end of it")
     assert "proof is wrong" in attempt.problem
     assert not a.welcomed
     assert not b.welcomed
@@ -563,13 +580,13 @@ def test_a_man_in_the_middle_of_tls_gets_no_further_than_the_proof(street: Stree
 # -- connecting ----
 
 
-def test_where_nothing_listens_the_attempt_says_so(street: Street) -> None:
-    a, b = street.two()
-    with socket.socket() as deaf:  # it keeps the port, so that nobody else gets it
+def test_where_nothing_listens_the_attempt_says_so(processes: Processes) -> None:
+    a, b = processes.two()
+    with socket.socket() as deaf:  # it keeps the port, so that no other process gets it
         deaf.bind(("127.0.0.1", 0))
         port = deaf.getsockname()[1]
         attempt = a.connect(b, port=port)
-        street.until(lambda: attempt.state == "failed", "a failure")
+        processes.until(lambda: attempt.state == "failed", "a failure")
     assert attempt.problem == (
         f"no connection to 127.0.0.1:{port}: Connection refused: "
         "nothing listens there. Has that process ended?"
@@ -587,9 +604,9 @@ def test_where_nothing_listens_the_attempt_says_so(street: Street) -> None:
     ],
 )
 def test_where_no_way_leads_the_attempt_fails_at_once(
-    street: Street, address: str, port: int, problem: str
+    processes: Processes, address: str, port: int, problem: str
 ) -> None:
-    a, b = street.two()
+    a, b = processes.two()
     attempt = a.endpoint.connect(address, port, KEY, hello(b).claim)
     assert attempt.state == "failed"
     assert problem in attempt.problem
@@ -601,12 +618,12 @@ def test_each_known_problem_has_a_hint() -> None:
     assert sentence(OSError(errno.EPIPE, "Broken pipe")) == "Broken pipe"
 
 
-def test_an_attempt_that_nobody_answers_ends_at_its_time(street: Street) -> None:
-    a, b = street.two()
+def test_an_attempt_without_an_answer_ends_at_its_time(processes: Processes) -> None:
+    a, b = processes.two()
     with socket.create_server(("127.0.0.1", 0), backlog=0) as deaf:
         port = deaf.getsockname()[1]
-        talking = a.connect(b, port=port)  # the kernel takes it, and nobody answers
-        street.until(lambda: a.stages == ["TALKING"], "it stands")
+        talking = a.connect(b, port=port)  # the kernel takes it, and no process answers
+        processes.until(lambda: a.stages == ["TALKING"], "it stands")
         connecting: list[ConnectAttempt] = []
         while "CONNECTING" not in a.stages or len(connecting) < 8:
             connecting.append(a.connect(b, port=port))  # the kernel takes no more
@@ -620,8 +637,8 @@ def test_an_attempt_that_nobody_answers_ends_at_its_time(street: Street) -> None
     assert a.stages == []
 
 
-def test_an_attempt_can_be_given_up(street: Street) -> None:
-    a, b = street.two(known=False)
+def test_an_attempt_can_be_given_up(processes: Processes) -> None:
+    a, b = processes.two(known=False)
     attempt, other = a.connect(b), a.connect(b)
     a.endpoint.give_up(attempt)
     assert attempt.state == "failed"
@@ -629,10 +646,10 @@ def test_an_attempt_can_be_given_up(street: Street) -> None:
     a.endpoint.give_up(attempt)
 
 
-def test_a_claim_that_cannot_be_said_fails_the_attempt(street: Street) -> None:
-    a, b = street.two()
+def test_a_claim_that_cannot_be_said_fails_the_attempt(processes: Processes) -> None:
+    a, b = processes.two()
     attempt = a.connect(b, connector_uid="not hexadecimal")
-    street.until(lambda: attempt.state == "failed", "a failure")
+    processes.until(lambda: attempt.state == "failed", "a failure")
     assert "cannot be said" in attempt.problem
 
 
@@ -642,35 +659,37 @@ def test_a_claim_that_cannot_be_said_fails_the_attempt(street: Street) -> None:
 @pytest.mark.parametrize(
     "address", ["", "0.0.0.0", "::", "::ffff:0.0.0.0", "localhost", "224.0.0.1"]
 )
-def test_only_one_specific_address_is_listened_on(street: Street, address: str) -> None:
-    a, _ = street.two()
+def test_only_one_specific_address_is_listened_on(processes: Processes, address: str) -> None:
+    a, _ = processes.two()
     with pytest.raises(UsageError, match="address"):
         a.endpoint.listen(address)
 
 
-def test_an_address_of_another_machine_is_refused_in_a_sentence(street: Street) -> None:
-    a, _ = street.two()
+def test_an_address_of_another_machine_is_refused_in_a_sentence(processes: Processes) -> None:
+    a, _ = processes.two()
     with pytest.raises(HostError, match=r"cannot listen on 192\.0\.2\.1: .*this machine"):
         a.endpoint.listen("192.0.2.1")
 
 
-def test_a_closed_door_leaves_nothing_open_and_nobody_waiting(street: Street) -> None:
-    a, b = street.two(known=False)
+def test_a_closed_endpoint_leaves_nothing_open_and_no_attempt_waiting(
+    processes: Processes,
+) -> None:
+    a, b = processes.two(known=False)
     attempt = a.connect(b)
-    sock = street.stranger(b, b"WIII")
-    street.until(lambda: sorted(b.stages) == ["JUDGED", "TALKING"], "two guests")
+    sock = processes.unauthenticated(b, b"WIII")
+    processes.until(lambda: sorted(b.stages) == ["JUDGED", "TALKING"], "two guests")
     a.endpoint.close()
     assert "closes its endpoint" in attempt.problem
     b.endpoint.close()
     wait_until(lambda: is_closed(sock), DEADLINE_S, "it sees the end")
     with pytest.raises(ConnectionRefusedError):
-        street.stranger(b)
+        processes.unauthenticated(b)
 
 
-def test_a_forked_child_closes_its_copies_and_the_parent_goes_on(street: Street) -> None:
-    a, b = street.two((True, True), known=False)
+def test_a_forked_child_closes_its_copies_and_the_parent_goes_on(processes: Processes) -> None:
+    a, b = processes.two((True, True), known=False)
     attempt = a.connect(b)
-    street.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"], "a claim to be judged")
     pid = os.fork()
     if pid == 0:
         gc.disable()  # what earlier tests left is not to go in between
@@ -681,14 +700,14 @@ def test_a_forked_child_closes_its_copies_and_the_parent_goes_on(street: Street)
         os._exit(before - len(open_descriptors()))
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4
     b.endpoint.expect(GROUP, 1, KEY)
-    street.until(lambda: attempt.state != "trying", "the end of the handshake")
+    processes.until(lambda: attempt.state != "trying", "the end of the handshake")
     assert attempt.state == "done"
 
 
-def test_a_welcome_may_close_the_door_behind_others(street: Street) -> None:
-    a, b = street.two(known=False)
+def test_a_welcome_may_close_the_endpoint(processes: Processes) -> None:
+    a, b = processes.two(known=False)
     attempts = [a.connect(b) for _ in range(5)]
-    street.until(lambda: b.stages == ["JUDGED"] * 5, "claims to be judged")
+    processes.until(lambda: b.stages == ["JUDGED"] * 5, "claims to be judged")
 
     def welcome(stream: Stream, _: ConnectionClaim) -> None:
         stream.close()
@@ -696,7 +715,7 @@ def test_a_welcome_may_close_the_door_behind_others(street: Street) -> None:
 
     b.endpoint._welcome = welcome
     b.endpoint.expect(GROUP, 1, KEY)
-    street.until(lambda: all(one.state != "trying" for one in attempts), "an end for all")
+    processes.until(lambda: all(one.state != "trying" for one in attempts), "an end for all")
     assert b.stages == []
 
 
@@ -710,7 +729,7 @@ WORDS = st.one_of(
 )
 
 
-def spoken(word: Any, to: House) -> bytes:
+def spoken(word: Any, to: Process) -> bytes:
     greeting = hello(to).data_to_send()
     match word:
         case bytes():
@@ -728,24 +747,24 @@ def spoken(word: Any, to: House) -> bytes:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(words=st.lists(st.lists(WORDS, max_size=3), min_size=1, max_size=4), ends=st.booleans())
-def test_whatever_strangers_say_nobody_comes_in_and_members_do(
-    street: Street, secure: bool, words: list[list[Any]], ends: bool
+def test_whatever_unauthenticated_peers_send_only_members_are_admitted(
+    processes: Processes, secure: bool, words: list[list[Any]], ends: bool
 ) -> None:
-    if not street.houses:
-        street.two((secure, secure))
-    b = street.houses[1]
+    if not processes.all:
+        processes.two((secure, secure))
+    b = processes.all[1]
     came_in = len(b.welcomed)
     for speech in words:
-        street.stranger(b, b"".join(spoken(word, b) for word in speech), ends)
-    street.until(lambda: all(stage == "JUDGED" or not ends for stage in b.stages), "they ended")
+        processes.unauthenticated(b, b"".join(spoken(word, b) for word in speech), ends)
+    processes.until(lambda: all(stage == "JUDGED" or not ends for stage in b.stages), "they ended")
     assert len(b.welcomed) == came_in
-    assert_a_member_gets_in(street)
-    while street.socks:
-        street.socks.pop().close()
-    for house in street.houses:
-        house.later(31)
-        while house.welcomed:
-            house.welcomed.pop()[0].close()
+    assert_a_member_gets_in(processes)
+    while processes.socks:
+        processes.socks.pop().close()
+    for process in processes.all:
+        process.later(31)
+        while process.welcomed:
+            process.welcomed.pop()[0].close()
 
 
 @settings(
@@ -754,18 +773,18 @@ def test_whatever_strangers_say_nobody_comes_in_and_members_do(
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(says=st.one_of(st.binary(max_size=100), st.binary(max_size=80).map(b"WI\x02\x01".__add__)))
-def test_whatever_a_false_door_answers_nobody_takes_it_for_ours(
-    street: Street, says: bytes
+def test_whatever_a_false_acceptor_answers_it_is_not_believed(
+    processes: Processes, says: bytes
 ) -> None:
-    if not street.houses:
-        street.two()
-    a, b = street.houses
+    if not processes.all:
+        processes.two()
+    a, b = processes.all
     with socket.create_server(("127.0.0.1", 0)) as false:
         attempt = a.connect(b, port=false.getsockname()[1])
         sock, _ = false.accept()
         sock.sendall(says)
         sock.shutdown(socket.SHUT_WR)
-        street.until(lambda: attempt.state != "trying", "the end of it")
+        processes.until(lambda: attempt.state != "trying", "the end of it")
         sock.close()
     assert attempt.state == "failed"
     assert attempt.problem

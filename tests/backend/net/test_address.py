@@ -357,7 +357,7 @@ BAD_ADDRESSES = [
 
 
 @pytest.mark.parametrize("text", BAD_ADDRESSES)
-def test_what_nobody_can_listen_on_is_refused(text: str) -> None:
+def test_an_address_that_cannot_be_listened_on_is_refused(text: str) -> None:
     with pytest.raises(HostError, match=r"^b published ") as caught:
         load([[text, "eth0", 24, 0, False]], "b")
     assert len(str(caught.value)) < 300

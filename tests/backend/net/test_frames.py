@@ -1,4 +1,4 @@
-"""Frames on one stream: whatever the network does to the bytes, and whoever gives up in between.
+"""Frames on one stream: whatever the network does to the bytes, whichever side gives up.
 
 Three streams stand in for TCP: the pretended network (delay, small windows, partial sends), a wire
 that takes as many bytes as it is told, and a feed that gives them out in given portions. The last
@@ -151,7 +151,7 @@ def header_of(group: int, number: int, payload: Buffer, kind: FrameKind = FrameK
 
 
 def put(frames: Frames, group: int, number: int, payload: Buffer, then: Then | None = None) -> None:
-    """Out of somebody's array."""
+    """A frame out of a caller's array."""
     frames.put(header_of(group, number, payload), memoryview(payload), group, then, borrowed=True)
 
 
@@ -166,7 +166,7 @@ def as_bytes(mail: Sent) -> bytes:
 
 
 def settle(network: FakeNetwork, *ends: End) -> None:
-    """Until nothing is in flight and nobody can go on."""
+    """Until nothing is in flight and neither side can go on."""
     while sum(end.move() for end in ends) or network.step():
         pass
 
@@ -203,7 +203,7 @@ def test_frames_arrive_whole_and_in_order_over_any_line_both_ways(
 
 @settings(deadline=None, max_examples=examples(30))
 @given(mail=MAIL, allowed=st.lists(st.integers(50, 9000), min_size=1, max_size=8))
-def test_who_is_told_that_a_frame_is_out_may_send_the_next(
+def test_a_callback_that_a_frame_is_out_may_send_the_next(
     mail: Sequence[tuple[int, int]], allowed: list[int]
 ) -> None:
     sent, told = letters(mail), []
@@ -399,7 +399,7 @@ TOTAL = len(as_bytes(MIXED))
 
 
 def queued(mail: Sent, taken: int) -> tuple[Wire, Frames, list[bytearray], Counter[int]]:
-    """Frames of which so many bytes are sent; the memory they are sent from; who was told."""
+    """Frames of which so many bytes are sent; the memory they are sent from; callbacks called."""
     wire = Wire()
     frames, told = Frames(wire, Inbox()), Counter[int]()
     memory = [bytearray(payload) for _, payload in mail]
@@ -435,7 +435,7 @@ def test_a_group_that_is_over_is_sent_out_of_no_more_wherever_that_comes(group: 
         assert [p for h, p in got if h.group != group] == [p for g, p in MIXED if g != group]
         arrived = [payload for header, payload in got if header.group == group]
         assert arrived == [payload for g, payload in MIXED if g == group][: len(arrived)]
-        for number, (owner, _) in enumerate(MIXED):  # who is over is told of nothing any more
+        for number, (owner, _) in enumerate(MIXED):  # a group that is over gets no callback
             assert told[number] == (owner != group or before.get(number, 0))
 
 
@@ -540,7 +540,7 @@ def test_noise_is_no_frame(noise: bytes) -> None:
 
 
 def test_a_stream_that_ends_between_frames_has_ended_and_one_that_ends_inside_is_broken() -> None:
-    """Who is killed while it sends is dead: that is no frame of its that was damaged."""
+    """A process that is killed while it sends is dead: that is no damaged frame."""
     mail = letters([(1, 20), (2, 0), (1, 5)])
     data = as_bytes(mail)
     borders = {len(as_bytes(mail[:n])) for n in range(len(mail) + 1)}
@@ -614,7 +614,7 @@ def test_the_largest_frame_takes_no_more_memory_than_its_sink_grants() -> None:
     assert peak < 32 * 1024
 
 
-def test_a_broken_stream_says_so_to_whoever_reads_or_writes() -> None:
+def test_a_broken_stream_says_so_to_reads_and_writes() -> None:
     _, a, b = connected(0)
     put(a.frames, 1, 0, b"x")
     a.stream.reset()

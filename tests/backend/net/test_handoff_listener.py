@@ -1,4 +1,4 @@
-"""A door behind the daemon's port: who may pass a connection on, what is one, when to try again."""
+"""An endpoint behind the daemon's port: which users may pass on what, and when to try again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.backend.net.test_acceptor import ALICE, BOB, GROUP, KEY, Clock, House
+from tests.backend.net.test_acceptor import ALICE, BOB, GROUP, KEY, Clock, Process
 from tests.kit.conditions import wait_until
 from tests.kit.leaks import open_descriptors
 from wiiiiided.backend.engine.poller import EpollPoller
@@ -34,7 +34,7 @@ ATTEMPT_KEY = bytes(range(1, 33))
 CLAIM = ConnectionClaim(GROUP, 1, 0, 1, ALICE, BOB, "data")
 
 
-class Desk:
+class HandoffRig:
     """Passings with a real watch, and what has come of them."""
 
     def __init__(self, uids: set[int]) -> None:
@@ -75,37 +75,37 @@ class Desk:
 
 
 @pytest.fixture
-def desk() -> Iterator[Desk]:
+def handoff() -> Iterator[HandoffRig]:
     before = set(open_descriptors())
-    desk = Desk({os.geteuid()})
-    yield desk
-    desk.close()
+    handoff = HandoffRig({os.geteuid()})
+    yield handoff
+    handoff.close()
     assert not set(open_descriptors()) - before
 
 
-def test_what_the_daemon_passes_on_comes_in_and_no_child_inherits_it(desk: Desk) -> None:
-    daemon = desk.daemon()
-    assert desk.entered == []
-    socket.send_fds(daemon, [b"W"], [desk.near.fileno()])
-    desk.until(lambda: bool(desk.entered))
-    ((sock, address),) = desk.entered
-    assert address == desk.address
+def test_what_the_daemon_passes_on_comes_in_and_no_child_inherits_it(handoff: HandoffRig) -> None:
+    daemon = handoff.daemon()
+    assert handoff.entered == []
+    socket.send_fds(daemon, [b"W"], [handoff.near.fileno()])
+    handoff.until(lambda: bool(handoff.entered))
+    ((sock, address),) = handoff.entered
+    assert address == handoff.address
     assert not sock.get_inheritable()
-    desk.far.sendall(b"hello")
+    handoff.far.sendall(b"hello")
     sock.setblocking(True)
     assert sock.recv(10) == b"hello"
-    assert desk.complaints == []
+    assert handoff.complaints == []
     assert daemon.recv(1) == b""  # it need not wait for an answer
 
 
 def test_another_user_may_pass_nothing_on() -> None:
-    desk = Desk({12345})
-    daemon = desk.daemon()
-    assert desk.complaints == [
+    handoff = HandoffRig({12345})
+    daemon = handoff.daemon()
+    assert handoff.complaints == [
         f"what the daemon passes on was refused: user {os.geteuid()} may pass nothing on here"
     ]
     assert daemon.recv(1) == b""
-    desk.close()
+    handoff.close()
 
 
 @pytest.mark.parametrize(
@@ -118,60 +118,60 @@ def test_another_user_may_pass_nothing_on() -> None:
     ],
 )
 def test_anything_else_than_one_connection_is_refused_and_closed(
-    desk: Desk, word: bytes, count: int, complaint: str
+    handoff: HandoffRig, word: bytes, count: int, complaint: str
 ) -> None:
-    socket.send_fds(desk.daemon(), [word], [desk.near.fileno()] * count)
-    desk.until(lambda: bool(desk.complaints))
-    assert complaint in desk.complaints[0]
-    assert desk.entered == []
+    socket.send_fds(handoff.daemon(), [word], [handoff.near.fileno()] * count)
+    handoff.until(lambda: bool(handoff.complaints))
+    assert complaint in handoff.complaints[0]
+    assert handoff.entered == []
 
 
-def test_a_descriptor_that_is_no_connection_is_refused_and_closed(desk: Desk) -> None:
+def test_a_descriptor_that_is_no_connection_is_refused_and_closed(handoff: HandoffRig) -> None:
     read, write = os.pipe()
     one, other = socket.socketpair()
     for fd in (read, one.fileno()):
-        socket.send_fds(desk.daemon(), [b"W"], [fd])
-    desk.until(lambda: len(desk.complaints) == 2)
-    assert "no TCP connection" in desk.complaints[1]
+        socket.send_fds(handoff.daemon(), [b"W"], [fd])
+    handoff.until(lambda: len(handoff.complaints) == 2)
+    assert "no TCP connection" in handoff.complaints[1]
     os.close(read)
     os.close(write)
     one.close()
     other.close()
 
 
-def test_a_connection_that_has_gone_meanwhile_is_no_news(desk: Desk) -> None:
+def test_a_connection_that_has_gone_meanwhile_is_no_news(handoff: HandoffRig) -> None:
     with socket.socket() as never:
-        socket.send_fds(desk.daemon(), [b"W"], [never.fileno()])
-        daemon = desk.daemon()
+        socket.send_fds(handoff.daemon(), [b"W"], [never.fileno()])
+        daemon = handoff.daemon()
         daemon.close()
-        desk.until(lambda: not desk.passings._open)
-    assert desk.complaints == desk.entered == []
+        handoff.until(lambda: not handoff.passings._open)
+    assert handoff.complaints == handoff.entered == []
 
 
-def test_who_passes_nothing_on_is_closed_in_time(desk: Desk) -> None:
-    daemon = desk.daemon()
-    desk.clock.now += module.SILENT_S - 0.1
-    desk.passings.tick()
-    assert desk.complaints == []
-    desk.clock.now += 0.2
-    desk.passings.tick()
-    assert "nothing was passed on within 10 s" in desk.complaints[0]
+def test_a_connection_that_passes_nothing_on_is_closed_in_time(handoff: HandoffRig) -> None:
+    daemon = handoff.daemon()
+    handoff.clock.now += module.SILENT_S - 0.1
+    handoff.passings.tick()
+    assert handoff.complaints == []
+    handoff.clock.now += 0.2
+    handoff.passings.tick()
+    assert "nothing was passed on within 10 s" in handoff.complaints[0]
     assert daemon.recv(1) == b""
 
 
-def test_of_too_many_who_pass_nothing_on_the_oldest_goes(desk: Desk) -> None:
-    daemons = [desk.daemon() for _ in range(module.MAX_OPEN + 1)]
+def test_of_too_many_connections_that_pass_nothing_on_the_oldest_goes(handoff: HandoffRig) -> None:
+    daemons = [handoff.daemon() for _ in range(module.MAX_OPEN + 1)]
     assert daemons[0].recv(1) == b""
-    assert len(desk.passings._open) == module.MAX_OPEN
+    assert len(handoff.passings._open) == module.MAX_OPEN
 
 
-def test_a_forked_child_closes_its_copies(desk: Desk) -> None:
-    desk.daemon()
-    desk.passings.abandon()
-    assert not desk.passings._open
+def test_a_forked_child_closes_its_copies(handoff: HandoffRig) -> None:
+    handoff.daemon()
+    handoff.passings.abandon()
+    assert not handoff.passings._open
 
 
-# -- the door itself ----
+# -- the endpoint itself ----
 
 
 @pytest.fixture
@@ -180,14 +180,14 @@ def attempt(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_door_is_a_socket_that_goes_when_it_is_closed(attempt: Path) -> None:
-    door = HandoffListener(str(attempt), BOB, {12345}, 7, 1)
+def test_an_endpoint_is_a_socket_that_goes_when_it_is_closed(attempt: Path) -> None:
+    endpoint = HandoffListener(str(attempt), BOB, {12345}, 7, 1)
     path = attempt / f"door-{BOB}"
     assert path.is_socket()
     assert path.stat().st_mode & 0o777 == 0o660
-    assert door.uids == {0, os.geteuid(), 12345}
-    door.listener.close()
-    door.close()
+    assert endpoint.uids == {0, os.geteuid(), 12345}
+    endpoint.listener.close()
+    endpoint.close()
     assert not path.exists()
 
 
@@ -195,15 +195,17 @@ def test_a_path_longer_than_a_sockets_may_be_is_no_problem(attempt: Path) -> Non
     deep = attempt / ("d" * 100) / ("e" * 100)
     deep.mkdir(parents=True)
     (deep / "key").write_bytes(ATTEMPT_KEY)
-    door = HandoffListener(str(deep), BOB, set(), 7, 1)
+    endpoint = HandoffListener(str(deep), BOB, set(), 7, 1)
     assert (deep / f"door-{BOB}").is_socket()
-    door.listener.close()
+    endpoint.listener.close()
 
 
 @pytest.mark.parametrize(
     ("content", "words"), [(None, "cannot read .*key.*No such file"), (b"short", "submit it again")]
 )
-def test_without_its_key_there_is_no_door(attempt: Path, content: bytes | None, words: str) -> None:
+def test_without_its_key_there_is_no_endpoint(
+    attempt: Path, content: bytes | None, words: str
+) -> None:
     (attempt / "key").unlink()
     if content is not None:
         (attempt / "key").write_bytes(content)
@@ -213,29 +215,29 @@ def test_without_its_key_there_is_no_door(attempt: Path, content: bytes | None, 
     assert not (attempt / f"door-{BOB}").exists()
 
 
-def test_a_door_that_cannot_be_opened_is_said(attempt: Path) -> None:
+def test_an_endpoint_that_cannot_be_made_is_said(attempt: Path) -> None:
     HandoffListener(str(attempt), BOB, set(), 7, 1).listener.close()
     with pytest.raises(HostError, match=r"cannot open a socket in .*Address already in use"):
         HandoffListener(str(attempt), BOB, set(), 7, 1)
 
 
-# -- knocking ----
+# -- port authentication ----
 
 
-class Knocking:
-    """A house that knocks, and a port at which a test says what it wants."""
+class PortRig:
+    """A process that authenticates, and a port at which the test plays the daemon."""
 
     def __init__(self, attempt: Path) -> None:
-        self.house = House(ALICE)
+        self.process = Process(ALICE)
         self.behind = HandoffListener(str(attempt), ALICE, set(), 7, 1)
-        self.house.endpoint.listen_behind(self.behind)
+        self.process.endpoint.listen_behind(self.behind)
         self.port = socket.create_server(("127.0.0.1", 0))
         self.port.settimeout(WITHIN_S)
         self.links: list[socket.socket] = []
 
     def begin(self) -> tuple[Any, socket.socket]:
         """An attempt, and its connection as the port has it."""
-        tried = self.house.endpoint.connect(*self.port.getsockname(), KEY, CLAIM)
+        tried = self.process.endpoint.connect(*self.port.getsockname(), KEY, CLAIM)
         link, _ = self.port.accept()
         link.setblocking(False)
         self.links.append(link)
@@ -245,7 +247,7 @@ class Knocking:
         got = bytearray()
 
         def polled() -> bool:
-            self.house.poll()
+            self.process.poll()
             try:
                 got.extend(link.recv(size - len(got)))
             except BlockingIOError:
@@ -257,7 +259,7 @@ class Knocking:
 
     def until_failed(self, tried: Any) -> None:
         def polled() -> bool:
-            self.house.poll()
+            self.process.poll()
             return bool(tried.state == "failed")
 
         wait_until(polled, WITHIN_S, "it has failed")
@@ -271,31 +273,31 @@ class Knocking:
         return server
 
     def close(self) -> None:
-        self.house.close()
+        self.process.close()
         for sock in (self.port, *self.links):
             sock.close()
 
 
 @pytest.fixture
-def knocking(attempt: Path) -> Iterator[Knocking]:
+def rig(attempt: Path) -> Iterator[PortRig]:
     before = set(open_descriptors())
-    knocking = Knocking(attempt)
-    yield knocking
-    knocking.close()
+    rig = PortRig(attempt)
+    yield rig
+    rig.close()
     assert not set(open_descriptors()) - before
     assert not list(attempt.glob("door-*"))
 
 
-def test_a_knock_names_the_process_and_the_ranks_of_the_claim(knocking: Knocking) -> None:
-    _, link = knocking.begin()
-    server = knocking.proved(link)
+def test_a_port_request_names_the_process_and_the_ranks_of_the_claim(rig: PortRig) -> None:
+    _, link = rig.begin()
+    server = rig.proved(link)
     assert server.request is not None
-    knock = server.request
-    assert (knock.job, knock.attempt, knock.role, knock.uid) == (7, 1, "data", BOB)
-    assert (knock.connector, knock.acceptor) == (CLAIM.connector, CLAIM.acceptor)
+    request = server.request
+    assert (request.job, request.attempt, request.role, request.uid) == (7, 1, "data", BOB)
+    assert (request.connector, request.acceptor) == (CLAIM.connector, CLAIM.acceptor)
     server.welcome()
     link.sendall(server.data_to_send())
-    assert knocking.heard(link, 8) == b"WIIIIIDE"  # the handshake of the group begins
+    assert rig.heard(link, 8) == b"WIIIIIDE"  # the handshake of the group begins
 
 
 @pytest.mark.parametrize(
@@ -310,59 +312,59 @@ def test_a_knock_names_the_process_and_the_ranks_of_the_claim(knocking: Knocking
     ],
 )
 def test_a_refusal_is_told_and_whether_it_is_worth_another_try(
-    knocking: Knocking, reason: RejectReason, worth_s: float
+    rig: PortRig, reason: RejectReason, worth_s: float
 ) -> None:
-    tried, link = knocking.begin()
-    server = knocking.proved(link)
+    tried, link = rig.begin()
+    server = rig.proved(link)
     server.refuse(reason)
     link.sendall(server.data_to_send())
-    knocking.until_failed(tried)
-    port = knocking.port.getsockname()[1]
+    rig.until_failed(tried)
+    port = rig.port.getsockname()[1]
     assert f"no connection by the daemon at 127.0.0.1:{port}: the daemon refuses" in tried.problem
     assert tried.again_s == worth_s
 
 
-def test_a_daemon_that_goes_in_the_middle_is_worth_another_try(knocking: Knocking) -> None:
-    tried, link = knocking.begin()
-    knocking.heard(link, 72)
+def test_a_daemon_that_goes_in_the_middle_is_worth_another_try(rig: PortRig) -> None:
+    tried, link = rig.begin()
+    rig.heard(link, 72)
     link.close()
-    knocking.until_failed(tried)
+    rig.until_failed(tried)
     assert tried.again_s == math.inf
 
 
-def test_a_daemon_that_goes_while_passing_on_is_worth_another_try(knocking: Knocking) -> None:
-    tried, link = knocking.begin()
-    server = knocking.proved(link)
+def test_a_daemon_that_goes_while_passing_on_is_worth_another_try(rig: PortRig) -> None:
+    tried, link = rig.begin()
+    server = rig.proved(link)
     server.welcome()
     link.sendall(server.data_to_send())
-    knocking.heard(link, 80)
+    rig.heard(link, 80)
     link.close()
-    knocking.until_failed(tried)
+    rig.until_failed(tried)
     assert tried.again_s == READY_S
 
 
-def test_a_daemon_that_does_not_answer_is_worth_another_try(knocking: Knocking) -> None:
-    tried, link = knocking.begin()
-    knocking.heard(link, 72)
-    knocking.house.later(5.1)
+def test_a_daemon_that_does_not_answer_is_worth_another_try(rig: PortRig) -> None:
+    tried, link = rig.begin()
+    rig.heard(link, 72)
+    rig.process.later(5.1)
     assert "the daemon's answer has not come within 5 s" in tried.problem
     assert tried.again_s == math.inf
 
 
-def test_something_else_at_that_port_is_not_tried_again(knocking: Knocking) -> None:
-    tried, link = knocking.begin()
+def test_something_else_at_that_port_is_not_tried_again(rig: PortRig) -> None:
+    tried, link = rig.begin()
     link.sendall(b"SSH-2.0")
-    knocking.until_failed(tried)
+    rig.until_failed(tried)
     assert "something else than wiiiiided" in tried.problem
     assert tried.again_s == 0.0
 
 
 def test_a_refused_connection_is_tried_again_and_a_missing_route_is_not(
-    knocking: Knocking,
+    rig: PortRig,
 ) -> None:
-    knocking.port.close()
-    tried = knocking.house.endpoint.connect("127.0.0.1", 1, KEY, CLAIM)
-    knocking.until_failed(tried)
+    rig.port.close()
+    tried = rig.process.endpoint.connect("127.0.0.1", 1, KEY, CLAIM)
+    rig.until_failed(tried)
     assert "Connection refused: no daemon listens there" in tried.problem
     assert tried.again_s == math.inf
     for number in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):

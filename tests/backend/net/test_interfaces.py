@@ -167,9 +167,9 @@ def test_candidates_of_this_machine_are_its_own_addresses_and_can_be_listened_on
         assert not parsed.is_loopback
         assert not (parsed.version == 6 and parsed.is_link_local)
         family = socket.AF_INET6 if parsed.version == 6 else socket.AF_INET
-        with socket.socket(family) as door:
-            door.bind((one.address, 0))
-            door.listen()
+        with socket.socket(family) as listener:
+            listener.bind((one.address, 0))
+            listener.listen()
 
 
 def test_candidates_of_this_machine_survive_the_store() -> None:
@@ -205,7 +205,7 @@ def test_loopback_cannot_be_forced() -> None:
 
 
 @in_a_namespace
-def test_real_interfaces_come_first_then_bridges_then_what_nobody_configured(
+def test_real_interfaces_come_first_then_bridges_then_unconfigured_ones(
     machine: Machine,
 ) -> None:
     machine.wire("usb0", "169.254.3.1/24")

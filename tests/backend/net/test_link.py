@@ -39,14 +39,14 @@ CODECS = ("none", "lz4")
 
 
 @dataclass(frozen=True)
-class Somebody:
+class PeerCard:
     uid: str
     pid: int
     host: str
 
 
-class Desk:
-    """Who gets the frames: it keeps them, and the memory it granted for each."""
+class FrameReceiver:
+    """The receiver of the frames: it keeps them, and the memory it granted for each."""
 
     def __init__(self) -> None:
         self.got: list[tuple[Header, bytes]] = []
@@ -72,9 +72,9 @@ class Side:
     def __init__(
         self, data: FakeStream, watch: FakeStream, codec: str = "none", summed: bool = True
     ) -> None:
-        self.desk = Desk()
-        peer = Somebody("b" * 16, 4711, "elsewhere")
-        self.link = WideLink(data, watch, peer, self.desk, Encoder(codec), summed)
+        self.receiver = FrameReceiver()
+        peer = PeerCard("b" * 16, 4711, "elsewhere")
+        self.link = WideLink(data, watch, peer, self.receiver, Encoder(codec), summed)
         self.streams = (data, watch)
         self.ended: set[Frames] = set()
 
@@ -103,7 +103,7 @@ class Side:
 
     @property
     def payloads(self) -> list[tuple[int, bytes]]:
-        return [(header.group, payload) for header, payload in self.desk.got]
+        return [(header.group, payload) for header, payload in self.receiver.got]
 
 
 def linked(
@@ -169,22 +169,22 @@ def test_pieces_of_several_groups_come_as_they_were_sent_with_and_without_codec(
             piece(side.link, group, number, data, told[side])
     settle(network, a, b)
     for source, target in ((a, b), (b, a)):
-        pieces = [(h, p) for h, p in target.desk.got if h.kind == FrameKind.PIECE]
+        pieces = [(h, p) for h, p in target.receiver.got if h.kind == FrameKind.PIECE]
         assert [(h.group, p) for h, p in pieces] == sent[source]
-        assert all(target.desk.memory[h.group, h.sequence] == p for h, p in pieces)
+        assert all(target.receiver.memory[h.group, h.sequence] == p for h, p in pieces)
         assert told[source] == list(range(len(mail)))
         assert source.link.data.sent_bytes == target.link.data.received_bytes
         assert not source.link.wants_to_write
 
 
-def test_a_frame_says_who_sends_it_and_what_it_is() -> None:
+def test_a_frame_says_its_sender_and_its_kind() -> None:
     network, a, b = linked(0, line=QUICK)
     whose = {"group": 7, "generation": 3, "source": 2, "sequence": 11}
     a.link.send(Header(FrameKind.OPEN, **whose, extra=-5, piece=6, dtype=4), b"payload")
     header = Header(FrameKind.PIECE, **whose, extra=9, piece=1, lane=5)
     a.link.send_data(header, memoryview(b"xyz"), PieceInfo(dtype=2, itemsize=1))
     settle(network, a, b)
-    (said, _), (data, _) = b.desk.got
+    (said, _), (data, _) = b.receiver.got
     assert (said.kind, said.group, said.generation, said.source) == (FrameKind.OPEN, 7, 3, 2)
     assert (said.sequence, said.extra, said.piece, said.dtype) == (11, -5, 6, 4)
     assert (said.length, said.raw, said.codec, said.flags) == (7, 7, 0, SUMMED)
@@ -203,7 +203,7 @@ def test_what_shrinks_travels_small_and_what_does_not_travels_as_it_is() -> None
     piece(a.link, 1, 0, zeros)
     piece(a.link, 1, 1, noise)
     settle(network, a, b)
-    (first, one), (second, two) = b.desk.got
+    (first, one), (second, two) = b.receiver.got
     assert (one, two) == (zeros, noise)
     assert first.codec == 1
     assert first.raw == 100_000
@@ -216,7 +216,7 @@ def test_the_counters_say_what_travelled_and_what_it_was() -> None:
     piece(a.link, 1, 0, bytes(10_000))
     piece(a.link, 1, 1, bytes(100))  # too small to be encoded
     settle(network, a, b)
-    coded = b.desk.got[0][0].length
+    coded = b.receiver.got[0][0].length
     assert (a.link.encoder.raw_bytes, a.link.encoder.wire_bytes) == (10_100, coded + 100)
     assert (b.link.decoder.raw_bytes, b.link.decoder.wire_bytes) == (10_000, coded)
     assert a.link.data.sent_bytes == b.link.data.received_bytes == 2 * HEADER_BYTES + coded + 100
@@ -228,22 +228,24 @@ def test_without_checksums_no_frame_has_a_sum() -> None:
     a.link.send(Header(FrameKind.OPEN, group=1), b"x")
     piece(a.link, 1, 0, b"abc")
     settle(network, a, b)
-    assert [(header.flags, header.sum) for header, _ in b.desk.got] == [(0, 0)] * 2
+    assert [(header.flags, header.sum) for header, _ in b.receiver.got] == [(0, 0)] * 2
 
 
 # -- the watch connection ----
 
 
-def test_a_fault_overtakes_the_data_that_nobody_reads() -> None:
+def test_a_fault_overtakes_data_that_is_not_read() -> None:
     network, a, b = linked(4, line=LineQuality(window_bytes=1000))
-    b.desk.closed = {1}
+    b.receiver.closed = {1}
     for number in range(10):
         piece(a.link, 1, number, bytes(1000))
     settle(network, a, b)
     assert b.link.data.paused is not None
     a.link.send(Header(FrameKind.FAULT, group=1), b"rank 3 died")
     settle(network, a, b)
-    assert [(h.kind, payload) for h, payload in b.desk.got] == [(FrameKind.FAULT, b"rank 3 died")]
+    assert [(h.kind, payload) for h, payload in b.receiver.got] == [
+        (FrameKind.FAULT, b"rank 3 died")
+    ]
     assert b.link.watch.received_bytes == HEADER_BYTES + 11
 
 
@@ -255,7 +257,7 @@ def test_nothing_but_faults_may_come_over_the_watch_connection(kind: FrameKind) 
     a.link.watch.put(pack(Header(kind, group=1)), None)
     with pytest.raises(BadFrame, match="carries faults only"):
         settle(network, a, b)
-    assert b.desk.got == []
+    assert b.receiver.got == []
 
 
 @pytest.mark.parametrize(("length", "codec"), [(MAX_FAULT + 1, 0), (MAX_PAYLOAD, 0), (10, 1)])
@@ -275,7 +277,7 @@ def test_faults_and_data_do_not_mix_up_each_other(seed: int) -> None:
         a.link.send(Header(FrameKind.FAULT, group=1, sequence=number), b"%d" % number)
     settle(network, a, b)
     for kind in (FrameKind.PIECE, FrameKind.FAULT):
-        assert [h.sequence for h, _ in b.desk.got if h.kind == kind] == list(range(10))
+        assert [h.sequence for h, _ in b.receiver.got if h.kind == kind] == list(range(10))
     assert a.link.watch.sent_bytes == 10 * (HEADER_BYTES + 1)
 
 
@@ -286,17 +288,17 @@ def test_faults_and_data_do_not_mix_up_each_other(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_piece_without_a_place_waits_on_the_wire_and_comes_later(seed: int, codec: str) -> None:
     network, a, b = linked(seed, codec)
-    b.desk.closed = {2}
+    b.receiver.closed = {2}
     sent = [(1, bytes(5000)), (2, b"y" * 6000), (1, b"z" * 7000)]
     for number, (group, data) in enumerate(sent):
         piece(a.link, group, number, data)
     settle(network, a, b)
     assert b.payloads == sent[:1]
-    assert (2, 1) not in b.desk.memory
+    assert (2, 1) not in b.receiver.memory
     b.resume()  # a place for another
     settle(network, a, b)
     assert b.payloads == sent[:1]
-    b.desk.closed.clear()
+    b.receiver.closed.clear()
     b.resume()
     settle(network, a, b)
     assert b.payloads == sent
@@ -333,18 +335,18 @@ def receivers(codec: str) -> Iterator[tuple[int, Side, bytes]]:
 @pytest.mark.parametrize("codec", CODECS)
 def test_wherever_a_group_ends_its_memory_is_left_alone_and_the_others_go_on(codec: str) -> None:
     for taken, side, rest in receivers(codec):
-        done = len(side.desk.got)
+        done = len(side.receiver.got)
         side.link.divert(1)
-        side.desk.over.add(1)
-        before = {key: bytes(memory) for key, memory in side.desk.memory.items() if key[0] == 1}
+        side.receiver.over.add(1)
+        before = {key: bytes(memory) for key, memory in side.receiver.memory.items() if key[0] == 1}
         side.take_in(rest)
         for key, memory in before.items():
-            assert side.desk.memory[key] == memory, f"written after byte {taken}"
+            assert side.receiver.memory[key] == memory, f"written after byte {taken}"
         assert [p for p in side.payloads if p[0] == 2] == [p for p in PIECES if p[0] == 2]
         assert side.payloads[:done] == PIECES[:done]
         assert len(side.payloads) == len(PIECES)  # the stream is in step
         for number, (group, data) in enumerate(PIECES):
-            assert group == 1 or side.desk.memory[group, number] == data
+            assert group == 1 or side.receiver.memory[group, number] == data
 
 
 @pytest.mark.usefixtures("crumbs_are_encoded")
@@ -354,7 +356,7 @@ def test_the_end_of_one_group_is_nothing_to_another(codec: str) -> None:
         side.link.divert(3)
         side.take_in(rest)
         assert side.payloads == PIECES
-        assert all(side.desk.memory[g, n] == data for n, (g, data) in enumerate(PIECES))
+        assert all(side.receiver.memory[g, n] == data for n, (g, data) in enumerate(PIECES))
 
 
 def chunks(codec: str) -> bytes:
@@ -391,15 +393,15 @@ def test_a_receive_that_gives_up_lets_go_of_its_own_message_alone(
         side.take_in(wire[:taken])
         half = side.link.data.receiving
         side.link.let_go_of_message(1, source, number)
-        before = {n: bytes(memory) for (_, n), memory in side.desk.memory.items()}
+        before = {n: bytes(memory) for (_, n), memory in side.receiver.memory.items()}
         side.take_in(wire[taken:])
-        assert [header.sequence for header, _ in side.desk.got] == [8, 9, 10, 11]
+        assert [header.sequence for header, _ in side.receiver.got] == [8, 9, 10, 11]
         lost = half is not None and half.sequence == number and kind is FrameKind.CHUNK
         for n in (8, 9, 10, 11):
             if n == number and lost:
-                assert side.desk.memory[1, n] == before[n]
+                assert side.receiver.memory[1, n] == before[n]
             else:
-                assert side.desk.memory[1, n] == bytes([n]) * 100
+                assert side.receiver.memory[1, n] == bytes([n]) * 100
 
 
 @pytest.mark.usefixtures("crumbs_are_encoded")
@@ -471,7 +473,7 @@ def test_a_payload_that_decodes_to_another_size_is_refused(raw: int) -> None:
     a.link.data.put(*coded_frame(coded, raw))
     with pytest.raises(BadPayload, match=f"{raw}"):
         settle(network, a, b)
-    assert b.desk.got == []
+    assert b.receiver.got == []
 
 
 @given(coded=st.binary(min_size=1, max_size=200), raw=st.integers(1, 10_000))
@@ -483,7 +485,7 @@ def test_noise_with_a_good_sum_is_refused_by_its_codec_or_fills_its_place(
     try:
         settle(network, a, b)
     except HostError:
-        assert b.desk.got == []
+        assert b.receiver.got == []
     else:
         assert len(b.payloads[0][1]) == raw
 
@@ -496,16 +498,16 @@ def test_a_codec_that_is_not_known_here_is_named() -> None:
 
 
 def test_a_piece_that_is_refused_has_no_memory() -> None:
-    """Who gets the frames says no before anything is kept for them, encoded or not."""
+    """The receiver refuses frames before anything is kept for them, encoded or not."""
 
-    class Refusing(Desk):
+    class Refusing(FrameReceiver):
         def place(self, link: WideLink, header: Header) -> memoryview | None:
             raise BadFrame(f"{header.raw} bytes are not expected")
 
     for codec in (0, 1):
         network, a, b = linked(10, line=QUICK)
-        desk = Refusing()
-        b.link = WideLink(*b.streams, b.link.peer, desk, Encoder("none"))
+        receiver = Refusing()
+        b.link = WideLink(*b.streams, b.link.peer, receiver, Encoder("none"))
         a.link.data.put(
             pack(Header(FrameKind.PIECE, codec, length=MAX_PAYLOAD, raw=MAX_PAYLOAD)), None
         )
@@ -524,7 +526,7 @@ def test_a_piece_over_the_limit_is_refused_where_it_is_made() -> None:
 # -- the end ----
 
 
-def test_a_link_that_is_gone_takes_nothing_and_tells_nobody() -> None:
+def test_a_link_that_is_gone_takes_nothing_and_calls_no_one_back() -> None:
     _, a, _ = linked(12, line=QUICK)
     a.link.gone = "died"
     told: list[int] = []
@@ -551,7 +553,7 @@ def test_closing_ends_both_connections_and_once_more_does_no_harm() -> None:
 def test_a_link_is_settled_when_the_peer_has_the_data_and_the_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Who sees us end must have found on the watch connection why."""
+    """A peer that sees us end must have found on the watch connection why."""
     network, a, b = linked(15, line=QUICK)
     streams = {stream.fileno(): stream for stream in a.streams}
 
@@ -569,7 +571,7 @@ def test_a_link_is_settled_when_the_peer_has_the_data_and_the_fault(
     b.link.close()
     while network.step():
         pass
-    assert a.link.unsettled() == 0  # nobody reads it any more
+    assert a.link.unsettled() == 0  # it is not read any more
 
 
 def test_silence_is_told_from_other_ends() -> None:

@@ -312,7 +312,7 @@ def test_an_older_tls_is_refused() -> None:
 
 
 class Middle:
-    """Two sockets and somebody between them who sees, and may change, every byte."""
+    """Two sockets and a man in the middle that sees, and may change, every byte."""
 
     def __init__(self) -> None:
         a, self.a = tcp_sockets()

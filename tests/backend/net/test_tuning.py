@@ -30,9 +30,9 @@ def family(request: pytest.FixtureRequest) -> socket.AddressFamily:
 
 @pytest.fixture
 def connection(family: socket.AddressFamily) -> Iterator[tuple[socket.socket, socket.socket]]:
-    with socket.create_server((FAMILIES[family], 0), family=family) as door:
-        near = socket.create_connection(door.getsockname()[:2], timeout=10)
-        far, _ = door.accept()
+    with socket.create_server((FAMILIES[family], 0), family=family) as listener:
+        near = socket.create_connection(listener.getsockname()[:2], timeout=10)
+        far, _ = listener.accept()
         with closing(near), closing(far):
             yield near, far
 
@@ -58,28 +58,28 @@ def test_every_option_is_set_at_both_ends(
 
 
 def test_options_can_be_set_before_connecting(family: socket.AddressFamily) -> None:
-    with socket.create_server((FAMILIES[family], 0), family=family) as door:
+    with socket.create_server((FAMILIES[family], 0), family=family) as listener:
         for tune, options in (TABLES["data"], TABLES["watch"]):
             with socket.socket(family) as sock:
                 tune(sock)
-                sock.connect(door.getsockname()[:2])
-                door.accept()[0].close()
+                sock.connect(listener.getsockname()[:2])
+                listener.accept()[0].close()
                 assert _value(sock, options[1])  # NODELAY is still there
 
 
-def test_a_listener_is_of_one_family_and_shares_its_port_with_nobody(
+def test_a_listener_is_of_one_family_and_shares_its_port_with_none(
     family: socket.AddressFamily,
 ) -> None:
-    with socket.socket(family) as door:
-        door.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        tuning.tune_listener(door)
-        door.bind((FAMILIES[family], 0))
-        door.listen(tuning.BACKLOG)
-        assert door.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        tuning.tune_listener(listener)
+        listener.bind((FAMILIES[family], 0))
+        listener.listen(tuning.BACKLOG)
+        assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 0
         if family == socket.AF_INET6:
-            assert door.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
-        assert not door.get_inheritable()
-        with socket.create_connection(door.getsockname()[:2], timeout=10):
+            assert listener.getsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY) == 1
+        assert not listener.get_inheritable()
+        with socket.create_connection(listener.getsockname()[:2], timeout=10):
             pass
 
 

@@ -178,7 +178,7 @@ def test_keepalive_gives_a_silent_host_up_and_a_short_silence_not() -> None:
         with pytest.raises(TimeoutError) as caught:
             end.receive([bytearray(1)])
         assert caught.value.errno == errno.ETIMEDOUT
-    assert data.receive([bytearray(1)]) == -1  # without keepalive nobody gives up
+    assert data.receive([bytearray(1)]) == -1  # without keepalive neither side gives up
 
 
 def test_the_end_of_a_process_comes_behind_its_last_words() -> None:
@@ -193,7 +193,7 @@ def test_the_end_of_a_process_comes_behind_its_last_words() -> None:
     assert d.receive([bytearray(1)]) == c.receive([bytearray(1)]) == -1
 
 
-def test_who_speaks_to_a_closed_stream_is_reset() -> None:
+def test_a_send_to_a_closed_stream_is_reset() -> None:
     network = FakeNetwork(0)
     a, b = network.pair("a", "b", QUICK)
     b.close()

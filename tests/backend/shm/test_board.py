@@ -31,14 +31,14 @@ def test_a_step_is_over_when_all_have_arrived() -> None:
     assert a.lagging(step + 1) == 1
 
 
-def test_one_rank_alone_waits_for_nobody() -> None:
+def test_one_rank_alone_waits_for_no_other() -> None:
     (alone,) = _boards(1)
     assert alone.lagging(alone.arrive()) == -1
     assert alone.cause() is None
     assert alone.same_calls(CallSignature.of("x"), 0)
 
 
-def test_who_sleeps_until_i_arrive_is_to_be_rung_and_nobody_else() -> None:
+def test_a_rank_that_sleeps_until_i_arrive_is_woken_and_no_other() -> None:
     a, b, c = _boards()
     a.doze(1)
     c.doze(0)

@@ -1,4 +1,4 @@
-"""Segments: shared by who maps them, sealed, and checked against what was announced."""
+"""Segments: shared by the processes that map them, sealed, checked against what was announced."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from wiiiiided.domain.metrics import METRICS
 from wiiiiided.errors import HostError
 
 
-def test_a_new_page_says_who_and_counts_nothing() -> None:
+def test_a_new_page_says_its_process_and_counts_nothing() -> None:
     page = StatsPage()
     assert page.words[0] == stats.MAGIC
     assert page.words[1] == stats.VERSION
@@ -82,7 +82,7 @@ def test_the_codec_and_its_reason_stay_inside_their_place() -> None:
     assert page.words[stats.CODEC_GUARD] == 4
 
 
-def test_a_page_taken_over_from_one_who_died_in_the_middle_is_whole_again(tmp_path: Path) -> None:
+def test_a_page_of_a_process_that_died_while_writing_is_whole_again(tmp_path: Path) -> None:
     path = tmp_path / "counters"
     path.touch()
     StatsPage(str(path)).words[stats.SAID_GUARD] = 7

@@ -1,4 +1,4 @@
-"""The handshake between hosts: friends get in however the bytes are cut, nobody else does."""
+"""The handshake between hosts: members are admitted however the bytes are cut, no other peer is."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def test_byte_by_byte_they_meet_too() -> None:
     assert acceptor.done
 
 
-def test_nobody_is_done_before_the_other_has_proved_itself() -> None:
+def test_neither_side_is_done_before_the_other_has_proved_itself() -> None:
     connector, acceptor = Connector(KEY, CLAIM), Acceptor()
     before = acceptor.claim
     acceptor.receive_data(connector.data_to_send())
@@ -222,7 +222,7 @@ def test_without_a_common_version_both_sides_name_both_ranges(
     assert "install the same wiiiiided" in told
 
 
-def test_a_version_nobody_offered_is_refused() -> None:
+def test_a_version_that_was_not_offered_is_refused() -> None:
     connector = Connector(KEY, CLAIM)
     acceptor = greeted(connector)
     challenge = bytearray(acceptor.data_to_send())
@@ -230,7 +230,7 @@ def test_a_version_nobody_offered_is_refused() -> None:
     assert "version 7" in refusal_of(connector, bytes(challenge))
 
 
-def test_nobody_on_the_way_can_talk_the_two_into_an_older_version() -> None:
+def test_a_man_in_the_middle_cannot_downgrade_the_version() -> None:
     connector, acceptor = Connector(KEY, CLAIM, versions=(1, 2)), Acceptor(versions=(1, 2))
     hello = bytearray(connector.data_to_send())
     hello[9] = 1
@@ -245,7 +245,7 @@ def test_nobody_on_the_way_can_talk_the_two_into_an_older_version() -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger",
+    "greeting",
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"SSH-2.0-OpenSSH_9.6\r\n",
@@ -253,9 +253,11 @@ def test_nobody_on_the_way_can_talk_the_two_into_an_older_version() -> None:
         b"WIIIIIDX",
     ],
 )
-def test_a_stranger_is_sent_away_by_its_eighth_byte_without_an_answer(stranger: bytes) -> None:
+def test_a_peer_of_another_protocol_is_refused_by_its_eighth_byte_without_an_answer(
+    greeting: bytes,
+) -> None:
     acceptor = Acceptor()
-    tolerated = [at for at in range(8) if _still_open(acceptor, stranger[at : at + 1])]
+    tolerated = [at for at in range(8) if _still_open(acceptor, greeting[at : at + 1])]
     assert tolerated == list(range(len(tolerated)))
     assert len(tolerated) < 8
     assert acceptor.data_to_send() == b""
@@ -269,7 +271,7 @@ def test_a_server_of_something_else_is_recognised_too() -> None:
     assert connector.data_to_send() == b""
 
 
-def test_a_stranger_gets_nothing_but_a_nonce() -> None:
+def test_an_unauthenticated_peer_gets_nothing_but_a_nonce() -> None:
     acceptor = greeted(Connector(OTHER_KEY, CLAIM), random=lambda size: b"n" * size)
     assert acceptor.data_to_send() == b"WI\x02" + bytes([VERSION]) + b"n" * 32
 

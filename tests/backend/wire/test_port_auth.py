@@ -1,4 +1,4 @@
-"""The knock at a machine's one port: members get in however the bytes are cut, nobody else does."""
+"""Port authentication: members are admitted however the bytes are cut, no other peer is."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ KEY, OTHER_KEY = b"k" * KEY_BYTES, b"K" + b"k" * (KEY_BYTES - 1)
 REQUEST = PortRequest(17, 3, "data", 1, 4, "00112233445566aa")
 
 _u32 = st.integers(0, 2**32 - 1)
-knocks = st.builds(
+requests = st.builds(
     PortRequest,
     job=st.integers(0, 2**64 - 1),
     attempt=_u32,
@@ -64,7 +64,7 @@ def hand(data: bytes, to: PortClient | PortServer, cuts: list[int] | None = None
 def meet(
     client: PortClient, server: PortServer, key: bytes | None = KEY, cuts: list[int] | None = None
 ) -> list[bytes]:
-    """The whole knock; returns what was said, in order."""
+    """The whole exchange; returns its messages, in order."""
     said = [client.data_to_send()]
     hand(said[-1], server, cuts)
     server.challenge(key)
@@ -80,7 +80,7 @@ def meet(
 
 
 def challenged(client: PortClient, key: bytes | None = KEY) -> PortServer:
-    """A server that has heard the knock; its challenge is ready."""
+    """A server that has the HELLO; its challenge is ready."""
     server = PortServer()
     server.receive_data(client.data_to_send())
     server.challenge(key)
@@ -99,12 +99,14 @@ def refusal_of(side: PortClient | PortServer, data: bytes) -> str:
 # -- members ----
 
 
-@given(knocks, st.lists(st.integers(0, 80), max_size=6))
-def test_members_meet_however_their_bytes_are_cut(knock: PortRequest, cuts: list[int]) -> None:
-    client, server = PortClient(KEY, knock), PortServer()
+@given(requests, st.lists(st.integers(0, 80), max_size=6))
+def test_members_are_admitted_however_their_bytes_are_cut(
+    asked: PortRequest, cuts: list[int]
+) -> None:
+    client, server = PortClient(KEY, asked), PortServer()
     said = meet(client, server, cuts=cuts)
     assert [len(message) for message in said] == [HELLO_BYTES, *[ANSWER_BYTES] * 3]
-    assert server.request == knock
+    assert server.request == asked
     assert client.done
     assert server.done
     assert client.wanted == server.wanted == 0
@@ -146,12 +148,12 @@ def test_nonces_are_new_each_time() -> None:
     assert all(one != other for one, other in zip(first, second, strict=True))
 
 
-def test_the_bytes_of_a_knock_are_those_of_the_page() -> None:
-    knock = PortClient(KEY, REQUEST, random=lambda size: b"n" * size).data_to_send()
+def test_the_bytes_of_a_port_request_are_those_of_the_page() -> None:
+    request = PortClient(KEY, REQUEST, random=lambda size: b"n" * size).data_to_send()
     layout = SECTION.split("### HELLO at a port")[1].split("###")[0]
     rows = re.findall(r"^\| (\d+) \| (\d+) \| ([^|]+) \|", layout, re.MULTILINE)
-    parts = [knock[int(at) : int(at) + int(size)] for at, size, _ in rows]
-    assert b"".join(parts) == knock
+    parts = [request[int(at) : int(at) + int(size)] for at, size, _ in rows]
+    assert b"".join(parts) == request
     numbers = [(3, 4), (17, 8), (1, 4), (4, 4)]
     packed = [value.to_bytes(size, "little") for value, size in numbers]
     uid = bytes.fromhex(REQUEST.uid)
@@ -159,9 +161,9 @@ def test_the_bytes_of_a_knock_are_those_of_the_page() -> None:
 
 
 def test_the_proofs_are_those_of_the_page() -> None:
-    knock, challenge, proof, opened = meet(PortClient(KEY, REQUEST), PortServer())
+    request, challenge, proof, opened = meet(PortClient(KEY, REQUEST), PortServer())
     for kind, said in ((3, proof), (4, opened)):
-        covered = b"wiiiiide knock\0" + bytes([kind]) + knock + challenge
+        covered = b"wiiiiide knock\0" + bytes([kind]) + request + challenge
         assert said == b"WK" + bytes([kind, 0]) + hmac.new(KEY, covered, hashlib.sha256).digest()
 
 
@@ -176,13 +178,15 @@ def test_the_page_has_every_message_and_reason_with_its_number() -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0\1", b"WIIIIIDE", b"WIIKNOCX"]
+    "greeting", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x02\0\1\0\1", b"WIIIIIDE", b"WIIKNOCX"]
 )
-def test_a_stranger_is_sent_away_by_its_eighth_byte_without_an_answer(stranger: bytes) -> None:
+def test_a_peer_of_another_protocol_is_refused_by_its_eighth_byte_without_an_answer(
+    greeting: bytes,
+) -> None:
     server = PortServer()
     for at in range(8):
         try:
-            server.receive_data(stranger[at : at + 1])
+            server.receive_data(greeting[at : at + 1])
         except HandshakeFailed:
             break
     assert server.state is AuthState.FAILED
@@ -195,7 +199,7 @@ def test_something_else_at_that_port_is_recognised() -> None:
     assert "something else than wiiiiided" in refusal_of(client, b"S")
 
 
-def test_a_knocker_with_another_key_is_refused_and_told() -> None:
+def test_a_client_with_another_key_is_refused_and_told() -> None:
     client = PortClient(OTHER_KEY, REQUEST)
     server = challenged(client)
     client.receive_data(server.data_to_send())
@@ -243,8 +247,8 @@ OTHERWISE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(PortRequest)])
-def test_a_knock_changed_on_its_way_is_refused(field: str) -> None:
-    """Every field counts: another knock is put before this one's proof."""
+def test_a_port_request_changed_on_its_way_is_refused(field: str) -> None:
+    """Every field counts: another request is put before this one's proof."""
     client = PortClient(KEY, REQUEST, random=bytes)
     changed = PortClient(
         KEY, dataclasses.replace(REQUEST, **{field: OTHERWISE[field]}), random=bytes
@@ -257,7 +261,7 @@ def test_a_knock_changed_on_its_way_is_refused(field: str) -> None:
 
 
 def meet_with_a_spoiled_bit(number: int, bit: int) -> None:
-    """The knock, with one bit of one message changed on its way."""
+    """The exchange, with one bit of one message changed on its way."""
     client, server = PortClient(KEY, REQUEST), PortServer()
     for turn in range(4):
         source, target = (client, server) if turn % 2 == 0 else (server, client)
@@ -279,10 +283,10 @@ def test_no_bit_of_what_is_said_can_be_changed(number: int, bit: int) -> None:
         meet_with_a_spoiled_bit(number, bit)
 
 
-def test_a_replayed_knocker_is_refused() -> None:
-    knock, _, proof, _ = meet(PortClient(KEY, REQUEST), PortServer())
+def test_a_replayed_request_is_refused() -> None:
+    request, _, proof, _ = meet(PortClient(KEY, REQUEST), PortServer())
     server = PortServer()
-    server.receive_data(knock)
+    server.receive_data(request)
     server.challenge(KEY)
     refusal_of(server, proof)
 
@@ -334,13 +338,13 @@ def test_a_reason_of_a_later_version_is_no_riddle() -> None:
         (9, 4, 2),
     ],
 )
-def test_a_knock_that_makes_no_sense_is_answered_with_why(
+def test_a_malformed_port_request_is_answered_with_why(
     offset: int, value: int, reason: int
 ) -> None:
-    knock = bytearray(PortClient(KEY, REQUEST).data_to_send())
-    knock[offset] = value
+    request = bytearray(PortClient(KEY, REQUEST).data_to_send())
+    request[offset] = value
     server = PortServer()
-    refusal_of(server, bytes(knock))
+    refusal_of(server, bytes(request))
     assert server.data_to_send()[:4] == bytes([*b"WK", 5, reason])
 
 
