@@ -57,6 +57,8 @@ class Config:
     tls: bool = False  # WIIIIIDE_TLS: off | on; encrypt what travels between hosts
     keep_memory: bool = True  # WIIIIIDE_KEEP_MEMORY: on | off; freed memory stays for the next step
     adopt: bool = True  # WIIIIIDE_ADOPT: on | off; DDP's buckets move into shared memory
+    gradients: str = ""  # WIIIIIDE_GRADIENTS: the default of wide.Between(gradients=…)
+    every: str = ""  # WIIIIIDE_EVERY: the default of wide.Between(every=…)
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
@@ -76,6 +78,8 @@ class Config:
             tls=_choice(env, "WIIIIIDE_TLS", ("off", "on")) == "on",
             keep_memory=_choice(env, "WIIIIIDE_KEEP_MEMORY", ("on", "off")) == "on",
             adopt=_choice(env, "WIIIIIDE_ADOPT", ("on", "off")) == "on",
+            gradients=env.get("WIIIIIDE_GRADIENTS", "").strip(),
+            every=env.get("WIIIIIDE_EVERY", "").strip(),
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),

@@ -8,8 +8,8 @@ import pytest
 from wiiiiided.domain.spec import JobSpec, Network
 
 
-def test_a_job_that_was_queued_with_a_key_that_is_gone_can_be_read() -> None:
-    stored = b'{"name":"a","run":{"command":["x"]},"network":{"gradients":"bf16","encrypt":true}}'
+def test_a_job_that_was_queued_with_a_key_of_another_release_can_be_read() -> None:
+    stored = b'{"name":"a","run":{"command":["x"]},"network":{"colour":"red","encrypt":true}}'
     assert msgspec.json.decode(stored, type=JobSpec).network == Network(encrypt=True)
 
 

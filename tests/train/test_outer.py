@@ -307,3 +307,27 @@ def _no_modify(me: Rank) -> None:
 
 def test_weights_are_not_changed_between_exchanges() -> None:
     run_ranks(_no_modify, "ab")
+
+
+def _by_job_file(me: Rank) -> None:
+    model = _net()
+    run = parallel(model, _sgd(model.parameters()))
+    assert run.state_dict()["outer"]["every"] == 7
+    often = _net()
+    said = parallel(often, _sgd(often.parameters()), between=Between())  # counts more
+    assert "outer" not in said.state_dict()
+    with pytest.raises(UsageError, match=r"WIIIIIDE_EVERY: every='often' is neither"):
+        Between.default("", "often")
+
+
+def test_a_job_file_says_what_the_script_does_not() -> None:
+    run_ranks(_by_job_file, "ab", env={"WIIIIIDE_EVERY": "7", "WIIIIIDE_GRADIENTS": "int8"})
+
+
+def _one_host(me: Rank) -> None:
+    model = _net()
+    assert "outer" not in parallel(model, _sgd(model.parameters())).state_dict()
+
+
+def test_a_job_file_says_nothing_to_one_host() -> None:
+    run_ranks(_one_host, 2, env={"WIIIIIDE_EVERY": "7"})

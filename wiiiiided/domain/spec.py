@@ -43,13 +43,14 @@ class Resources(Struct, frozen=True):
 
 
 class Network(Struct, frozen=True, forbid_unknown_fields=False):
-    """How ranks talk to each other. Jobs that were queued before it was taken out may still have
-    `gradients`, which never had an effect: passed over, so that their queue can be read."""
+    """How ranks talk to each other. A member of an earlier release passes over keys it lacks."""
 
     backend: Literal["wiiiiide", "gloo", "nccl"] = "wiiiiide"
     codec: Literal["auto", "none", "lz4"] = "auto"
     interface: str = "auto"  # of gloo or nccl: a name, or a network in CIDR form
     encrypt: bool = False
+    gradients: str = "exact"  # the default of wide.Between(gradients=…)
+    every: int | str = 1  # the default of wide.Between(every=…): a number of steps, or "auto"
 
 
 RestartCause = Literal["failure", "hang", "node-lost"]

@@ -86,16 +86,23 @@ def parallel(
         raise UsageError(
             f'between={between!r} is no wide.Between: write between=wide.Between(gradients="int8")'
         )
+    if between is None:  # what the job file says, if it matters here
+        config = face.engine_group.driver.config
+        between = Between.default(config.gradients, config.every)
+        if face.engine_group.wide is None:
+            between = Between()
     how = Updates(updates, staleness)
-    return Parallel(model, optimizer, face, face.engine_group, how, between or Between())
+    return Parallel(model, optimizer, face, face.engine_group, how, between)
 
 
-def compress_gradients(model: DistributedDataParallel, gradients: str) -> CompressedGradients:
+def compress_gradients(
+    model: DistributedDataParallel, gradients: str | None = None
+) -> CompressedGradients:
     """Have DistributedDataParallel's gradients travel between hosts in a lossy codec.
 
-    "bf16", "int8", "int4" or "topk:0.01", with error feedback: docs/slow-links.md. A collective
-    call, once a model; inside a host all stays exact. What is returned has the residuals, for
-    checkpoints: state_dict() and load_state_dict().
+    "bf16", "int8", "int4" or "topk:0.01", with error feedback: docs/slow-links.md; by default what
+    the job file's network.gradients says. A collective call, once a model; inside a host all stays
+    exact. What is returned has the residuals, for checkpoints: state_dict() and load_state_dict().
     """
     return CompressedGradients(model, gradients)
 

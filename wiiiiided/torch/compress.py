@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 from wiiiiided import log
 from wiiiiided.backend.collectives.wide.coded_all_reduce import coded_all_reduce
 from wiiiiided.backend.lossy.interface import Floats
-from wiiiiided.backend.lossy.registry import by_name
+from wiiiiided.backend.lossy.registry import EXACT, by_name
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import carrier, combiner
 from wiiiiided.errors import Mismatch, UsageError
@@ -38,8 +38,12 @@ from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 class CompressedGradients:
     """The lossy gradients of one DDP model. Made by `wide.compress_gradients`."""
 
-    def __init__(self, model: DistributedDataParallel, gradients: str) -> None:
-        self._codec, face = by_name(gradients), _face(model)
+    def __init__(self, model: DistributedDataParallel, gradients: str | None) -> None:
+        """None: what the job file says."""
+        face = _face(model)
+        if gradients is None:
+            gradients = face.engine_group.driver.config.gradients or EXACT
+        self._codec = by_name(gradients)
         # Weakly: the model's reducer, in C++, keeps this.
         self._model = weakref.ref(model)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]

@@ -47,6 +47,18 @@ class Between:
                 "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
             )
 
+    @classmethod
+    def default(cls, gradients: str, every: str) -> Between:
+        """What a job file asks for, by way of the environment, where a script does not."""
+        number = every or "1"
+        try:
+            return cls(
+                gradients=gradients or EXACT,
+                every=int(number) if number.isdecimal() else number,
+            )
+        except UsageError as problem:
+            raise UsageError(f"WIIIIIDE_GRADIENTS, WIIIIIDE_EVERY: {problem}") from None
+
     def codec(self) -> GradientCodec | None:
         """A codec for one exchange after the other; None: exact."""
         return by_name(self.gradients)

@@ -36,7 +36,7 @@ def same(a: Any, b: Any) -> bool:
         return isinstance(b, torch.Tensor) and a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, np.ndarray):
         return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
-    if isinstance(a, list) and a and isinstance(a[0], str):
+    if isinstance(a, list) and a and all(isinstance(text, str) for text in a):
         return a == list(b)
     if isinstance(a, list | tuple):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))

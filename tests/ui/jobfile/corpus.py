@@ -28,6 +28,8 @@ backend = "gloo"
 codec = "lz4"
 interface = "192.168.1.0/24"
 encrypt = true
+gradients = "topk:0.01"
+every = "auto"
 [policy]
 priority = 100
 after = [12, 13]
@@ -492,6 +494,25 @@ BAD = {
             (
                 "job.toml:6: network.encrypt: expected true or false, found the number 8; "
                 "for example encrypt = true"
+            ),
+        ),
+    ),
+    "how machines exchange": Bad(
+        RUN + '[network]\ngradients = "int7"\nevery = 0\n',
+        (
+            (
+                'job.toml:4: network.gradients: "int7" is no gradient codec; choose "exact", '
+                '"bf16", "int8", "int4", "topk:0.01"'
+            ),
+            "job.toml:5: network.every: 0 is less than 1; choose 1 to 100000",
+        ),
+    ),
+    "a part of a gradient": Bad(
+        RUN + '[network]\ngradients = "topk:0.7"\n',
+        (
+            (
+                'job.toml:4: network.gradients: "topk:0.7" is no gradient codec; choose "exact", '
+                '"bf16", "int8", "int4", "topk:0.01"'
             ),
         ),
     ),

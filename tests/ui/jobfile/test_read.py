@@ -43,6 +43,8 @@ def test_every_value_reaches_its_field() -> None:
             codec="lz4",
             interface="192.168.1.0/24",
             encrypt=True,
+            gradients="topk:0.01",
+            every="auto",
         ),
         policy=spec.Policy(
             priority=100,

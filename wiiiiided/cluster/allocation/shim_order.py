@@ -158,6 +158,8 @@ def environment(job: Job, python: str, here: HostContext) -> dict[str, str]:
     base["WIIIIIDE_LOG"] = job.spec.output.log
     base["WIIIIIDE_CODEC"] = job.spec.network.codec
     base["WIIIIIDE_TLS"] = "on" if job.spec.network.encrypt else "off"
+    base["WIIIIIDE_GRADIENTS"] = job.spec.network.gradients
+    base["WIIIIIDE_EVERY"] = str(job.spec.network.every)
     if job.spec.network.interface != "auto":
         base["WIIIIIDE_INTERFACE"] = job.spec.network.interface
     return {**base, **job.spec.run.env}

@@ -254,6 +254,25 @@ KEYS = (
         also=("tls",),
     ),
     Key(
+        "network.gradients",
+        Text(
+            'a gradient codec: "exact", "bf16", "int8", "int4" or "topk:0.01"',
+            rules.gradients,
+            rules.GRADIENTS_PATTERN,
+        ),
+        "In how many bits gradients travel between machines, where the script does not say.",
+        '"int8"',
+        default='"exact"',
+    ),
+    Key(
+        "network.every",
+        Whole(1, 100_000, ("auto",)),
+        "After how many steps machines exchange what they have learnt, where the script does not "
+        "say.",
+        "16",
+        default="1",
+    ),
+    Key(
         "policy.priority",
         Whole(0, 100),
         "Higher first; equal ones first come, first served.",

@@ -51,6 +51,7 @@ NODE_PATTERN = f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NODE_LENGTH - 1}}}$"
 ENV_NAME_PATTERN = f"^{_NOT_RESERVED}[^=\\u0000-\\u001f\\u007f]+$"
 PASS_NAME_PATTERN = f"^{_NOT_RESERVED}[A-Za-z_][A-Za-z0-9_]*$"
 GLOB_PATTERN = "^(?![/~])(?!(.*/)?\\.{1,2}(/|$))[^\\u0000]*[^/\\u0000]$"
+GRADIENTS_PATTERN = r"^(exact|bf16|int8|int4|topk:0?\.([0-4][0-9]{0,8}|50{0,8}))$"
 INTERFACE_PATTERN = f"^([^\\s/:]{{1,{INTERFACE_LENGTH}}}|[0-9a-fA-F.:]+/[0-9]{{1,3}})$"
 
 
@@ -164,6 +165,18 @@ def glob(text: str) -> Complaint | None:
 def _from_inside(parts: list[str]) -> str:
     kept = "/".join(part for part in parts if part not in ("", ".", "..", "~"))
     return f"write it from there, as in {quoted(kept or '**')}"
+
+
+def gradients(text: str) -> Complaint | None:
+    if re.match(GRADIENTS_PATTERN, text) and (":" not in text or _is_part(text)):
+        return None
+    return Complaint(
+        f"{show(text)} is no gradient codec", 'choose "exact", "bf16", "int8", "int4", "topk:0.01"'
+    )
+
+
+def _is_part(text: str) -> bool:
+    return float(text.partition(":")[2]) > 0
 
 
 def interface(text: str) -> Complaint | None:

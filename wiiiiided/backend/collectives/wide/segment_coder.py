@@ -32,6 +32,7 @@ class SegmentCoder:
         self.codec, self._wide = codec, wide
         self._host, self._hosts = wide.host, len(wide.hosts)
         self._raw = self._coded = 0
+        self.saved = 0  # bytes that were not sent
         self._left = self._given = 0.0  # sums of squares
 
     def make_buffers(self, elements: int) -> int:
@@ -55,7 +56,7 @@ class SegmentCoder:
 
     def result(self, k: int, mine: Array, left: Array) -> Array:
         """The sum for all hosts; `mine` becomes what they decode."""
-        return self._encode(self._results[k % len(self._results), 0], mine, left)
+        return self._encode(self._results[k % len(self._results), 0], mine, left, self._hosts - 1)
 
     def collected(self, k: int, host: int, count: int) -> Array:
         """Where another host's sum of its share, of so many elements, is received."""
@@ -81,13 +82,15 @@ class SegmentCoder:
                 np.add(total, values, out=total)
         mine[:] = total
 
-    def _encode(self, row: Array, share: Array, left: Array) -> Array:
+    def _encode(self, row: Array, share: Array, left: Array, times: int = 1) -> Array:
+        """`times`: to so many hosts."""
         coded = row[: self.codec.coded_bytes(share.size)]
         self.codec.encode(share, left, coded)
         if not self._raw:
             self._look(share[:_SAMPLE], left[:_SAMPLE])
         self._raw += share.nbytes
         self._coded += coded.size
+        self.saved += times * (share.nbytes - coded.size)
         return coded
 
     def _look(self, given: Array, left: Array) -> None:

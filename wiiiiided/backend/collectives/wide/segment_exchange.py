@@ -48,6 +48,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Wait
 from wiiiiided.backend.engine.remote_link import Ticket
 from wiiiiided.backend.lossy.interface import GradientCodec
+from wiiiiided.backend.shm import stats
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import Array
 
@@ -146,6 +147,10 @@ class _SegmentExchange:
         if self._coder is not None:
             peers = {rank for k in range(count) for _, rank, _ in self._others(k)}
             self._wide.tell_coding(peers, self._coder.summary())
+            # Of every share that is sent coded one is received: the counters are of the payload.
+            words = self._group.driver.page.words
+            words[stats.WIRE_OUT_RAW] += self._coder.saved
+            words[stats.WIRE_IN_RAW] += self._coder.saved
 
     def _await(self, tickets: list[Ticket], what: str) -> Iterator[Wait]:
         if not all(ticket.done for ticket in tickets):
