@@ -28,6 +28,7 @@ from wiiiiided.config import Config
 from wiiiiided.errors import UsageError
 
 DEADLINE_S = 5.0
+LARGE = 4 * 1024 * 1024  # elements
 HOSTS_DEADLINE_S = 10.0  # of a group over several hosts
 MISSING_S = 5.0  # a rank may come late by a second or two
 
@@ -294,22 +295,23 @@ def test_after_a_failure_the_same_processes_can_make_a_new_group(hosts: int | st
 
 
 def survive_and_go_on(me: Rank) -> Any:
-    """Rank 2 dies in the world; ranks 0 and 1 make a group of two and go on."""
-    dist.barrier()
+    """Rank 2 dies in the world; ranks 0 and 1 make a group of two over the link they have."""
+    dist.all_reduce(torch.ones(LARGE // 4))
     note(["up"])
     together(me)
     if me.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
-    assert failure_of(dist.all_reduce, torch.ones(8)) is not None
+    assert failure_of(dist.all_reduce, torch.ones(LARGE)) is not None
     dist.destroy_process_group()
     make_group(Rank(me.rank, 2, me.folder), 50.0, "store of the survivors")
-    x = torch.ones(100_000)
+    x = torch.ones(LARGE // 4)
     dist.all_reduce(x)
     return float(x[-1])
 
 
-def test_the_survivors_of_a_death_can_go_on_in_a_group_of_their_own() -> None:
-    outcomes = watch_ranks(survive_and_go_on, 3)
+@pytest.mark.parametrize("hosts", [3, "aba"], ids=["one host", "two hosts"])
+def test_the_survivors_of_a_death_can_go_on_in_a_group_of_their_own(hosts: int | str) -> None:
+    outcomes = watch_ranks(survive_and_go_on, hosts)
     assert [outcome.value for outcome in outcomes[:2]] == [2.0, 2.0], outcomes
 
 
@@ -350,3 +352,26 @@ def make_groups(me: Rank) -> list[int]:
 
 def test_a_new_group_opens_no_connection() -> None:
     assert run_ranks(make_groups, "abb") == [[4] * 4, [2] * 4, [2] * 4]
+
+
+def reduce_over_tls(me: Rank) -> float:
+    x = torch.ones(1_000_000)
+    dist.all_reduce(x)
+    return float(x[-1])
+
+
+def test_with_tls_on_at_both_ends_all_is_as_before() -> None:
+    assert run_ranks(reduce_over_tls, "aab", env={"WIIIIIDE_TLS": "on"}) == [3.0] * 3
+
+
+def tls_at_one_end(me: Rank) -> Any:
+    os.environ["WIIIIIDE_TLS"] = "on" if me.rank else "off"
+    return failure_of(make_group, me, 30.0)
+
+
+def test_tls_at_one_end_only_is_a_sentence_on_both() -> None:
+    for failure in run_ranks(tls_at_one_end, "ab", backend=None, timeout_s=50.0):
+        assert failure is not None
+        assert failure.kind == "HostError", failure
+        assert "TLS" in failure.text, failure
+        assert failure.took_s < 5 * HOSTS_DEADLINE_S

@@ -64,9 +64,9 @@ def barrier(me: Rank, step: int) -> None:
         dist.barrier()
 
 
-def small_messages(me: Rank, step: int) -> None:
-    """Everyone writes to the last rank, which answers."""
-    x, last = torch.ones(16), me.size - 1
+def messages(me: Rank, count: int) -> None:
+    """All ranks write to the last one, which answers."""
+    x, last = torch.ones(count), me.size - 1
     if me.rank == last:
         for other in range(last):
             dist.recv(x, other)
@@ -74,18 +74,14 @@ def small_messages(me: Rank, step: int) -> None:
     else:
         dist.send(x, last)
         dist.recv(x, last)
+
+
+def small_messages(me: Rank, step: int) -> None:
+    messages(me, 16)
 
 
 def large_messages(me: Rank, step: int) -> None:
-    """Everyone writes to the last rank, which answers."""
-    x, last = torch.ones(LARGE // 4), me.size - 1
-    if me.rank == last:
-        for other in range(last):
-            dist.recv(x, other)
-            dist.send(x, other)
-    else:
-        dist.send(x, last)
-        dist.recv(x, last)
+    messages(me, LARGE // 4)
 
 
 def from_any(me: Rank, step: int) -> None:

@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import socket
-from typing import Any
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ import torch.distributed as dist
 from tests.faults import test_blame as blame
 from tests.faults import test_forks as forks
 from tests.faults import test_kill as kill
-from tests.kit.faults import FaultPlan, failure_of, make_group, together
-from tests.kit.ranks import Outcome, Rank, note, watch_ranks
+from tests.kit.faults import FaultPlan
+from tests.kit.ranks import Outcome, Rank, watch_ranks
 
 DEADLINE_S = kill.DEADLINE_S
 HOST = socket.gethostname()
@@ -114,23 +113,3 @@ def test_a_rank_that_left_because_of_a_death_on_another_host_is_not_blamed(
             assert failure.kind == "PeerLost", failure
             assert blames(failure.text, outcomes[blame.VICTIM]), (outcome.rank, failure)
             assert failure.took_s < DEADLINE_S
-
-
-def survive_and_go_on(me: Rank) -> Any:
-    """Rank 2 dies in the world; ranks 0 and 1 make a group of two over the link they have."""
-    dist.all_reduce(torch.ones(LARGE // 4))
-    note(["up"])
-    together(me)
-    if me.rank == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    assert failure_of(dist.all_reduce, torch.ones(LARGE)) is not None
-    dist.destroy_process_group()
-    make_group(Rank(me.rank, 2, me.folder), 50.0, "store of the survivors")
-    x = torch.ones(LARGE // 4)
-    dist.all_reduce(x)
-    return float(x[-1])
-
-
-def test_the_survivors_of_a_death_on_another_host_can_go_on_in_a_group_of_their_own() -> None:
-    outcomes = watch_ranks(survive_and_go_on, "aba")
-    assert [outcome.value for outcome in outcomes[:2]] == [2.0, 2.0], outcomes
