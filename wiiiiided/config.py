@@ -29,13 +29,13 @@ class OnePort:
     @classmethod
     def read(cls, env: Mapping[str, str]) -> OnePort | None:
         """None where the rank listens by itself."""
-        door = env.get("WIIIIIDE_DOOR", "")
-        if not door:
+        endpoint = env.get("WIIIIIDE_DOOR", "")
+        if not endpoint:
             return None
-        host, _, port = door.rpartition(":")
+        host, _, port = endpoint.rpartition(":")
         return cls(
             address=host.removeprefix("[").removesuffix("]"),
-            port=_whole(port, f"the port in WIIIIIDE_DOOR={door!r}", 65535),
+            port=_whole(port, f"the port in WIIIIIDE_DOOR={endpoint!r}", 65535),
             job=_whole(env.get("WIIIIIDE_JOB_ID", ""), "WIIIIIDE_JOB_ID", 2**63),
             attempt=_whole(env.get("WIIIIIDE_ATTEMPT", ""), "WIIIIIDE_ATTEMPT", 2**32 - 1),
             directory=env.get("WIIIIIDE_ATTEMPT_DIR", ""),

@@ -211,7 +211,7 @@ def test_a_client_with_another_key_is_refused_and_told() -> None:
 
 
 def test_an_attempt_that_is_not_here_looks_like_a_wrong_key() -> None:
-    """Byte for byte, but for the nonce: a stranger cannot ask what runs here."""
+    """Byte for byte, but for the nonce: an unauthenticated peer cannot ask what runs here."""
     said = []
     for key in (KEY, None):
         client = PortClient(OTHER_KEY, REQUEST)

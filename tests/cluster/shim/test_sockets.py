@@ -56,7 +56,7 @@ def test_a_connection_of_this_process_is_none_of_its_familys() -> None:
 
 
 def test_for_an_address_of_another_machine_nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five bytes of a stranger's made a daemon read all connections of its machine."""
+    """Five bytes of an unauthenticated peer made a daemon read all connections of its machine."""
     fail = lambda *_: pytest.fail("it is looked for")  # noqa: E731
     monkeypatch.setattr(sockets, "_rows", fail)
     monkeypatch.setattr(sockets, "_by_netlink", fail)

@@ -37,6 +37,7 @@ JOINING_BYTES: Final = 64 << 10  # of their messages: a signing request is the l
 GOODBYE_S: Final = 1.0  # for the last words to a removed machine
 FIRST_WORDS_S: Final = 10.0
 BUSY = 1
+NAMELESS: Final = "a machine without a certificate"
 BEFORE_JOINING: Final = ("greet", "join")
 
 Handler = Callable[[RpcConnection, p.Opening], Awaitable[None]]
@@ -55,10 +56,10 @@ class OpenConnections:
     def __init__(self) -> None:
         self._tasks: dict[str, dict[asyncio.Task[None], None]] = {}  # the oldest first
 
-    def add(self, who: str, task: asyncio.Task[None]) -> bool:
+    def add(self, name: str, task: asyncio.Task[None]) -> bool:
         """False: there are so many of that machine that not even a sentence is spared."""
-        here = self._tasks.setdefault(who, {})
-        if not who and len(here) >= MAX_JOINING:  # a machine that joins needs a moment only
+        here = self._tasks.setdefault(name, {})
+        if not name and len(here) >= MAX_JOINING:  # a machine that joins needs a moment only
             oldest = next(iter(here))
             del here[oldest]
             oldest.cancel()
@@ -67,20 +68,20 @@ class OpenConnections:
         here[task] = None
         return True
 
-    def discard(self, who: str, task: asyncio.Task[None]) -> None:
-        here = self._tasks.get(who, {})
+    def discard(self, name: str, task: asyncio.Task[None]) -> None:
+        here = self._tasks.get(name, {})
         here.pop(task, None)
         if not here:
-            self._tasks.pop(who, None)
+            self._tasks.pop(name, None)
 
-    def are_too_many(self, who: str) -> bool:
-        here = len(self._tasks.get(who, ()))
+    def are_too_many(self, name: str) -> bool:
+        here = len(self._tasks.get(name, ()))
         return here > PER_MACHINE or sum(map(len, self._tasks.values())) > CONNECTIONS
 
-    def hang_up(self, who: str) -> None:
+    def hang_up(self, name: str) -> None:
         """It is no member any more: what it has under way ends, after the last words to it."""
         loop = asyncio.get_running_loop()
-        for task in self._tasks.pop(who, ()):
+        for task in self._tasks.pop(name, ()):
             loop.call_later(GOODBYE_S, task.cancel)
 
 
@@ -103,43 +104,43 @@ class ControlPort:
         self._authority = authority
         self._connections = connections
         self._complaints: dict[str, str] = {}  # by machine, the latest that was logged
-        self._aloud = Complaints("port")
+        self._log = Complaints("port")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, to its end."""
         peer = peer_of(writer.get_extra_info("ssl_object"))
-        who = "" if peer is None or self._judge(peer).why else peer.name
+        name = "" if peer is None or self._judge(peer).why else peer.name
         task = asyncio.current_task()
         assert task is not None
-        if not self._connections.add(who, task):
+        if not self._connections.add(name, task):
             abort(writer.transport)
             return
-        connection = RpcConnection(reader, writer, framing.REQUEST_BYTES if who else JOINING_BYTES)
+        connection = RpcConnection(reader, writer, framing.REQUEST_BYTES if name else JOINING_BYTES)
         connection.peer = peer
         try:
-            await self._converse(connection, who)
+            await self._converse(connection, name)
         except (EOFError, OSError, TimeoutError, framing.StreamError) as problem:
-            logger.debug("a connection of %s ended: %s", who or "a stranger", problem)
+            logger.debug("a connection of %s ended: %s", name or NAMELESS, problem)
         except (WiiiiideError, msgspec.DecodeError, RecursionError) as problem:
-            self._complain(who, str(problem))
+            self._complain(name, str(problem))
         except Exception:
-            logger.exception("a defect while serving %s", who or "a stranger")
+            logger.exception("a defect while serving %s", name or NAMELESS)
         finally:
-            self._connections.discard(who, task)
+            self._connections.discard(name, task)
             connection.close()
 
-    def _complain(self, who: str, why: str) -> None:
+    def _complain(self, name: str, why: str) -> None:
         """Once, and again when it is about something else: a member dials for ever."""
         why = plain(why)
-        if self._complaints.get(who) != why:
-            self._aloud.say(f"{who or 'a stranger'} is not served: {why}")
+        if self._complaints.get(name) != why:
+            self._log.say(f"{name or NAMELESS} is not served: {why}")
         if len(self._complaints) < CONNECTIONS:
-            self._complaints[who] = why
+            self._complaints[name] = why
 
-    async def _converse(self, connection: RpcConnection, who: str) -> None:
+    async def _converse(self, connection: RpcConnection, name: str) -> None:
         async with asyncio.timeout(FIRST_WORDS_S):
             opening = p.decode_opening(await connection.message())
-        no = self._refusal(connection.peer, opening) or self._crowded(who)
+        no = self._refusal(connection.peer, opening) or self._crowded(name)
         if no is not None:
             await connection.say(no)
             return
@@ -161,8 +162,8 @@ class ControlPort:
                 return p.TurnedAway(NOT_ALLOWED, verdict.why, removed=verdict.removed)
         return None
 
-    def _crowded(self, who: str) -> p.TurnedAway | None:
-        if self._connections.are_too_many(who):
+    def _crowded(self, name: str) -> p.TurnedAway | None:
+        if self._connections.are_too_many(name):
             return p.TurnedAway(BUSY, "too many connections are open: try again later")
         return None
 

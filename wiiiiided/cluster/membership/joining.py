@@ -61,7 +61,7 @@ from wiiiiided.errors import UsageError
 
 CONNECT_S = 5.0
 ANSWER_S = 10.0
-ANSWER_BYTES = 256 << 10  # of a stranger
+ANSWER_BYTES = 256 << 10  # of a machine that is not verified yet
 SENTENCE_CHARS = 1000
 
 

@@ -40,7 +40,7 @@ from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 
-STRANGER: Final = "stranger-"  # facts about jobs that only their files know of
+NEVER_ISSUED: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
 MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
@@ -262,10 +262,10 @@ class StateStore:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
                 for low, high in before:
-                    names = (f"{STRANGER}{low}-{high}", f"{STRANGER}{low}")
+                    names = (f"{NEVER_ISSUED}{low}-{high}", f"{NEVER_ISSUED}{low}")
                     self._db.execute("DELETE FROM facts WHERE name IN (?, ?)", names)
                     first = min(first, low)
-                row = (f"{STRANGER}{first}-{last}", "")
+                row = (f"{NEVER_ISSUED}{first}-{last}", "")
                 self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", row)
                 sql = "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'"
                 self._db.execute(sql, (last + 1,))
@@ -275,7 +275,7 @@ class StateStore:
     def _skipped(self) -> list[tuple[int, int]]:
         """Ranges of numbers, the first and the last; older versions wrote each by itself."""
         sql = "SELECT substr(name, ?) FROM facts WHERE name GLOB ?"
-        rows = self._db.execute(sql, (len(STRANGER) + 1, f"{STRANGER}*"))
+        rows = self._db.execute(sql, (len(NEVER_ISSUED) + 1, f"{NEVER_ISSUED}*"))
         found = (row[0].partition("-") for row in rows)
         return sorted((int(low), int(high or low)) for low, _, high in found)
 
