@@ -133,6 +133,11 @@ class GradientStore:
             for codec in (None, self._codec)
         }
         self.residuals = None if self._codec is None else self._make_residuals()
+        # Squared norms of a step that is measured (noise_scale): of the gradients that this rank
+        # adds up, and of their average.
+        self.own_norm = self.mean_norm = 0.0
+        self._is_measured = False
+        self._can_measure = dtypes == {torch.float32}
         self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
         self._averages = [self._lasting_average(placed) for placed in layout.mine.placed]
         # What stands in a parameter's `grad` between backward and step.
@@ -225,18 +230,28 @@ class GradientStore:
 
     # -- the average ----
 
-    def average(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
+    def average(
+        self, here: Sequence[Presence], anywhere: Presence, weights: Weights, measure: bool = False
+    ) -> None:
         """Make the average of what this rank updates.
 
         `here`: of each rank of this host, in order of places, what has a gradient, or nothing if
-        that is the same on all ranks; `anywhere`: of all ranks of the group together.
+        that is the same on all ranks; `anywhere`: of all ranks of the group together. `measure`:
+        leave the squared norms.
         """
-        if weights is None and all(np.array_equal(presence, anywhere) for presence in here):
+        same = weights is None and all(np.array_equal(presence, anywhere) for presence in here)
+        self.own_norm = self.mean_norm = 0.0
+        self._is_measured = measure and same and self._can_measure
+        if same:
             self._add_up_runs(anywhere)
         else:
             self._add_up_parts(here, anywhere, weights)
         if not self._layout.alone:
             self._exchange(anywhere)
+        if self._is_measured and self._layout.host == 0:  # other hosts have the same
+            placed = enumerate(self._layout.mine.placed)
+            parts = (self.average_of(k) for k, p in placed if anywhere[p.part.parameter])
+            self.mean_norm = sum(float(part.dot(part)) for part in parts)
 
     def average_of(self, k: int) -> torch.Tensor:
         """The average of the k-th part that this rank updates, flat."""
@@ -274,7 +289,10 @@ class GradientStore:
     def _add_up(self, dtype: torch.dtype, rows: list[Array], out: Array) -> None:
         combine, step = self._combine[dtype], BLOCK_BYTES // dtype.itemsize
         for at in range(0, out.size, step):
-            combine([row[at : at + step] for row in rows], out[at : at + step])
+            blocks = [row[at : at + step] for row in rows]
+            if self._is_measured:  # while they are in the cache
+                self.own_norm += sum(map(_squared, blocks))
+            combine(blocks, out[at : at + step])
 
     def _rows_of(self, part: Any, at: int) -> list[torch.Tensor]:
         """Every rank's gradients of a private part, in order of places."""
@@ -453,6 +471,10 @@ def _check_dense(gradient: torch.Tensor, pending: UnaveragedGradient) -> None:
 def _stretch(row: torch.Tensor, at: int, count: int, dtype: torch.dtype) -> torch.Tensor:
     """A part of a row, as numbers."""
     return row[at : at + count * dtype.itemsize].view(dtype)
+
+
+def _squared(block: Array) -> float:
+    return float(np.einsum("i,i->", block, block))  # numpy's dot would start threads
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -45,6 +45,7 @@ from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.memory import Common, meet, run_plan
+from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.optimizer import shown
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.round_length import next_length, outer_constants
@@ -194,6 +195,11 @@ class OuterStep:
     def number(self) -> int:
         """Of the last step."""
         return self._inner.number
+
+    @property
+    def noise(self) -> NoiseScale | None:
+        """Of this host's gradients."""
+        return self._inner.noise
 
     def count_samples(self, count: float) -> None:
         """This rank's batch had so many samples."""

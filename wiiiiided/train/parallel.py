@@ -145,6 +145,17 @@ class Parallel:
         weights.remember()
 
     @property
+    def noise_scale(self) -> float | None:
+        """The batch that the gradients want, in samples: below it a larger one is worth it.
+
+        Measured now and then from the norms of ranks' gradients and of their average; in samples if
+        ranks say how many they have (`samples`), else in batches of one rank. None: not known yet,
+        of one rank, or of parameters that are not all float32.
+        """
+        found = None if isinstance(self._steps, AsyncStep) else self._steps.noise
+        return None if found is None else found.value
+
+    @property
     def _residuals(self) -> Residuals | None:
         return None if self._gradients is None else self._gradients.residuals
 

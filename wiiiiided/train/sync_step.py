@@ -27,6 +27,7 @@ from wiiiiided.train.agreement import gather
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
+from wiiiiided.train.noise_scale import NoiseScale, is_measured
 from wiiiiided.train.shared_model import SharedModel, no_gradients
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -37,7 +38,7 @@ _LOADED: Final = CallSignature.of("weights that another host has loaded")
 _BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size, as DDP does it
 
 # Words of a record.
-_SAMPLES, _SETTINGS, _FLAGS = 0, 1, 2
+_SAMPLES, _SETTINGS, _FLAGS, _OWN_NORM, _MEAN_NORM = range(5)
 _LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
 
 
@@ -57,6 +58,8 @@ class SyncStep:
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
+        self.noise = NoiseScale(shared.face.size()) if shared.face.size() > 1 else None
+        self._measured_samples = 0.0  # of a rank, in the step whose norms are told at the next
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
 
@@ -178,15 +181,26 @@ class SyncStep:
         anywhere: Bytes = self._present
         weights: Weights = None
         if not alike:
+            self._hear_noise(records)
             weights = _weighting(records)
             anywhere = np.maximum.reduce([record.present for record in records])
         if any(int(record.words[_FLAGS]) & _NEW for record in records[: 1 if alike else None]):
             here = [] if alike else [records[rank].present for rank in self._here]
-            self._gradients.average(here, anywhere, weights)
+            measure = self.noise is not None and is_measured(self.number + 1)
+            self._gradients.average(here, anywhere, weights, measure)
+            self._measured_samples = (self.samples or 1.0) if measure else 0.0
             for pending in self._gradients.pending:
                 pending.reduced = True
             self._factor = None
         return anywhere
+
+    def _hear_noise(self, records: Sequence[Record]) -> None:
+        """What ranks tell of the step before this one, if it was measured."""
+        told = [record.words[_OWN_NORM : _MEAN_NORM + 1].view(np.float64) for record in records]
+        own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
+        if self.noise is not None and own and math.isfinite(own):
+            self.noise.add(own / len(records), mean, self._measured_samples or 1.0)
+        self._measured_samples = 0.0
 
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""
@@ -197,6 +211,9 @@ class SyncStep:
             if not self._may_go_on(records):
                 self._settle(records)
                 return False
+            self._hear_noise(records)
+        if self.noise is not None and is_measured(self.number + 1):
+            self._measured_samples = self.samples or 1.0
         for pending in self._gradients.pending:
             pending.reduced = True
         self._flags, self._factor = 0, None
@@ -233,6 +250,8 @@ class SyncStep:
         words = self._words
         words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
         words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
+        norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
+        words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64) if self._measured_samples else 0
         self._memory.write_record(words, self._present)
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:
