@@ -171,6 +171,30 @@ def test_all_hosts_have_the_same_bits_after_an_exchange(hosts: str, gradients: s
     run_ranks(_same_bits, hosts, gradients)
 
 
+class _Masked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = _net()
+        self.register_buffer("mask", torch.full((3, 3), -torch.inf).triu(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x)  # type: ignore[no-any-return]
+
+
+def _keeps_infinities(me: Rank) -> None:
+    model = _Masked()
+    before = model.mask.clone()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2))
+    for step in range(2):
+        _step(run, model, optimizer, step, me)
+    assert torch.equal(model.mask, before)
+
+
+def test_a_buffer_with_infinities_stays_what_it_is() -> None:
+    run_ranks(_keeps_infinities, "aab")
+
+
 def _goes_on(me: Rank, outer: Outer) -> None:
     """Saved in the middle of a round, loaded into new objects, and trained on."""
     between = Between(gradients="int8", every=4, outer=outer)

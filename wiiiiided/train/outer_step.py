@@ -280,7 +280,10 @@ class OuterStep:
         if not buffers:
             return
         flat = torch.cat([buffer.flatten().double() for buffer in buffers])
-        flat.mul_(weight if self._group.team.rank == 0 else 0.0)
+        if weight and self._group.team.rank == 0:
+            flat.mul_(weight)
+        else:
+            flat.zero_()  # zero times an infinity (of an attention mask) would be NaN
         dist.all_reduce(flat, group=self._face)
         at = 0
         with torch.no_grad():
