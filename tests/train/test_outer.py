@@ -314,6 +314,16 @@ def _refused(me: Rank) -> None:
         parallel(model, optimizer, between=between)
 
 
+def _waits(me: Rank) -> float:
+    model = _net()
+    run = parallel(model, _sgd(model.parameters()), between=Between(every=2))
+    return run._group.timeout_s
+
+
+def test_ranks_of_a_host_wait_for_each_other_as_long_as_the_group_says() -> None:
+    assert run_ranks(_waits, "aab", group_timeout_s=47.0) == [47.0] * 3
+
+
 def test_what_cannot_work_is_refused() -> None:
     run_ranks(_refused, "ab")
 

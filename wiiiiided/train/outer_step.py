@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -62,7 +63,12 @@ _BLOCK: Final = 64 * 1024  # elements that are worked on while they are in the L
 def host_group(face: dist.ProcessGroup, group: Group) -> Any:
     """A group of the ranks of this host. A collective call."""
     ranks = [dist.get_global_rank(face, rank) for rank in group.team.ranks]
-    return dist.new_group(ranks, backend="wiiiiide", use_local_synchronization=True)
+    return dist.new_group(
+        ranks,
+        timeout=timedelta(seconds=group.timeout_s),
+        backend="wiiiiide",
+        use_local_synchronization=True,
+    )
 
 
 def spread_model(model: torch.nn.Module, face: dist.ProcessGroup) -> None:
