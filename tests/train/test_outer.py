@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from tests.kit.ranks import Rank, run_ranks
+from tests.kit.ranks import Rank, run_ranks, watch_ranks
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
 from wiiiiided.train.round_length import MOST, next_length, outer_constants
@@ -261,6 +261,61 @@ def test_another_number_of_hosts_begins_a_round_from_the_anchor() -> None:
     ranks = run_ranks(_saves, "aab")
     assert ranks[0] == ranks[1] == ranks[2]
     run_ranks(_loads, "abc", *ranks[0])
+
+
+def _loads_alone(me: Rank, loaders: set[int], values: list[float]) -> None:
+    """A model is loaded in the middle of a round, by some ranks."""
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=4, outer=_average))
+    for step in range(6):
+        _step(run, model, optimizer, step, me)
+    dist.barrier()
+    if me.rank in loaders:
+        model.load_state_dict(
+            {k: torch.full_like(v, values[me.rank]) for k, v in model.state_dict().items()}
+        )
+    for step in range(6, 10):
+        _step(run, model, optimizer, step, me)
+    assert run.state_dict()["outer"]["steps"] == 0
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    rows = [torch.empty_like(flat) for _ in range(me.size)]
+    dist.all_gather(rows, flat)
+    assert all(torch.equal(row, rows[0]) for row in rows)
+
+
+def test_one_rank_of_each_host_loads_a_model() -> None:
+    run_ranks(_loads_alone, "aab", {0, 2}, [0.1] * 3)
+
+
+@pytest.mark.parametrize(
+    ("loaders", "values"), [({0, 1}, [0.1, 0.1, 0.1]), ({0, 1, 2}, [0.1, 0.1, 0.2])]
+)
+def test_hosts_that_load_different_weights_are_told(loaders: set[int], values: list[float]) -> None:
+    for outcome in watch_ranks(_loads_alone, "aab", loaders, values):
+        assert "UsageError: rank 2's host and rank 0's have loaded different" in outcome.error
+
+
+def _loads_one_file(me: Rank) -> None:
+    """All hosts load what one has saved in the middle of a round: all begin it anew."""
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=4))
+    for step in range(6):
+        _step(run, model, optimizer, step, me)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))
+    run.load_state_dict({**run.state_dict(), "host": 0})
+    assert run.state_dict()["outer"]["steps"] == 0
+    flat = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert torch.equal(flat, run.state_dict()["outer"]["anchor"])
+    dist.barrier()
+    for step in range(4):
+        _step(run, model, optimizer, step, me)
+    assert run.state_dict()["outer"]["steps"] == 0
+
+
+def test_hosts_that_load_the_state_of_one_stay_in_step() -> None:
+    run_ranks(_loads_one_file, "aab")
 
 
 def _auto(me: Rank) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Final, NamedTuple
@@ -123,7 +124,9 @@ class OuterStep:
         self._samples = 0.0
         self._since = time.monotonic()
         self._computed_s = self._exchanged_s = 0.0
-        self._is_loaded = False
+        self._origin = 0.0  # of weights that were loaded in this round, a digest
+        self._loads = shared.memory.loads()
+        inner.when_loaded = self._begin_anew
         self._take_anchor()
         meet(group, _WRITTEN)
 
@@ -170,9 +173,6 @@ class OuterStep:
 
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of this host, and the exchange if it is the last of its round."""
-        if self._is_loaded:  # before any rank of the host can write
-            self._is_loaded = False
-            self._take_anchor()
         samples = self._inner.samples
         self._inner.step(inner)
         now = time.monotonic()
@@ -226,14 +226,14 @@ class OuterStep:
     def loaded_model(self) -> None:
         """This rank has loaded the model: all hosts begin a round from what they have loaded."""
         self._inner.loaded_model()
-        self._is_loaded = True
 
     # -- the exchange ----
 
     def _exchange(self) -> None:
         """Average what the hosts' weights have changed by, and apply it."""
-        mine = [self._samples, self._computed_s / self._steps, self._exchanged_s]
+        mine = [self._samples, self._computed_s / self._steps, self._exchanged_s, self._origin]
         told = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
+        _check_origins([row[3] for row in told])
         begun = time.monotonic()
         samples = [sum(told[rank][0] for rank in ranks) for ranks in self._wide.hosts]
         weight = samples[self._wide.host] / (sum(samples) or 1.0)
@@ -304,7 +304,7 @@ class OuterStep:
             self._length, why = next_length(self._length, slowest_s, exchange_s)
             if why and self._face.rank() == 0:
                 log.tell(self._group.who, why)
-        self._exchanged_s = taken_s
+        self._exchanged_s, self._origin = taken_s, 0.0
         self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
 
     def _take_anchor(self) -> None:
@@ -313,6 +313,14 @@ class OuterStep:
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
             self._anchor[begin : begin + flat.numel()].copy_(flat)
         self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
+
+    def _begin_anew(self) -> None:
+        """A rank of this host has loaded the model: a round begins from it."""
+        loads = self._shared.memory.loads()
+        if loads != self._loads:  # else it came before a state that was loaded
+            self._loads = loads
+            self._take_anchor()
+            self._origin = _digest(self._anchor)
 
     # -- saving and loading ----
 
@@ -332,23 +340,28 @@ class OuterStep:
         return saved
 
     def load_outer_state(self, saved: Mapping[str, Any]) -> None:
-        """Take back what `outer_state` gave; all ranks of a host call it, with the same.
+        """Take back what `outer_state` gave; all ranks call it, those of a host with the same.
 
-        A state of another number of hosts is of no use in the middle of a round: then the round
-        begins anew, from the anchor.
+        Where a host has not its own state, of as many hosts, none is of use in the middle of a
+        round: then the round begins anew everywhere, from the anchor.
         """
         number, _ = read_state(saved)
         outer = saved.get("outer")
         if outer is None or outer["anchor"].numel() != self._anchor.numel():
             raise UsageError("this state has no anchor of this model: it was saved without `every`")
+        is_mine = number == HostNumber.of(self._group)
+        origin = _digest(outer["anchor"])
+        mine = torch.tensor([origin, is_mine, outer["steps"]], dtype=torch.float64)
+        told = gather(self._face, mine).tolist()
+        _check_origins([row[0] for row in told])
         if self.residuals is not None:
             self.residuals.load_state_dict(saved)
         self._anchor.copy_(outer["anchor"])
         self._outer.load_state_dict(outer["optimizer"])
         self._state.take(0)
         self._length = outer["every"] if self._between.every == AUTO else self._length
-        self._is_loaded = False
-        if number == HostNumber.of(self._group):
+        self._loads = self._shared.memory.loads()  # all ranks are here: none is loading
+        if all(row[1] and row == told[0] for row in told):
             self._steps, self._samples = outer["steps"], outer["samples"]
         else:
             for begin, weights in self._stretches:
@@ -356,6 +369,22 @@ class OuterStep:
             self._steps, self._samples = 0, 0.0
         meet(self._shared.group, _WRITTEN)
         self._shared.weights.remember()
+
+
+def _digest(anchor: torch.Tensor) -> float:
+    """Of an anchor, as a number above 0 that a float64 holds."""
+    return float(1 + zlib.crc32(anchor.float().contiguous().numpy().data))
+
+
+def _check_origins(told: Sequence[float]) -> None:
+    """A mean of changes means something only if all began from the same weights."""
+    for rank, theirs in enumerate(told):
+        if theirs != told[0]:
+            raise UsageError(
+                f"rank {rank}'s host and rank 0's have loaded different weights, or only one of "
+                "them has: with `every` load the same model, or states that were saved after the "
+                "same exchange, on every host"
+            )
 
 
 def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:

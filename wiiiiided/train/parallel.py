@@ -177,7 +177,7 @@ class Parallel:
         """Take back what `state_dict` gave, on all ranks, before a step and after the model.
 
         Residuals that another host saved, or of another number of hosts, count as nothing: they
-        begin at zero. With `every` and another number of hosts the round begins anew.
+        begin at zero. With `every` a round begins anew if a host has another's state.
         """
         if isinstance(self._steps, OuterStep):
             self._steps.load_outer_state(saved)

@@ -62,6 +62,8 @@ class SyncStep:
         self._measured_samples = 0.0  # of a rank, in the step whose norms are told at the next
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
+        # Called on every rank when one has loaded the model, before any rank writes a weight.
+        self.when_loaded: Callable[[], None] = lambda: None
 
     # -- what users call ----
 
@@ -310,6 +312,8 @@ class SyncStep:
             self._shared.spread_weights(loaders[0])
             meet(self._shared.group, _LOADED)
             self._shared.weights.remember()
+        if loaders:
+            self.when_loaded()
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_OPTIMIZER]
         if loaders:
             self._shared.state.take(loaders[0])
