@@ -369,6 +369,47 @@ def _refused(me: Rank) -> None:
         parallel(model, optimizer, between=between)
 
 
+def _differs(me: Rank, what: str) -> None:
+    """Only the second host does something, which the ranks of the first cannot see."""
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2))
+    if what == "lr" and me.rank == 2:
+        optimizer.param_groups[0]["lr"] = 0.5
+    for step in range(2):
+        if what == "samples" and me.rank == 2:
+            run.samples(32)
+        _step(run, model, optimizer, step, me)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("lr", "Mismatch: the optimizer has lr=0.1 on rank 0 and lr=0.5 on rank 2"),
+        ("samples", "Mismatch: rank 2 called run.samples() before 2 steps of this round and rank"),
+    ],
+)
+def test_what_differs_between_hosts_is_told(what: str, said: str) -> None:
+    for outcome in watch_ranks(_differs, "aab", what):
+        assert said in outcome.error
+
+
+def _no_samples(me: Rank) -> None:
+    model = nn.Sequential(_net(), nn.BatchNorm1d(3))
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2))
+    before = copy.deepcopy(model.state_dict())
+    for step in range(2):
+        run.samples(0)
+        _step(run, model, optimizer, step, me)
+    assert bool(model[1].running_var.all())  # type: ignore[union-attr,operator]
+    assert not torch.equal(model.state_dict()["0.0.weight"], before["0.0.weight"])
+
+
+def test_where_none_has_samples_all_count_alike() -> None:
+    run_ranks(_no_samples, "aab")
+
+
 def _waits(me: Rank) -> float:
     model = _net()
     run = parallel(model, _sgd(model.parameters()), between=Between(every=2))

@@ -41,10 +41,11 @@ from wiiiiided.backend.collectives.wide.segment_exchange import (
 )
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
-from wiiiiided.errors import UsageError
+from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checks import ELEMENTWISE
+from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.memory import Common, meet, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
@@ -87,6 +88,17 @@ class _WeightStretch(NamedTuple):
     weights: torch.Tensor  # flat: where the host's weights lie
 
 
+class _RoundReport(NamedTuple):
+    """What ranks tell each other at the end of a round."""
+
+    samples: float
+    counted_steps: float  # before which run.samples() was called
+    step_s: float
+    exchange_s: float  # of the exchange before
+    origin: float
+    settings: float  # of the inner optimizer, a digest
+
+
 class OuterStep:
     """The steps of one `Parallel` whose hosts exchange seldom; `inner`: those of a host."""
 
@@ -120,8 +132,9 @@ class OuterStep:
         self.residuals = self._make_residuals() if self._codec is not None else None
         self._segments = list(self._host_segments(total))
         self._outer, self._state = self._make_outer()
+        self._settings = GroupSettings(shared.optimizer, face)
         self._steps = 0  # of this round
-        self._samples = 0.0
+        self._samples, self._counted_steps = 0.0, 0
         self._since = time.monotonic()
         self._computed_s = self._exchanged_s = 0.0
         self._origin = 0.0  # of weights that were loaded in this round, a digest
@@ -179,6 +192,7 @@ class OuterStep:
         self._computed_s += now - self._since
         self._since = now
         self._samples += 1.0 if samples is None else samples
+        self._counted_steps += samples is not None
         self._steps += 1
         if self._steps >= self._length:
             self._exchange()
@@ -231,12 +245,21 @@ class OuterStep:
 
     def _exchange(self) -> None:
         """Average what the hosts' weights have changed by, and apply it."""
-        mine = [self._samples, self._computed_s / self._steps, self._exchanged_s, self._origin]
-        told = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
-        _check_origins([row[3] for row in told])
+        mine = _RoundReport(
+            self._samples,
+            self._counted_steps,
+            self._computed_s / self._steps,
+            self._exchanged_s,
+            self._origin,
+            self._settings.digest(),
+        )
+        rows = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
+        told = [_RoundReport(*row) for row in rows]
+        self._compare(told)
         begun = time.monotonic()
-        samples = [sum(told[rank][0] for rank in ranks) for ranks in self._wide.hosts]
-        weight = samples[self._wide.host] / (sum(samples) or 1.0)
+        samples = [sum(told[rank].samples for rank in ranks) for ranks in self._wide.hosts]
+        total = sum(samples)
+        weight = samples[self._wide.host] / total if total else 1 / len(samples)
         memory, number = self._shared.memory, self._inner.number
         self._fill_delta(weight)
         codec = None if self._exact_left else self._codec
@@ -256,6 +279,19 @@ class OuterStep:
             self._state.share()
         self._shared.weights.remember()
         self._end_round(told, time.monotonic() - begun)
+
+    def _compare(self, told: Sequence[_RoundReport]) -> None:
+        """Raise on all ranks what hosts, which have not met since the last exchange, differ in."""
+        _check_origins([row.origin for row in told])
+        for rank, theirs in enumerate(told):
+            if theirs.counted_steps != told[0].counted_steps:
+                raise Mismatch(
+                    f"rank {rank} called run.samples() before {theirs.counted_steps:g} steps of "
+                    f"this round and rank 0 before {told[0].counted_steps:g}: all ranks say how "
+                    "many samples they had, or none"
+                )
+        if any(row.settings != told[0].settings for row in told):
+            raise self._settings.difference()
 
     def _fill_delta(self, weight: float) -> None:
         for begin, weights in self._stretches:
@@ -297,22 +333,25 @@ class OuterStep:
                 buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
                 at += buffer.numel()
 
-    def _end_round(self, told: Sequence[Sequence[float]], taken_s: float) -> None:
+    def _end_round(self, told: Sequence[_RoundReport], taken_s: float) -> None:
         if self._between.every == AUTO:
             # What was told is of the exchange before this one: all ranks know the same.
-            slowest_s, exchange_s = max(row[1] for row in told), max(row[2] for row in told)
+            slowest_s = max(row.step_s for row in told)
+            exchange_s = max(row.exchange_s for row in told)
             self._length, why = next_length(self._length, slowest_s, exchange_s)
             if why and self._face.rank() == 0:
                 log.tell(self._group.who, why)
         self._exchanged_s, self._origin = taken_s, 0.0
-        self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
+        self._steps, self._counted_steps = 0, 0
+        self._samples, self._computed_s = 0.0, 0.0
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""
         for parameter, begin in zip(self._shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
             self._anchor[begin : begin + flat.numel()].copy_(flat)
-        self._steps, self._samples, self._computed_s = 0, 0.0, 0.0
+        self._steps, self._counted_steps = 0, 0
+        self._samples, self._computed_s = 0.0, 0.0
 
     def _begin_anew(self) -> None:
         """A rank of this host has loaded the model: a round begins from it."""
@@ -336,6 +375,7 @@ class OuterStep:
             "every": self._length,
             "steps": self._steps,
             "samples": self._samples,
+            "counted_steps": self._counted_steps,
         }
         return saved
 
@@ -363,10 +403,11 @@ class OuterStep:
         self._loads = self._shared.memory.loads()  # all ranks are here: none is loading
         if all(row[1] and row == told[0] for row in told):
             self._steps, self._samples = outer["steps"], outer["samples"]
+            self._counted_steps = outer["counted_steps"]
         else:
             for begin, weights in self._stretches:
                 weights.copy_(self._mine[begin - self._begin :][: weights.numel()])
-            self._steps, self._samples = 0, 0.0
+            self._steps, self._samples, self._counted_steps = 0, 0.0, 0
         meet(self._shared.group, _WRITTEN)
         self._shared.weights.remember()
 
