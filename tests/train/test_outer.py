@@ -195,6 +195,32 @@ def test_a_buffer_with_infinities_stays_what_it_is() -> None:
     run_ranks(_keeps_infinities, "aab")
 
 
+def _decaying(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.1, weight_decay=0.1)
+
+
+def _freezes(me: Rank) -> None:
+    model = _net()
+    for parameter in model[0].parameters():
+        parameter.requires_grad_(False)
+    before = copy.deepcopy(model.state_dict())
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2, outer=_decaying))
+    for step in range(4):
+        _step(run, model, optimizer, step, me)
+    after = model.state_dict()
+    same = [name for name in before if torch.equal(before[name], after[name])]
+    assert same == ["0.weight", "0.bias"]
+    assert torch.equal(
+        torch.cat([p.detach().flatten() for p in (*model[2].parameters(), *model[0].parameters())]),
+        run.state_dict()["outer"]["anchor"],
+    )
+
+
+def test_the_outer_optimizer_leaves_frozen_weights_alone() -> None:
+    run_ranks(_freezes, "aab")
+
+
 def _goes_on(me: Rank, outer: Outer) -> None:
     """Saved in the middle of a round, loaded into new objects, and trained on."""
     between = Between(gradients="int8", every=4, outer=outer)

@@ -86,6 +86,7 @@ class _WeightStretch(NamedTuple):
 
     begin: int  # among all elements
     weights: torch.Tensor  # flat: where the host's weights lie
+    parameter: torch.Tensor
 
 
 class _RoundReport(NamedTuple):
@@ -150,7 +151,7 @@ class OuterStep:
             low, high = max(begin, self._begin), min(end, self._end)
             if low < high:
                 flat = parameter.detach().as_strided((parameter.numel(),), (1,))
-                yield _WeightStretch(low, flat[low - begin : high - begin])
+                yield _WeightStretch(low, flat[low - begin : high - begin], parameter)
 
     def _make_residuals(self) -> Residuals:
         parameters = self._shared.parameters
@@ -294,7 +295,7 @@ class OuterStep:
             raise self._settings.difference()
 
     def _fill_delta(self, weight: float) -> None:
-        for begin, weights in self._stretches:
+        for begin, weights, _ in self._stretches:
             at = begin - self._begin
             for low in range(0, weights.numel(), _BLOCK):
                 here = weights[low : low + _BLOCK]
@@ -308,13 +309,23 @@ class OuterStep:
             rate, momentum = outer_constants(self._length)
             for held in self._outer.param_groups:
                 held.update(lr=rate, momentum=momentum, nesterov=momentum > 0)
+        frozen = [stretch for stretch in self._stretches if not stretch.parameter.requires_grad]
+        untouched = [self._share_of(self._delta, stretch) == 0 for stretch in frozen]
         if self._mine.numel():
             self._mine.grad = self._delta
             with shown(self._outer, self._state.working, [[self._mine]]):
                 self._outer.step()
             self._mine.grad = None
-        for begin, weights in self._stretches:
-            weights.copy_(self._mine[begin - self._begin :][: weights.numel()])
+        # Nor does the outer optimizer change what is frozen, by a weight decay or a momentum.
+        for stretch, same in zip(frozen, untouched, strict=True):
+            mine = self._share_of(self._mine, stretch)
+            mine.copy_(torch.where(same, stretch.weights.float(), mine))
+        for stretch in self._stretches:
+            stretch.weights.copy_(self._share_of(self._mine, stretch))
+
+    def _share_of(self, mine: torch.Tensor, stretch: _WeightStretch) -> torch.Tensor:
+        """A stretch of what this rank exchanges."""
+        return mine[stretch.begin - self._begin :][: stretch.weights.numel()]
 
     def _average_buffers(self, weight: float) -> None:
         """Averages that a model keeps (BatchNorm's) by samples; counts stay a host's own."""
@@ -405,8 +416,8 @@ class OuterStep:
             self._steps, self._samples = outer["steps"], outer["samples"]
             self._counted_steps = outer["counted_steps"]
         else:
-            for begin, weights in self._stretches:
-                weights.copy_(self._mine[begin - self._begin :][: weights.numel()])
+            for stretch in self._stretches:
+                stretch.weights.copy_(self._share_of(self._mine, stretch))
             self._steps, self._samples, self._counted_steps = 0, 0.0, 0
         meet(self._shared.group, _WRITTEN)
         self._shared.weights.remember()
