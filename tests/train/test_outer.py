@@ -390,6 +390,13 @@ def _refused(me: Rank) -> None:
     double = _net().double()
     with pytest.raises(UsageError, match="float64"):
         parallel(double, _sgd(double.parameters()), between=Between(every=2))
+    other = _net()
+    loaded = _sgd(other.parameters())
+    if me.rank == 0:
+        other(torch.ones(2, 6)).sum().backward()
+        loaded.step()
+    with pytest.raises(UsageError, match=r"rank 0's optimizer has a state and rank 1's has none"):
+        parallel(other, loaded, between=Between(every=2))
     between = Between(every=2 + me.rank)
     with pytest.raises(Mismatch, match=r"every=2.*every=3|every=3.*every=2"):
         parallel(model, optimizer, between=between)

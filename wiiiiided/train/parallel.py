@@ -34,7 +34,13 @@ from wiiiiided.train.checks import MARK, Updates, agree, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
-from wiiiiided.train.outer_step import OuterStep, check_floats, host_group, spread_model
+from wiiiiided.train.outer_step import (
+    OuterStep,
+    check_floats,
+    check_states,
+    host_group,
+    spread_model,
+)
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
@@ -60,6 +66,7 @@ class Parallel:
         agree(face, named_parameters(model), optimizer, updates, between)
         if between != Between() and group.wide is None and face.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
+        states = tell_all(face, "1" if optimizer.state else "0")
         self._model, self._group = model, group
         self._gradients: GradientStore | None = None
         self._shared: SharedParameters
@@ -68,6 +75,7 @@ class Parallel:
             seldom = between.is_seldom and group.wide is not None
             if seldom:
                 check_floats(named_parameters(model))
+                check_states(states, group)
                 spread_model(model, face)
             host: Any = host_group(face, group) if seldom else face
             self._group = host.engine_group if seldom else group
@@ -85,7 +93,7 @@ class Parallel:
         self._memory = self._shared.memory
         self._hook(model)
         divide(optimizer, self._steps)
-        if "1" in tell_all(face, "1" if optimizer.state else "0"):
+        if "1" in states:
             state.take(0)
         self._shared.weights.remember()
         meet(group, _START)
