@@ -443,6 +443,30 @@ def test_where_none_has_samples_all_count_alike() -> None:
     run_ranks(_no_samples, "aab")
 
 
+def _overflows(me: Rank) -> None:
+    """One host leaves out a step, the last one of a round."""
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(6):
+        x, y = _batch(step, me.rank)
+        loss = nn.functional.mse_loss(model(x), y)
+        if step == 3 and me.rank == 2:
+            loss = loss * torch.inf
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert run.state_dict()["outer"]["steps"] == (step + 1) % 2
+    assert scaler.get_scale() == (512.0 if me.rank == 2 else 1024.0)
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+def test_a_step_that_one_host_leaves_out_counts_in_its_round() -> None:
+    run_ranks(_overflows, "aab")
+
+
 def _waits(me: Rank) -> float:
     model = _net()
     run = parallel(model, _sgd(model.parameters()), between=Between(every=2))

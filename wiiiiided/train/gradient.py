@@ -68,6 +68,7 @@ class Store(Protocol):
     def label(self, i: int) -> str: ...
     def add(self, i: int, gradient: torch.Tensor, alpha: float = 1) -> None: ...
     def parts(self, i: int) -> list[torch.Tensor]: ...
+    def when_left_out(self) -> None: ...
 
 
 class UnaveragedGradient(torch.Tensor):
@@ -197,8 +198,11 @@ def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, scale: torc
     ours = [g for g in gradients if isinstance(g, UnaveragedGradient)]
     parts = [part for g in ours for part in g.parts]
     plain = [g for g in gradients if not isinstance(g, UnaveragedGradient)]
+    known = bool(found_inf)  # gradients of another dtype have come before
     _UNSCALE([*parts, *plain], found_inf, scale)
     dist.all_reduce(found_inf, dist.ReduceOp.MAX, ours[0].group)
+    if bool(found_inf) and not known:
+        ours[0]._store.when_left_out()
 
 
 def _flat(args: Any) -> list[Any]:

@@ -107,6 +107,8 @@ class GradientStore:
         between: Between,
     ) -> None:
         self._memory, self._face, self._group = memory, face, group
+        # Called on every rank when GradScaler will leave out the step, before it does.
+        self.when_left_out: Callable[[], None] = lambda: None
         self._parameters, self._names, self._layout = parameters, names, layout
         me, places = memory.place, range(memory.places)
         self._rows = [memory.row(me, sender) for sender in places]

@@ -141,6 +141,7 @@ class OuterStep:
         self._origin = 0.0  # of weights that were loaded in this round, a digest
         self._loads = shared.memory.loads()
         inner.when_loaded = self._begin_anew
+        shared.gradients.when_left_out = self._left_out
         self._take_anchor()
         meet(group, _WRITTEN)
 
@@ -189,6 +190,13 @@ class OuterStep:
         """A step of this host, and the exchange if it is the last of its round."""
         samples = self._inner.samples
         self._inner.step(inner)
+        self._count_step(samples)
+
+    def _left_out(self) -> None:
+        """GradScaler leaves out a step of this host; others make it, and exchange after it."""
+        self._count_step(self._inner.samples)
+
+    def _count_step(self, samples: float | None) -> None:
         now = time.monotonic()
         self._computed_s += now - self._since
         self._since = now
