@@ -5,9 +5,11 @@ from __future__ import annotations
 import gc
 import hashlib
 import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,9 +18,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.backend.engine.shared_tensors import PRIVATE, Offer
 from wiiiiided.backend.shm.segment import Segment
+from wiiiiided.backend.shm.stats import StatsPage
 from wiiiiided.errors import HostError
 from wiiiiided.torch import stats
+from wiiiiided.torch.adoption import LEAST_BYTES, Adoption
 
 WIDTH, STEPS = 300, 6  # a layer's gradient is 361 kB: large enough to be adopted
 
@@ -209,6 +214,29 @@ def _off(me: Rank) -> None:
     group: Any = dist.group.WORLD
     assert os.environ["WIIIIIDE_ADOPT"] == "off"
     assert not group.supports_tensor_alloc(torch.device("cpu"))
+
+
+def test_buffers_come_back_while_another_is_taken() -> None:
+    count, adoption = LEAST_BYTES // 4, Adoption(True, StatsPage())
+    offers = [adoption.buffer(adoption.allocate(count, torch.float32)) for _ in range(32)]
+    for offer in offers:
+        assert isinstance(offer, Offer)
+        offer.take(np.zeros(LEAST_BYTES, np.uint8))
+    lent = [adoption.allocate(count, torch.float32) for _ in range(24)]
+
+    def give_back(*event: Any) -> None:  # where another thread could come in
+        if lent:
+            lent.pop()
+
+    sys.setprofile(give_back)
+    try:
+        adoption.allocate(count, torch.float32)
+    finally:
+        sys.setprofile(None)
+    lent.clear()
+    taken = [adoption.allocate(count, torch.float32) for _ in range(32)]
+    assert len({tensor.data_ptr() for tensor in taken}) == 32
+    assert all(adoption.buffer(tensor) == PRIVATE for tensor in taken)  # all are the pool's
 
 
 def test_off_means_no_allocator() -> None:

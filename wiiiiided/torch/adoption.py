@@ -17,6 +17,7 @@ it cannot be, go on as without. WIIIIIDE_ADOPT=off turns it off.
 
 from __future__ import annotations
 
+import heapq
 import sys
 import weakref
 
@@ -45,7 +46,7 @@ class Adoption:
         self._seen: dict[tuple[int, int], int] = {}  # (address, bytes) → calls with a private one
         self._wanted: dict[int, int] = {}  # address → bytes of buffers for which the pool was empty
         self._made: dict[int, int] = {}  # bytes → buffers of the pool
-        self._free: dict[int, list[tuple[int, Array]]] = {}  # bytes → (number, memory)
+        self._free: dict[int, list[tuple[int, Array]]] = {}  # bytes → heap of (number, memory)
 
     # -- DDP ----
 
@@ -87,12 +88,12 @@ class Adoption:
                     self._wanted.clear()
                 self._wanted[tensor.data_ptr()] = nbytes
             return tensor
-        # The same one on all ranks, if all have it: else they could not use it in place.
-        free.sort(key=lambda numbered: numbered[0])
-        number, mine = free.pop(0)
+        # The same one on all ranks, if all have it: else they could not use it in place. A heap is
+        # changed in one go: the progress thread may be giving a buffer back just now.
+        number, mine = heapq.heappop(free)
         lent = mine[:]
         # torch keeps `lent` as long as a tensor lies there.
-        weakref.finalize(lent, free.append, (number, mine))
+        weakref.finalize(lent, heapq.heappush, free, (number, mine))
         return torch.from_numpy(lent).view(dtype)
 
     def buffer(self, tensor: torch.Tensor) -> Placement:
@@ -106,7 +107,7 @@ class Adoption:
 
         def keep(mine: Array) -> None:
             self._made[nbytes] = self._made.get(nbytes, 0) + 1
-            self._free.setdefault(nbytes, []).append((self._made[nbytes], mine))
+            heapq.heappush(self._free.setdefault(nbytes, []), (self._made[nbytes], mine))
             self._adopted(nbytes)
 
         return Offer(nbytes, keep, moves=False)
