@@ -117,6 +117,11 @@ def shared_dataset(
     `data[[3, 1, 2]]` and a DataLoader take samples, one row of each; `data["train"]` is a part of a
     dict, `data.value` all of it. What `make` raises is raised on every rank.
     """
+    if not callable(make):
+        raise UsageError(
+            f"shared_dataset takes a function that makes the data set, which one rank of a host "
+            f"calls, and not a {type(make).__name__}: write shared_dataset(lambda: load(…))"
+        )
     if group is None and not dist.is_initialized():
         return build_alone(make)
     face = _ours(group, "shared_dataset")

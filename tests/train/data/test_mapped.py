@@ -205,6 +205,11 @@ def _write_damaged(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
+def _write_negative(path: Path) -> None:
+    head = b'{"x":{"dtype":"F32","shape":[-4,-4],"data_offsets":[0,64]}}'
+    path.write_bytes(len(head).to_bytes(8, "little") + head + bytes(64))
+
+
 def _write_npy(array: Any) -> Callable[[Path], None]:
     return lambda path: np.save(path, array)
 
@@ -230,6 +235,8 @@ REFUSED: list[tuple[str, Callable[[Path], Any], str]] = [
     ("x.npy", _write_npy(np.asfortranarray(X.numpy()[:, 0])), "numpy.ascontiguousarray"),
     ("x.npz", lambda path: np.savez_compressed(path, x=X.numpy()), "numpy.savez in place of"),
     ("x.npz", lambda path: np.savez(path, x=X.numpy(), y=Y.numpy()[:9]), "has 9 rows and .* 25"),
+    ("x.npz", lambda path: path.write_bytes(b"half of a file"), "is not a .npz file"),
+    ("x.safetensors", _write_negative, "the file is damaged"),
     ("x.safetensors", lambda path: path.write_bytes(b"\xff" * 99), "is not a .safetensors file"),
     ("x.safetensors", _write_damaged, "the file is damaged or cut off"),
     ("x.arrow", lambda path: path.write_bytes(b"nothing of the kind"), "is not an Arrow IPC file"),

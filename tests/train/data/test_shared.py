@@ -240,5 +240,10 @@ def _another_backend(me: Rank) -> None:
         shared_dataset(_value)
 
 
+def test_what_is_no_function_gets_a_sentence() -> None:
+    with pytest.raises(UsageError, match="takes a function that makes the data set"):
+        shared_dataset(torch.ones(3))  # type: ignore[arg-type]
+
+
 def test_another_backend_gets_a_sentence() -> None:
     run_ranks(_another_backend, 1, backend="gloo")

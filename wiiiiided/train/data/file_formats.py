@@ -84,8 +84,12 @@ def npy(path: Path, memory: torch.Tensor) -> Tree:
 def npz(path: Path, memory: torch.Tensor) -> Tree:
     """The columns of a .npz file, by name."""
     found: dict[str, AnyColumn] = {}
-    with path.open("rb") as file, zipfile.ZipFile(file) as archive:
-        for member in archive.infolist():
+    with path.open("rb") as file:
+        try:
+            members = zipfile.ZipFile(file).infolist()
+        except zipfile.BadZipFile as problem:
+            raise UsageError(f"{path.name} is not a .npz file: {problem}") from None
+        for member in members:
             where = f"{path.name}[{member.filename.removesuffix('.npy')!r}]"
             if member.compress_type != zipfile.ZIP_STORED:
                 raise UsageError(
@@ -149,7 +153,7 @@ def _column(
     sizes = tuple(shape)
     if not sizes:
         raise UsageError(f"{where} is one value, so it has no samples")
-    if at < 0 or at + math.prod(sizes) * dtype.itemsize > memory.numel():
+    if at < 0 or min(sizes) < 0 or at + math.prod(sizes) * dtype.itemsize > memory.numel():
         raise UsageError(f"{where} ends before its data do: the file is damaged or cut off")
     return Column(memory, [RowRun(at, sizes[0])], dtype, sizes[1:])
 
