@@ -481,6 +481,36 @@ def test_what_cannot_work_is_refused() -> None:
     run_ranks(_refused, "ab")
 
 
+def _two_groups(parameters: Any) -> torch.optim.Optimizer:
+    more = nn.Parameter(torch.ones(3))
+    return torch.optim.SGD([{"params": parameters}, {"params": [more]}], lr=1.0)
+
+
+def _of_ranks(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=1.0 + dist.get_rank())
+
+
+def _refused_outer(me: Rank) -> None:
+    for outer, problem in (
+        (_two_groups, r"outer makes an optimizer of more than the parameters"),
+        (_of_ranks, r"the optimizer has lr=1.0 on rank 0 and lr=2.0 on rank 1"),
+    ):
+        model = _net()
+        with pytest.raises((UsageError, Mismatch), match=problem):
+            parallel(model, _sgd(model.parameters()), between=Between(every=2, outer=outer))
+    runs = []
+    for outer in (_nesterov, _adam):
+        model = _net()
+        optimizer = _sgd(model.parameters())
+        runs.append(parallel(model, optimizer, between=Between(every=2, outer=outer)))
+    with pytest.raises(UsageError, match="saved with SGD as the outer optimizer, which is Adam"):
+        runs[1].load_state_dict(runs[0].state_dict())
+
+
+def test_an_outer_optimizer_that_cannot_work_is_refused() -> None:
+    run_ranks(_refused_outer, "ab")
+
+
 def _no_modify(me: Rank) -> None:
     model = _net()
     run = parallel(model, _sgd(model.parameters()), between=Between(every=2))

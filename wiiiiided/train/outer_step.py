@@ -179,6 +179,16 @@ class OuterStep:
                 f"outer makes a {type(outer).__name__}, which does not treat each element by "
                 "itself: use SGD, or one of the Adam family"
             )
+        if [len(held["params"]) for held in outer.param_groups] != [1]:
+            raise UsageError(
+                "outer makes an optimizer of more than the parameters it is given, which are all "
+                "weights in one tensor: write outer=lambda parameters: "
+                "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+            )
+        settings = GroupSettings(outer, self._face)
+        told = gather(self._face, torch.tensor([settings.digest()])).flatten().tolist()
+        if len(set(told)) > 1:
+            raise settings.difference()
         part = ParameterPart(0, self._begin, self._end)
         pieces = [Piece(part, self._mine, self._begin == 0)] if self._mine.numel() else []
         host = self._shared
@@ -390,6 +400,7 @@ class OuterStep:
         self._state.refresh()
         saved["outer"] = {
             "anchor": self._anchor.clone(),
+            "outer": type(self._outer).__name__,
             "optimizer": copy.deepcopy(self._outer.state_dict()),
             "every": self._length,
             "steps": self._steps,
@@ -408,6 +419,11 @@ class OuterStep:
         outer = saved.get("outer")
         if outer is None or outer["anchor"].numel() != self._anchor.numel():
             raise UsageError("this state has no anchor of this model: it was saved without `every`")
+        if outer["outer"] != type(self._outer).__name__:
+            raise UsageError(
+                f"this state was saved with {outer['outer']} as the outer optimizer, which is "
+                f"{type(self._outer).__name__} here: the state of one is of no use to the other"
+            )
         is_mine = number == HostNumber.of(self._group)
         origin = _digest(outer["anchor"])
         mine = torch.tensor([origin, is_mine, outer["steps"]], dtype=torch.float64)
