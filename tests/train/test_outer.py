@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import itertools
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,11 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
-from wiiiiided.errors import Mismatch, UsageError
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.errors import Mismatch, PeerLost, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
+from wiiiiided.train import outer_step
+from wiiiiided.train.memory import meet
 from wiiiiided.train.round_length import MOST, next_length, outer_constants
 
 STEPS = 13  # no multiple of the rounds': a run may end in the middle of one
@@ -342,6 +346,37 @@ def _loads_one_file(me: Rank) -> None:
 
 def test_hosts_that_load_the_state_of_one_stay_in_step() -> None:
     run_ranks(_loads_one_file, "aab")
+
+
+def _leaves(me: Rank) -> None:
+    """Rank 0 leaves the meeting before weights are written, when all have come to it."""
+    model = _net()
+    optimizer = _sgd(model.parameters())
+    run = parallel(model, optimizer, between=Between(every=2))
+    memory, before = run._shared.memory, []
+
+    def interrupted(group: Any, call: CallSignature) -> None:
+        meet(group, call)
+        if call is outer_step._EXCHANGED and me.rank == 0:
+            raise KeyboardInterrupt
+        if call is outer_step._EXCHANGED and me.rank == 1:
+            before.extend(p.detach().clone() for p in model.parameters())
+            deadline = time.monotonic() + 20
+            while memory.left[0] != 3:
+                assert time.monotonic() < deadline, "rank 0 did not say that it leaves"
+
+    outer_step.meet = interrupted  # type: ignore[attr-defined]
+    try:
+        for step in range(2):
+            _step(run, model, optimizer, step, me)
+        assert me.rank == 2, "the exchange went through"
+    except (KeyboardInterrupt, PeerLost):
+        pass
+    assert all(map(torch.equal, before, model.parameters()))
+
+
+def test_no_weight_is_written_after_a_rank_has_left_the_exchange() -> None:
+    run_ranks(_leaves, "aab")
 
 
 def _auto(me: Rank) -> None:

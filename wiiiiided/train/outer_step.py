@@ -288,8 +288,13 @@ class OuterStep:
         run_plan(self._group, "the exchange of weights", plan, self._delta.numel() * 4)
         self._average_buffers(weight)
         memory.begin(number + 1)
-        meet(self._shared.group, _EXCHANGED)  # from here on weights may be half old and half new
-        self._apply()
+        try:
+            meet(self._shared.group, _EXCHANGED)
+            memory.check_left(number + 1)
+        except BaseException:
+            memory.leave(number + 1)
+            raise
+        self._apply()  # from here on weights may be half old and half new
         if self._state.look():
             memory.mark_fresh(number)
         meet(self._shared.group, _WRITTEN)
