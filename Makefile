@@ -43,8 +43,8 @@ format: install
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
-# Results go to bench/results/; on a quiet machine this takes about an hour. BENCH=--no-save only shows them.
-# The last three make hosts: they need root, iproute2, iperf3, and cluster.py systemd-container and dbus.
+# Results go to bench/results/; on a quiet machine this takes about an hour and a half. BENCH=--no-save only shows them.
+# The last four make hosts: they need root, iproute2, iperf3, and cluster.py systemd-container and dbus.
 # One that cannot run says why, and the others go on.
 bench: install $(VENV)/.bench
 	@without=; \
@@ -58,12 +58,14 @@ bench: install $(VENV)/.bench
 	run data.py; \
 	run train_memory.py; \
 	run train_loss.py; \
+	run slow_links.py --losses; \
 	run idle.py; \
 	run daemon.py; \
 	run metrics_cost.py; \
 	run codec.py --save; \
 	run sockets.py --save; \
 	run two_hosts.py --save; \
+	run slow_links.py; \
 	run cluster.py; \
 	test -z "$$without" || { echo "without a result, for the reason given above:$$without"; exit 1; }
 

@@ -53,11 +53,16 @@ def rank_program(name: str) -> list[str]:
 
 
 class Fleet:
-    """The ranks of one program; `launcher` is a command such as mpirun that starts them all."""
+    """The ranks of one program; `launcher` is a command such as mpirun that starts them all.
 
-    def __init__(self, program: str, ranks: int, launcher: Sequence[str] = ()) -> None:
+    `hosts`: the ranks pretend to be on so many, evenly, and talk over TCP where those differ.
+    """
+
+    def __init__(
+        self, program: str, ranks: int, launcher: Sequence[str] = (), *, hosts: int = 1
+    ) -> None:
         self.ranks = ranks
-        self._program = program
+        self._program, self._pretended = program, hosts
         self._processes: list[subprocess.Popen[bytes]] = []
         self._lines: dict[int, socket.socket] = {}
         self._pidfds: list[int] = []
@@ -155,8 +160,8 @@ class Fleet:
             if launcher:
                 starts = [([*launcher, *rank_command], common)]
             else:
-                own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(self.ranks)]
-                starts = [(rank_command, common | extra) for extra in own]
+                places = [self._pretend(rank) for rank in range(self.ranks)]
+                starts = [(rank_command, common | place) for place in places]
             for words, environment in starts:
                 self._processes.append(
                     subprocess.Popen(
@@ -170,6 +175,11 @@ class Fleet:
                     )
                 )
             self._accept(listener)
+
+    def _pretend(self, rank: int) -> dict[str, str]:
+        here = self.ranks // self._pretended
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank % here)}
+        return place | ({"WIIIIIDE_HOST_ID": str(rank // here)} if self._pretended > 1 else {})
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(0.2)

@@ -39,6 +39,15 @@ def open_group(backend: str) -> dist.ProcessGroup:
     return group
 
 
+def open_host_group(backend: str) -> dist.ProcessGroup:
+    """A group of the ranks of this host, which are numbered in a row."""
+    first = int(os.environ["RANK"]) - int(os.environ["LOCAL_RANK"])
+    ranks = list(range(first, first + int(os.environ["LOCAL_WORLD_SIZE"])))
+    group = dist.new_group(ranks, _TIMEOUT, backend, use_local_synchronization=True)
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
 def shared_empty() -> SharedEmpty:
     # By name, so that the benchmark also runs where the package lacks it.
     return cast(SharedEmpty, import_module("wiiiiided.torch").shared_empty)

@@ -2,6 +2,9 @@
 
 A rank that is not being measured must cost nothing, or it slows whoever is. So it waits in a
 socket read, which sleeps, and never inside a collective: Open MPI spins there.
+
+A Unix socket's abstract name is seen only within its network namespace. A rank on a host of its
+own is therefore not given a name to connect to: it inherits its end of a pair.
 """
 
 import ctypes
@@ -13,6 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 NAME = "BENCH_LINK"
+LINE = "BENCH_LINE"  # the file descriptor of an inherited end
 Message = dict[str, Any]
 Handler = Callable[[Message], Message]
 _PR_SET_PDEATHSIG = 1
@@ -29,15 +33,8 @@ def die_with_parent() -> None:
 
 
 def serve(rank: int, handlers: Mapping[str, Handler]) -> None:
-    """Answers whoever started this rank, until told to stop."""
-    with socket.socket(socket.AF_UNIX) as line:
-        line.connect(address(os.environ[NAME]))
-        serve_on(line, rank, handlers)
-
-
-def serve_on(line: socket.socket, rank: int, handlers: Mapping[str, Handler]) -> None:
     """Answers one line of JSON per line received, until told to stop."""
-    with line.makefile("rw") as stream:
+    with _line() as line, line.makefile("rw") as stream:
         _say(stream.write, stream.flush, {"rank": rank, "pid": os.getpid()})
         for text in stream:
             message: Message = json.loads(text)
@@ -47,6 +44,14 @@ def serve_on(line: socket.socket, rank: int, handlers: Mapping[str, Handler]) ->
                 return
     # The measuring program is gone. Leaving the ordinary way could wait for other ranks.
     os._exit(1)
+
+
+def _line() -> socket.socket:
+    if LINE in os.environ:
+        return socket.socket(fileno=int(os.environ[LINE]))
+    line = socket.socket(socket.AF_UNIX)
+    line.connect(address(os.environ[NAME]))
+    return line
 
 
 def _answer(handlers: Mapping[str, Handler], message: Message) -> Message:

@@ -1,9 +1,11 @@
 """A rank that trains the demo's language model with wide.parallel and says what it has learnt.
 
-Started by lib/fleet.py; waits for messages from train_loss.py.
+Started by lib/fleet.py; waits for messages from train_loss.py and slow_links.py.
 """
 
+import statistics
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -18,6 +20,7 @@ import train as demo
 
 _BATCH = 4
 _TEST_BATCHES, _TEST_SIZE = 25, 16
+_CURVE_STEPS = 16  # of which a point of the curve is the mean
 
 
 class LossRank:
@@ -33,20 +36,33 @@ class LossRank:
         net = demo.LanguageModel()
         optimizer = demo.adamw(net)
         group = groups.open_group("wiiiiide")
-        if message["staleness"]:
+        if message.get("staleness"):
             wide.parallel(
                 net, optimizer, group=group, updates="async", staleness=message["staleness"]
             )
         else:
-            wide.parallel(net, optimizer, group=group)
+            between = wide.Between(**message.get("between", {}))
+            wide.parallel(net, optimizer, group=group, between=between)
         text = demo.corpus()
         draws = torch.Generator().manual_seed(seed * 1000 + 1 + self.rank)
+        taken, losses = [], []
         for number in range(1, steps + 1):
+            begin = time.perf_counter()
             for group_of in optimizer.param_groups:
-                group_of["lr"] = demo.learning_rate(number, steps) * message["rate"]
-            demo.train_on(demo.draw_batch(text, _BATCH, draws), net, optimizer)
+                group_of["lr"] = demo.learning_rate(number, steps) * message.get("rate", 1.0)
+            loss = demo.train_on(demo.draw_batch(text, _BATCH, draws), net, optimizer)
+            losses.append(loss.item())
+            taken.append(time.perf_counter() - begin)
         group.barrier().wait()
-        return {"loss": _loss(net, text) if self.rank == 0 else 0.0}
+        return {
+            "loss": _loss(net, text) if self.rank == 0 else 0.0,
+            "curve": [
+                statistics.fmean(losses[at : at + _CURVE_STEPS])
+                for at in range(0, steps, _CURVE_STEPS)
+            ],
+            "step_s": statistics.median(taken),
+            "parameters": sum(parameter.numel() for parameter in net.parameters()),
+        }
 
     def stop(self, message: Message) -> Message:
         groups.leave()

@@ -1,8 +1,4 @@
-"""The ranks of one side, each in its host.
-
-A Unix socket's abstract name is seen only within its network namespace, so these ranks are not
-called by name: each inherits its end of a pair.
-"""
+"""The ranks of one side, each in its host, at the end of a line that it inherits (lib/link.py)."""
 
 from __future__ import annotations
 
@@ -12,10 +8,10 @@ import socket
 import subprocess
 from collections.abc import Sequence
 
+from lib import link
 from lib.fleet import HERE, START_SECONDS, Fleet, rank_program
 from lib.net_hosts import Hosts
 
-LINE = "BENCH_LINE"
 # Of a namespace made a moment ago every port is free; below the range the kernel picks from.
 _ports = itertools.count(29500)
 
@@ -23,9 +19,9 @@ _ports = itertools.count(29500)
 class NetFleet(Fleet):
     """Ranks placed on hosts, with settings in their environment."""
 
-    def __init__(self, hosts: Hosts, settings: dict[str, str]) -> None:
+    def __init__(self, hosts: Hosts, settings: dict[str, str], program: str = "net_rank") -> None:
         self._hosts, self._settings = hosts, settings
-        super().__init__("net_rank", hosts.ranks)
+        super().__init__(program, hosts.ranks)
 
     @property
     def pids(self) -> list[int]:
@@ -43,7 +39,7 @@ class NetFleet(Fleet):
         ours, theirs = socket.socketpair()
         self._lines[rank] = ours
         with theirs:
-            own = {LINE: str(theirs.fileno())}
+            own = {link.LINE: str(theirs.fileno())}
             process = subprocess.Popen(
                 host.space.inside(rank_program(self._program)),
                 env=_surroundings()

@@ -61,6 +61,7 @@ class Link:
 
 
 GIGABIT, FAST = Link("1 Gbit", "1gbit"), Link("100 Mbit", "100mbit")
+SLOW = Link("10 Mbit", "10mbit")
 UNSHAPED = Link("unshaped", None)
 
 

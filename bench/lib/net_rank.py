@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-import socket
 import time
 from datetime import timedelta
 from importlib import import_module
@@ -21,7 +20,6 @@ import torch.distributed as dist
 
 from lib import link, net_memory
 from lib.link import Message
-from lib.net_fleet import LINE
 from lib.net_job import Job
 from lib.net_task import Task
 
@@ -118,10 +116,9 @@ def _time(job: Job, warmup: int, calls: int) -> list[int]:
 
 def main() -> None:
     link.die_with_parent()
-    with socket.socket(fileno=int(os.environ[LINE])) as line:
-        rank = NetRank()
-        doors = (rank.open, rank.prepare, rank.measure, rank.check, rank.memory, rank.stop)
-        link.serve_on(line, rank.rank, {door.__name__: door for door in doors})
+    rank = NetRank()
+    doors = (rank.open, rank.prepare, rank.measure, rank.check, rank.memory, rank.stop)
+    link.serve(rank.rank, {door.__name__: door for door in doors})
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A rank that trains one network several ways: alone, under DDP and FSDP2, with wide.parallel.
 
-Started by lib/fleet.py; waits for messages from train_step.py.
+Started by lib/fleet.py or lib/net_fleet.py; waits for messages from train_step.py, slow_links.py
+and train_memory.py.
 """
 
 import gc
@@ -66,12 +67,18 @@ class Trainer:
     batch: torch.Tensor
     wanted: torch.Tensor
     optimizer: torch.optim.Optimizer
+    run: wide.Parallel | None = None
 
     def step(self) -> None:
         self.optimizer.zero_grad()
         loss = nn.functional.mse_loss(self.model(self.batch), self.wanted)
         loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
+
+    def every(self) -> int:
+        """The steps of the round that begins."""
+        outer = self.run.state_dict().get("outer") if self.run is not None else None
+        return int(outer["every"]) if outer is not None else 1
 
     def digest(self) -> str:
         whole = hashlib.sha256()
@@ -102,7 +109,7 @@ class TrainingRank:
         way = message["way"]
         if way == "fsdp":
             _shard(model, group)
-        elif way != "alone" and way != "parallel":
+        elif way in ("ddp", "ddp without exchange"):
             ddp = DistributedDataParallel(
                 model, process_group=group, gradient_as_bucket_view=message["views"]
             )
@@ -110,16 +117,21 @@ class TrainingRank:
                 ddp.register_comm_hook(None, _exchange_nothing)
             model = ddp
         optimizer = _OPTIMIZERS[message["optimizer"]](model.parameters())
+        run = None
         if way == "parallel":
-            wide.parallel(model, optimizer, group=group)
+            between = wide.Between(**message.get("between", {}))
+            run = wide.parallel(model, optimizer, group=group, between=between)
+        elif way == "host alone" and int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
+            wide.parallel(model, optimizer, group=groups.open_host_group("wiiiiide"))
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
             model,
             torch.randn(_BATCH, widths[0], generator=source),
             torch.randn(_BATCH, widths[-1], generator=source),
             optimizer,
+            run,
         )
-        for _ in range(_PROOF_STEPS):
+        for _ in range(message.get("steps", _PROOF_STEPS)):
             trainer.step()
         self._trainers[message["contender"]] = trainer
         if not message.get("proof", True):
@@ -136,7 +148,7 @@ class TrainingRank:
             begin = time.perf_counter_ns()
             trainer.step()
             taken.append(time.perf_counter_ns() - begin)
-        return {"ns": taken}
+        return {"ns": taken, "every": trainer.every()}
 
     def memory(self, message: Message) -> Message:
         """The bytes of this process: of a page that several map, its part."""

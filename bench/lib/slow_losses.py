@@ -1,0 +1,160 @@
+"""What hosts learn that exchange in fewer bits, or seldom: the loss after equal samples and time.
+
+Equal time needs no slow network. The step is measured here, and what an exchange takes at 100 Mbit
+is its bytes: in the time T in which `every=16, int8` makes all its steps, another way makes
+
+    T / (step + bytes of an exchange / (12.5 MB/s) / H)
+
+steps, and is trained for so many. Between steps and exchanges nothing overlaps, as in the program.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lib.fleet import Fleet
+from lib.report import Sheet
+from wiiiiided.backend.lossy.registry import by_name
+
+LINK_BYTES_S = 100e6 / 8
+_PATIENCE_S = 900.0
+
+
+@dataclass(frozen=True)
+class Way:
+    """`most`: the loss may be so much above that of EXACT, as a share of it."""
+
+    name: str
+    gradients: str = "exact"
+    every: int = 1
+    most: float | None = None
+    or_spread: bool = False  # or lie within that of EXACT's seeds
+
+    def step_s(self, computing_s: float, parameters: int) -> float:
+        """A step at 100 Mbit, its part of an exchange included."""
+        codec = by_name(self.gradients)
+        sent = 4 * parameters if codec is None else codec.coded_bytes(parameters)
+        return computing_s + sent / LINK_BYTES_S / self.every
+
+    def steps_in(self, seconds: float, computing_s: float, parameters: int) -> int:
+        """Whole rounds that fit into the time, in steps."""
+        rounds = seconds / (self.step_s(computing_s, parameters) * self.every)
+        return self.every * max(1, int(rounds + 1e-6))
+
+
+EXACT = Way("every step, exact")
+SELDOM = Way("every=16, int8", "int8", 16, most=0.02)
+LONG = Way("every=64, exact", every=64)
+WAYS = (
+    EXACT,
+    Way("every step, int8", "int8", most=0.005, or_spread=True),
+    Way("every step, int4", "int4"),
+    Way("every=16, exact", every=16, most=0.02),
+    SELDOM,
+    LONG,
+)
+
+
+@dataclass(frozen=True)
+class Training:
+    """One way with one seed."""
+
+    loss: float
+    step_s: float
+    parameters: int
+    curve: Sequence[float]
+
+
+@dataclass
+class Losses:
+    """By way, and then by seed."""
+
+    steps: int
+    equal_samples: dict[Way, list[Training]]
+    equal_time: dict[Way, list[Training]]
+    time_steps: dict[Way, int]
+    seconds: float  # the equal time
+
+    def sheet(self, sequences: int, judged: bool) -> Sheet:
+        heads = ["", f"loss after {sequences:,}\nsequences", "to exact", "steps in\nequal time"]
+        sheet = Sheet(
+            f"Loss of the demo's language model; equal time: {self.seconds:.1f} s at 100 Mbit",
+            [*heads, "loss after\nequal time", "asked"],
+        )
+        for way in WAYS:
+            sheet.rows.append(
+                [
+                    way.name,
+                    _text(self.equal_samples[way]),
+                    f"{100 * self.above(way):+.2f} %".replace("-", "−"),
+                    str(self.time_steps[way]),
+                    _text(self.equal_time[way]),
+                    self._verdict(way, judged),
+                ]
+            )
+        return sheet
+
+    def above(self, way: Way) -> float:
+        """How much the mean loss lies above EXACT's, as a share of it."""
+        return _mean(self.equal_samples[way]) / _mean(self.equal_samples[EXACT]) - 1
+
+    def _verdict(self, way: Way, judged: bool) -> str:
+        if way.most is None:
+            return ""
+        aim = f"≤ {100 * way.most:g} % above" + " or within the seeds' spread" * way.or_spread
+        exact = [one.loss for one in self.equal_samples[EXACT]]
+        within = way.or_spread and _mean(self.equal_samples[way]) <= max(exact)
+        met = self.above(way) <= way.most or within
+        return f"{aim}: {'met' if met else 'missed'}" if judged else aim
+
+    def data(self) -> dict[str, Any]:
+        def kept(found: Mapping[Way, Sequence[Training]]) -> dict[str, Any]:
+            return {way.name: [vars(one) for one in runs] for way, runs in found.items()}
+
+        return {
+            "steps": self.steps,
+            "equal_samples": kept(self.equal_samples),
+            "equal_time": kept(self.equal_time),
+            "equal_time_steps": {way.name: steps for way, steps in self.time_steps.items()},
+        }
+
+
+def measure(fleet: Fleet, steps: int, seeds: int, say: Callable[[str], None]) -> Losses:
+    """Trains each way with each seed, as long as the others and as many seconds."""
+    whole: dict[Way, list[Training]] = {way: [] for way in WAYS}
+    for seed in range(1, seeds + 1):
+        for way in WAYS:
+            say(f"seed {seed} of {seeds}: {way.name}, {steps} steps")
+            whole[way].append(_train(fleet, way, steps, seed))
+    # Of LONG's steps one in 64 has an exchange: the median step has none.
+    computing_s = statistics.median(one.step_s for one in whole[LONG])
+    parameters = whole[EXACT][0].parameters
+    seconds = steps * SELDOM.step_s(computing_s, parameters)
+    fitting = {way: min(steps, way.steps_in(seconds, computing_s, parameters)) for way in WAYS}
+    timed: dict[Way, list[Training]] = {way: [] for way in WAYS}
+    for seed in range(1, seeds + 1):
+        for way, fit in fitting.items():
+            say(f"seed {seed} of {seeds}: {way.name}, {fit} steps")
+            timed[way].append(
+                whole[way][seed - 1] if fit == steps else _train(fleet, way, fit, seed)
+            )
+    return Losses(steps, whole, timed, fitting, seconds)
+
+
+def _train(fleet: Fleet, way: Way, steps: int, seed: int) -> Training:
+    between = {"gradients": way.gradients, "every": way.every}
+    message = {"do": "train", "steps": steps, "seed": seed, "between": between}
+    answer = fleet.ask(message, seconds=_PATIENCE_S)[0]
+    return Training(answer["loss"], answer["step_s"], answer["parameters"], answer["curve"])
+
+
+def _mean(runs: Sequence[Training]) -> float:
+    return statistics.fmean(one.loss for one in runs)
+
+
+def _text(runs: Sequence[Training]) -> str:
+    losses = [one.loss for one in runs]
+    return f"{_mean(runs):.3f}\n({min(losses):.3f}–{max(losses):.3f})"

@@ -1,0 +1,273 @@
+"""How fast hosts train together over one link after the other: contenders, targets and tables.
+
+step        of the slowest rank, the mean of a turn: exchanges every H steps are in it
+samples/s   of all hosts together
+alone       one host's samples/s while the other hosts train unconnected copies on their cores
+computing   a step without exchange (alone's) to the contender's
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lib.fleet import FleetError
+from lib.measure import BYTES, RATE, Measure, Unit
+from lib.net_fleet import NetFleet
+from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, Link
+from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, Row
+
+BATCH = 16  # samples of a rank and step, in lib/train_rank.py
+WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters: 26 MB of gradients
+_PATIENCE_S = 600.0
+_SETTLE_TURNS = 16  # rounds that every="auto" may take to find its length
+_EXACT = "exact"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A way to train, as lib/train_rank.py calls it; `between`: the arguments of wide.Between."""
+
+    name: str
+    way: str = "parallel"
+    backend: str | None = "wiiiiide"
+    gradients: str = _EXACT
+    every: int | str = 1
+
+    @property
+    def between(self) -> dict[str, Any]:
+        return {"gradients": self.gradients, "every": self.every}
+
+    @property
+    def is_exact(self) -> bool:
+        return self.backend is not None and self.gradients == _EXACT
+
+    @property
+    def proof_steps(self) -> int:
+        """After so many steps all ranks have the same weights; "auto" begins with every step."""
+        return self.every if isinstance(self.every, int) and self.every > 1 else 3
+
+
+ALONE = Contender("one host alone", "host alone", None)
+GLOO = Contender("gloo, DDP", "ddp", "gloo")
+DDP = Contender("wiiiiide, DDP", "ddp")
+EXACT = Contender("wide.parallel")
+BF16 = Contender("bf16", gradients="bf16")
+INT8 = Contender("int8", gradients="int8")
+INT4 = Contender("int4", gradients="int4")
+SELDOM = Contender("every=16, int8", gradients="int8", every=16)
+AUTO = Contender('every="auto", int8', gradients="int8", every="auto")
+CONTENDERS = (ALONE, GLOO, DDP, EXACT, BF16, INT8, INT4, SELDOM, AUTO)
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The rounds on one link. Over a slow one an exact step takes half a minute: few take part."""
+
+    link: Link
+    rounds: int
+    contenders: Sequence[Contender] = CONTENDERS
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The links by number of hosts, and how long a turn takes at least."""
+
+    stages: Mapping[int, Sequence[Stage]]
+    turn_seconds: float
+
+
+FULL = Plan(
+    {
+        2: (Stage(GIGABIT, 5), Stage(FAST, 5), Stage(SLOW, 3, (ALONE, GLOO, INT8, SELDOM, AUTO))),
+        3: (Stage(GIGABIT, 3), Stage(FAST, 3), Stage(SLOW, 2, (ALONE, GLOO, AUTO))),
+    },
+    turn_seconds=1.0,
+)
+QUICK = Plan({2: (Stage(GIGABIT, 2), Stage(FAST, 2))}, turn_seconds=0.5)
+
+_GLOO, _ALONE, _COMPUTING = "to gloo's DDP", "to one host alone", "computing"
+_Key = tuple[Link, Contender, str]
+TARGETS: dict[_Key, float] = {  # of two hosts; all of them are least values
+    (GIGABIT, BF16, _GLOO): 1.8,
+    (GIGABIT, INT8, _GLOO): 2.5,
+    (GIGABIT, INT4, _GLOO): 3.0,
+    (FAST, AUTO, _COMPUTING): 0.9,
+    (FAST, AUTO, _GLOO): 15.0,
+    (SLOW, AUTO, _ALONE): 1.0,
+}
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One contender's steps in one round."""
+
+    step_s: float
+    wire_bytes: float  # of the busiest host's busier direction, a step
+    every: int  # the length of the round that follows
+
+
+@dataclass
+class Speed:
+    """What one number of hosts gave."""
+
+    grids: list[Grid] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+class SlowLinks:
+    """Hosts on which all contenders are alive, in the same ranks."""
+
+    def __init__(self, hosts: Hosts, turn_seconds: float, say: Callable[[str], None]) -> None:
+        self._hosts, self._turn_seconds, self._say = hosts, turn_seconds, say
+        self._settled: dict[Contender, int] = {}
+
+    def run(self, stages: Sequence[Stage], show: Callable[[Grid], None]) -> Speed:
+        """Measures on one link after the other, from the fastest to the slowest."""
+        speed = Speed()
+        with NetFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
+            self._fleet = fleet
+            self._open_all()
+            for stage in stages:
+                self._hosts.shape(stage.link)
+                if AUTO in stage.contenders:
+                    speed.notes.append(self._settle(stage.link))
+                speed.grids.append(self._grid(stage, self._rounds(stage)))
+                show(speed.grids[-1])
+        return speed
+
+    def _open_all(self) -> None:
+        """Makes the trainers, before links are slow, and checks that they train alike."""
+        sums: dict[Contender, float] = {}
+        for contender in CONTENDERS:
+            self._say(f"{self._many}: making {contender.name}")
+            message = {
+                "do": "open",
+                "contender": contender.name,
+                "backend": contender.backend,
+                "way": contender.way,
+                "between": contender.between,
+                "steps": contender.proof_steps,
+                "widths": WIDTHS,
+                "views": False,
+                "optimizer": "adamw",
+            }
+            answers = self._fleet.ask(message, seconds=_PATIENCE_S)
+            if contender not in (ALONE, AUTO) and len({a["digest"] for a in answers}) > 1:
+                raise FleetError(f"{contender.name}: the ranks' parameters differ")
+            sums[contender] = answers[0]["sum"]
+        for contender in filter(lambda one: one.is_exact, CONTENDERS):
+            if abs(sums[contender] - sums[GLOO]) > 1e-4 * abs(sums[GLOO]):
+                raise FleetError(f"{contender.name} trained other parameters than gloo")
+
+    @property
+    def _many(self) -> str:
+        return f"{len(self._hosts.all)} hosts"
+
+    def _settle(self, link: Link) -> str:
+        """Lets every="auto" find its length; says how it went."""
+        lengths, taken_s = [self._settled.get(AUTO, 1)], 0.0
+        for _ in range(_SETTLE_TURNS):
+            self._say(f'{self._many}, {link.name}: every="auto" is at {lengths[-1]}')
+            turn = self._turn(AUTO, lengths[-1])
+            taken_s += turn.step_s * lengths[-1]
+            lengths.append(turn.every)
+            # It follows the exchange before the last one: one that stays may be about to go on.
+            if len(lengths) > 3 and len(set(lengths[-3:])) == 1:
+                break
+        path = ", ".join(str(length) for length in lengths)
+        return f'{self._many}, {link.name}: every="auto" went {path} in {taken_s:.1f} s'
+
+    def _rounds(self, stage: Stage) -> dict[Contender, list[Turn]]:
+        taken: dict[Contender, list[Turn]] = {contender: [] for contender in stage.contenders}
+        steps: dict[Contender, int] = {}
+        order = list(stage.contenders)
+        for number in range(stage.rounds):
+            at = number % len(order)
+            for contender in order[at:] + order[:at]:
+                self._say(
+                    f"{self._many}, {stage.link.name}, round {number + 1} of {stage.rounds}:"
+                    f" {contender.name}"
+                )
+                taken[contender].append(self._long_turn(contender, steps))
+        return taken
+
+    def _long_turn(self, contender: Contender, steps: dict[Contender, int]) -> Turn:
+        """Whole rounds of H steps; a first turn that was long enough counts."""
+        every = self._settled.get(contender, contender.every)
+        assert isinstance(every, int)
+        if contender not in steps:
+            turn = self._turn(contender, every)
+            steps[contender] = 1 + int(self._turn_seconds / (turn.step_s * every))
+            if steps[contender] == 1:
+                return turn
+        return self._turn(contender, steps[contender] * every)
+
+    def _turn(self, contender: Contender, steps: int) -> Turn:
+        before = self._hosts.traffic()
+        message = {"do": "measure", "contender": contender.name, "iterations": steps, "warmup": 0}
+        answers = self._fleet.ask(message, seconds=_PATIENCE_S)
+        after = self._hosts.traffic()
+        means = [sum(answer["ns"]) / steps / 1e9 for answer in answers]
+        # Unconnected hosts do not wait for the slowest of them.
+        step_s = statistics.fmean(means) if contender is ALONE else max(means)
+        traffic = [late.since(early, steps) for late, early in zip(after, before, strict=True)]
+        if contender is AUTO:
+            self._settled[AUTO] = answers[0]["every"]
+        return Turn(step_s, max(one.most for one in traffic), answers[0]["every"])
+
+    def _grid(self, stage: Stage, taken: Mapping[Contender, Sequence[Turn]]) -> Grid:
+        hosts = self._hosts
+        ranks = "+".join(str(host.ranks) for host in hosts.all)
+        grid = Grid(f"{stage.link.name}, {self._many} with {ranks} ranks")
+        here = hosts.all[0].ranks * BATCH
+        alone, gloo = _rates(taken[ALONE], here), _rates(taken[GLOO], hosts.ranks * BATCH)
+        for contender, turns in taken.items():
+            rates = _rates(turns, here if contender is ALONE else hosts.ranks * BATCH)
+            columns: dict[str, tuple[Unit, list[float]]] = {
+                "samples/s": (RATE, rates),
+                _GLOO: (TIMES, _ratios(rates, gloo)),
+            }
+            if contender is not ALONE:
+                without = [turn.step_s for turn in taken[ALONE]]
+                columns[_ALONE] = (TIMES, _ratios(rates, alone))
+                share = _ratios(without, [turn.step_s for turn in turns])
+                columns[_COMPUTING] = (PERCENT, share)
+                columns["bytes a step"] = (BYTES, [turn.wire_bytes for turn in turns])
+                columns["exchange every"] = (NUMBER, [float(turn.every) for turn in turns])
+            cells = {
+                column: self._measure(stage.link, contender, column, *found)
+                for column, found in columns.items()
+            }
+            grid.rows.append(Row(contender.name, cells))
+        return grid
+
+    def _measure(
+        self, link: Link, contender: Contender, column: str, unit: Unit, rounds: list[float]
+    ) -> Measure:
+        bound = TARGETS.get((link, contender, column)) if len(self._hosts.all) == 2 else None
+        if bound is None:
+            return Measure(column, unit, rounds)
+        return Measure(f"{link.name}, {contender.name}: {column}", unit, rounds, bound, True)
+
+
+def missing(grids: Sequence[Grid]) -> list[tuple[Asked, Unit]]:
+    """What is asked and was not measured."""
+    there = {measure.what for grid in grids for measure in grid.targets()}
+    wanted = {f"{link.name}, {one.name}: {column}": (column, TARGETS[link, one, column])
+              for link, one, column in TARGETS}  # fmt: skip
+    return [
+        (Asked(what, bound), PERCENT if column == _COMPUTING else TIMES)
+        for what, (column, bound) in wanted.items()
+        if what not in there
+    ]
+
+
+def _rates(turns: Sequence[Turn], samples: int) -> list[float]:
+    return [samples / turn.step_s for turn in turns]
+
+
+def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    return [upper / lower for upper, lower in zip(above, below, strict=True)]

@@ -1,0 +1,128 @@
+"""What do slow links leave of several hosts' speed, and what do fewer bits and exchanges cost?
+
+Two and three hosts made of network namespaces train one network at 1 Gbit, 100 Mbit and 10 Mbit:
+DDP over gloo and over wiiiiide, wide.parallel exact, in fewer bits, and with exchanges every H
+steps, next to one host alone. With --losses instead: the loss of the demo's language model after
+equal samples and after equal time, on hosts that are only pretended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+
+from lib import machine, net_hosts, program, report, slow_losses, slow_speed
+from lib.fleet import Fleet, FleetError
+from lib.net_hosts import Hosts
+from lib.report import Result, console
+from lib.slow_speed import Plan, SlowLinks, Speed
+from lib.two_hosts_table import Grid, Row, targets
+from rich.console import Console
+from rich.status import Status
+
+SPEED_METHOD = (
+    "A step (forward, backward, AdamW, fused) of a multilayer perceptron with 6.5 million"
+    " parameters, 26 MB of gradients, batch 16 a rank, one thread a rank. Hosts are network"
+    " namespaces of one machine; tbf slows each end of a link down (burst 256 KB, latency 50 ms)."
+    " All processes share the machine's cores: one host alone is measured while the other hosts"
+    " train unconnected copies, and is the mean of them. All contenders are alive in the same ranks"
+    ' and take turns in rounds; a turn has whole rounds of H steps, every="auto" has found its H'
+    " before. A step is the mean of a turn, of the slowest rank. Shown is the median over rounds,"
+    " in brackets the least and the most; ratios are those of each round. Computing is one host"
+    " alone's step to the contender's. Bytes are those of the interface counter of the busiest host"
+    " in its busier direction. Before links are slowed down, all ranks must have the same"
+    " parameters to the bit, and the exact contenders gloo's up to rounding."
+)
+LOSS_METHOD = (
+    "The demo's language model (3.6 million parameters, AdamW) with wide.parallel on {hosts}"
+    " pretended hosts of one rank, {steps} steps of 4 sequences a rank, {seeds} seeds; the same"
+    " sequences in every way. Shown is the mean over seeds of the cross entropy on 400 sequences"
+    " that are the same for all, in brackets the least and the most. Equal time is that in which"
+    " every=16, int8 makes its steps at 100 Mbit: a step as measured here without exchange, an"
+    " exchange as long as its bytes take. A way that makes fewer steps in it has a schedule of its"
+    " own for those. The JSON has the training losses, means of 16 steps."
+)
+
+
+def _speed(plan: Plan, ranks: int, screen: Console, status: Status, judged: bool) -> Speed:
+    def say(text: str) -> None:
+        status.update(text)
+        if not screen.is_terminal:
+            print(f"… {text}", file=sys.stderr)
+
+    whole = Speed()
+    for count, stages in plan.stages.items():
+        say(f"making {count} hosts")
+        with Hosts([ranks] * count) as hosts:
+            found = SlowLinks(hosts, plan.turn_seconds, say).run(
+                stages, lambda grid: report.show_sheet(grid.sheet(judged), screen)
+            )
+        whole.grids += found.grids
+        whole.notes += found.notes
+    return whole
+
+
+def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[Result, int]:
+    """The result, and how many of its sheets have been shown already."""
+    if reason := net_hosts.forbidden():
+        raise FleetError(reason)
+    plan, judged, about = _plan(given), not given.quick, machine.about()
+    with screen.status("") as status:
+        found = _speed(plan, given.ranks_per_host, screen, status, judged)
+    absent = Grid("", [Row("", {}, slow_speed.missing(found.grids))])
+    sheets = [
+        *(grid.sheet(judged) for grid in found.grids),
+        targets([*found.grids, absent], judged),
+    ]
+    ranks = given.ranks_per_host
+    name = "slow_links" if ranks == 1 else f"slow_links_{ranks}"
+    data = {"tables": [grid.data(judged) for grid in found.grids]}
+    notes = machine.busy_notes(about) + found.notes
+    name = program.file_name(name, given.quick)
+    return Result(name, about, SPEED_METHOD, sheets, notes, data), len(found.grids)
+
+
+def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[Result, int]:
+    steps, seeds, hosts = (64, 1, 2) if given.quick else (192, given.seeds, 2)
+    about, judged = machine.about(), not given.quick
+    with screen.status("starting") as status, Fleet("loss_rank", hosts, hosts=hosts) as fleet:
+        found = slow_losses.measure(fleet, steps, seeds, status.update)
+    method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds)
+    name = program.file_name("slow_links_losses", given.quick)
+    sheet = found.sheet(steps * hosts * 4, judged)
+    return Result(name, about, method, [sheet], machine.busy_notes(about), found.data()), 0
+
+
+def _plan(given: argparse.Namespace) -> Plan:
+    plan = slow_speed.QUICK if given.quick else slow_speed.FULL
+    if given.rounds is None:
+        return plan
+    stages = {
+        hosts: [dataclasses.replace(stage, rounds=given.rounds) for stage in stages]
+        for hosts, stages in plan.stages.items()
+    }
+    return dataclasses.replace(plan, stages=stages)
+
+
+def main() -> int:
+    parser = program.parser(__doc__ or "", torch=False)
+    parser.add_argument("--rounds", type=program.positive, help="default: 5 to 2, by link")
+    parser.add_argument("--ranks-per-host", type=program.positive, default=1)
+    parser.add_argument("--losses", action="store_true", help="what is learnt, instead of speed")
+    parser.add_argument("--seeds", type=program.positive, default=3, help="with --losses")
+    given = program.arguments(parser)
+    screen, begin = console(), time.monotonic()
+    result, shown = (_measure_losses if given.losses else _measure_speed)(given, screen)
+    report.show(dataclasses.replace(result, sheets=result.sheets[shown:]), screen)
+    ended = f"after {time.monotonic() - begin:.0f} s"
+    if given.save:
+        written = report.write(result, given.out)
+        ended = f"written: {', '.join(path.name for path in written)}, {ended}"
+    screen.print(ended, style="dim")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(program.guarded(main))

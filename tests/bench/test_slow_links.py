@@ -1,0 +1,95 @@
+"""Slow links: what the tables make of the turns, and how the losses are judged."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The modules of bench/lib, which import each other from `lib`."""
+    monkeypatch.syspath_prepend(str(ROOT / "bench"))
+    names = ("net_hosts", "slow_speed", "slow_losses", "two_hosts_table")
+    return SimpleNamespace(**{name: importlib.import_module(f"lib.{name}") for name in names})
+
+
+def hosts(count: int) -> Any:
+    every = [SimpleNamespace(ranks=2) for _ in range(count)]
+    return SimpleNamespace(all=every, ranks=2 * count)
+
+
+def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
+    """Two rounds, the second of which is ten times slower for all."""
+    speed = slow.slow_speed
+    stage = speed.Stage(slow.net_hosts.FAST, 2, [contender for contender, _ in steps])
+    taken = {c: [speed.Turn(s, 5e6, 7), speed.Turn(10 * s, 5e6, 7)] for c, s in steps}
+    return speed.SlowLinks(hosts(count), 1.0, print)._grid(stage, taken)
+
+
+def test_a_row_compares_each_round_with_gloo_and_with_one_host_alone(slow: Any) -> None:
+    speed = slow.slow_speed
+    steps = [(speed.ALONE, 0.1), (speed.GLOO, 2.0), (speed.AUTO, 0.125)]
+    row = grid(slow, 2, *steps).rows[-1]
+    rounds = {column: list(cell.rounds) for column, cell in row.cells.items()}
+    assert rounds == {
+        "samples/s": [512.0, 51.2],  # 4 ranks of 16 samples
+        "to gloo's DDP": [16.0, 16.0],
+        "to one host alone": pytest.approx([1.6, 1.6]),
+        "computing": pytest.approx([0.8, 0.8]),
+        "bytes a step": [5e6, 5e6],
+        "exchange every": [7.0, 7.0],
+    }
+
+
+def test_targets_are_judged_on_two_hosts_and_named_where_nothing_was_measured(slow: Any) -> None:
+    speed = slow.slow_speed
+    steps = [(speed.ALONE, 0.1), (speed.GLOO, 2.0), (speed.AUTO, 0.125)]
+    two, three = grid(slow, 2, *steps), grid(slow, 3, *steps)
+    assert [(one.what, one.met) for one in two.targets()] == [
+        ('100 Mbit, every="auto", int8: to gloo\'s DDP', True),
+        ('100 Mbit, every="auto", int8: computing', False),
+    ]
+    assert three.targets() == []
+    assert len(speed.missing([two, three])) == len(speed.TARGETS) - 2
+
+
+def test_in_equal_time_a_way_makes_the_whole_rounds_that_fit(slow: Any) -> None:
+    losses = slow.slow_losses
+    parameters = 3_125_000  # exact: 12.5 MB, a second at 100 Mbit
+    assert losses.EXACT.step_s(0.1, parameters) == pytest.approx(1.1)
+    assert losses.EXACT.steps_in(11.0, 0.1, parameters) == 10
+    assert losses.EXACT.steps_in(0.1, 0.1, parameters) == 1
+    assert losses.LONG.step_s(0.1, parameters) == pytest.approx(0.1 + 1 / 64)
+    assert losses.LONG.steps_in(15.0, 0.1, parameters) == 128
+    assert losses.SELDOM.step_s(0.1, parameters) == pytest.approx(0.1 + 0.254 / 16, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("int8", "seldom", "verdicts"),
+    [
+        (2.05, 2.03, ["met", "met"]),  # 2.5 % above, but not above the worst seed
+        (2.009, 2.05, ["met", "missed"]),
+        (2.11, 2.0, ["missed", "met"]),
+    ],
+)
+def test_losses_are_held_against_the_exact_ones(
+    slow: Any, int8: float, seldom: float, verdicts: list[str]
+) -> None:
+    losses = slow.slow_losses
+
+    def runs(*found: float) -> list[Any]:
+        return [losses.Training(loss, 0.1, 10, []) for loss in found]
+
+    found = {way: runs(2.0) for way in losses.WAYS}
+    found |= {losses.EXACT: runs(1.9, 2.1), losses.WAYS[1]: runs(int8), losses.SELDOM: runs(seldom)}
+    sheet = losses.Losses(192, found, found, dict.fromkeys(losses.WAYS, 1), 9.0).sheet(1536, True)
+    asked = {row[0]: row[-1].rpartition(": ")[2] for row in sheet.rows}
+    assert [asked["every step, int8"], asked["every=16, int8"]] == verdicts
+    assert asked["every step, exact"] == ""
