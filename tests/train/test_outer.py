@@ -19,7 +19,7 @@ from wiiiiided.errors import Mismatch, PeerLost, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
 from wiiiiided.train import outer_step
 from wiiiiided.train.memory import meet
-from wiiiiided.train.round_length import MOST, next_length, outer_constants
+from wiiiiided.train.round_length import MOST, RoundTimes, next_length, outer_constants
 
 STEPS = 13  # no multiple of the rounds': a run may end in the middle of one
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -397,17 +397,38 @@ def test_auto_chooses_the_same_on_all_ranks() -> None:
 
 def test_the_length_of_a_round_follows_what_is_measured() -> None:
     length, said = next_length(1, 0.1, 1.0)
-    assert length == 2  # 90 are wanted, but by a factor of two at most
+    assert length == 2  # 90 are needed, but by a factor of two at most
     assert "every 2 steps instead of every 1" in said
     assert "100 ms" in said
     for _ in range(10):
         length, said = next_length(length, 0.1, 1.0)
-    assert (length, said) == (90, "")
-    assert next_length(90, 0.1, 1.2) == (90, "")  # 108: less than a quarter
+    assert (length, said) == (113, "")
+    assert next_length(113, 0.1, 1.2) == (113, "")  # 135: less than a quarter
+    assert next_length(91, 0.1, 1.0) == (91, "")  # and 90 are enough
+    assert next_length(89, 0.1, 1.0)[0] == 113
     assert next_length(90, 0.1, 0.1)[0] == 45
     assert next_length(1, 1.0, 0.001) == (1, "")
     assert next_length(MOST, 1e-6, 10.0) == (MOST, "")
     assert next_length(7, 0.0, 0.0) == (7, "")
+
+
+def test_a_pause_between_steps_and_one_slow_exchange_do_not_count() -> None:
+    times = RoundTimes()
+    assert (times.step_s, times.exchange_s) == (0.0, 0.0)
+    for _ in range(2):
+        times.add_step(60.0)  # an evaluation
+        for _ in range(3):
+            times.add_step(0.1)
+            times.add_exchange(1.0)
+        times.add_exchange(9.0)
+    assert (times.step_s, times.exchange_s) == (0.1, 1.0)
+
+
+def test_times_follow_a_link_that_became_slow() -> None:
+    times = RoundTimes()
+    for seconds in (1.0, 1.0, 1.0, 9.0, 9.0):
+        times.add_exchange(seconds)
+    assert times.exchange_s == 9.0
 
 
 def test_the_outer_optimizer_suits_the_length_of_a_round() -> None:

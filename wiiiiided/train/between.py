@@ -25,7 +25,7 @@ class Between:
                    "topk:0.01" (of each 4,096 elements the largest hundredth)
     warmup_steps   so many exchanges, from the beginning of this run, are exact nevertheless
     every          1: gradients, in every step. H: what the weights have changed by, every H steps.
-                   "auto": the smallest H with which hosts compute nine tenths of the time
+                   "auto": an H with which hosts compute at least nine tenths of the time
     outer          makes the optimizer that applies the averaged change: outer(parameters); by
                    default plain averaging for short H, SGD with Nesterov momentum for long ones
     """

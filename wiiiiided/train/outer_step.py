@@ -51,7 +51,7 @@ from wiiiiided.train.memory import Common, meet, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.optimizer import shown
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
-from wiiiiided.train.round_length import next_length, outer_constants
+from wiiiiided.train.round_length import RoundTimes, next_length, outer_constants
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.sync_step import SyncStep
@@ -137,7 +137,7 @@ class OuterStep:
         self._steps = 0  # of this round
         self._samples, self._counted_steps = 0.0, 0
         self._since = time.monotonic()
-        self._computed_s = self._exchanged_s = 0.0
+        self._times = RoundTimes()
         self._origin = 0.0  # of weights that were loaded in this round, a digest
         self._loads = shared.memory.loads()
         inner.when_loaded = self._begin_anew
@@ -208,7 +208,7 @@ class OuterStep:
 
     def _count_step(self, samples: float | None) -> None:
         now = time.monotonic()
-        self._computed_s += now - self._since
+        self._times.add_step(now - self._since)
         self._since = now
         self._samples += 1.0 if samples is None else samples
         self._counted_steps += samples is not None
@@ -267,8 +267,8 @@ class OuterStep:
         mine = _RoundReport(
             self._samples,
             self._counted_steps,
-            self._computed_s / self._steps,
-            self._exchanged_s,
+            self._times.step_s,
+            self._times.exchange_s,
             self._origin,
             self._settings.digest(),
         )
@@ -369,23 +369,22 @@ class OuterStep:
 
     def _end_round(self, told: Sequence[_RoundReport], taken_s: float) -> None:
         if self._between.every == AUTO:
-            # What was told is of the exchange before this one: all ranks know the same.
+            # What was told is of the exchanges before this one: all ranks know the same.
             slowest_s = max(row.step_s for row in told)
             exchange_s = max(row.exchange_s for row in told)
             self._length, why = next_length(self._length, slowest_s, exchange_s)
             if why and self._face.rank() == 0:
                 log.tell(self._group.who, why)
-        self._exchanged_s, self._origin = taken_s, 0.0
-        self._steps, self._counted_steps = 0, 0
-        self._samples, self._computed_s = 0.0, 0.0
+        self._times.add_exchange(taken_s)
+        self._origin = 0.0
+        self._steps, self._counted_steps, self._samples = 0, 0, 0.0
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""
         for parameter, begin in zip(self._shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
             self._anchor[begin : begin + flat.numel()].copy_(flat)
-        self._steps, self._counted_steps = 0, 0
-        self._samples, self._computed_s = 0.0, 0.0
+        self._steps, self._counted_steps, self._samples = 0, 0, 0.0
 
     def _begin_anew(self) -> None:
         """A rank of this host has loaded the model: a round begins from it."""

@@ -6,6 +6,9 @@ With `every="auto"`, of a round of H steps and one exchange,
 
 for the slowest host's step s and exchange x. H follows what is measured by at most a factor of two
 a round, and not at all for less than a quarter: times on machines that do other things too vary.
+What is aimed at is a quarter more than that least H, so that an H that stays is not below it.
+Both times are medians of the last few, so that a pause in the loop (an evaluation, a checkpoint) or
+one slow exchange does not count as what steps and exchanges take.
 
 Constants of the outer optimizer by H: below 16 steps hosts have hardly moved apart, and the mean of
 their weights is what every-step training would have; momentum pays from long rounds on. Nesterov
@@ -15,11 +18,40 @@ their weights is what every-step training would have; momentum pays from long ro
 from __future__ import annotations
 
 import math
+import statistics
+from collections import deque
 from typing import Final, NamedTuple
 
 SHARE: Final = 0.9
 MOST: Final = 1024
 _IGNORED: Final = 0.25
+_STEPS, _EXCHANGES = 31, 3  # whose medians count: a long one among three exchanges is no rule
+
+
+class RoundTimes:
+    """What the last steps and exchanges of this rank have taken."""
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._exchanges: deque[float] = deque(maxlen=_EXCHANGES)
+
+    def add_step(self, seconds: float) -> None:
+        """A step without exchange, from the end of the step before."""
+        self._steps.append(seconds)
+
+    def add_exchange(self, seconds: float) -> None:
+        """An exchange, once all hosts had come to it."""
+        self._exchanges.append(seconds)
+
+    @property
+    def step_s(self) -> float:
+        """The median; 0: there was none yet."""
+        return statistics.median(self._steps or (0.0,))
+
+    @property
+    def exchange_s(self) -> float:
+        """The median; 0: there was none yet."""
+        return statistics.median(self._exchanges or (0.0,))
 
 
 class OuterConstants(NamedTuple):
@@ -40,7 +72,8 @@ def next_length(steps: int, step_s: float, exchange_s: float) -> tuple[int, str]
     """The next round's steps, and why, in a sentence; an empty one if nothing changes."""
     if step_s <= 0 or exchange_s <= 0:
         return steps, ""
-    wanted = math.ceil(SHARE / (1 - SHARE) * exchange_s / step_s - 1e-9)
+    least = SHARE / (1 - SHARE) * exchange_s / step_s
+    wanted = math.ceil((1 + _IGNORED) * least - 1e-9)
     wanted = min(max(wanted, 1), MOST)
     if abs(wanted - steps) <= _IGNORED * steps:
         return steps, ""
