@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lib.fleet import FleetError
-from lib.measure import BYTES, RATE, Measure, Unit
+from lib.measure import RATE, Measure, Unit
 from lib.net_fleet import NetFleet
 from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, Link
 from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, Row
+from wiiiiided.train.round_length import MOST
 
+MEGABYTES = Unit("bytes", lambda amount: f"{amount / 1e6:.2f} MB")
 BATCH = 16  # samples of a rank and step, in lib/train_rank.py
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters: 26 MB of gradients
 _PATIENCE_S = 600.0
-_SETTLE_TURNS = 16  # rounds that every="auto" may take to find its length
+# Rounds that every="auto" takes to find its length: it sees a new link in the third, by the median.
+_SETTLE_LEAST, _SETTLE_MOST, _SETTLE_SECONDS = 4, 16, 60.0
 _EXACT = "exact"
 
 
@@ -46,8 +49,10 @@ class Contender:
 
     @property
     def proof_steps(self) -> int:
-        """After so many steps all ranks have the same weights; "auto" begins with every step."""
-        return self.every if isinstance(self.every, int) and self.every > 1 else 3
+        """After so many steps all ranks have the same weights; "auto" exchanges after the first."""
+        if isinstance(self.every, str):
+            return 1
+        return self.every if self.every > 1 else 3
 
 
 ALONE = Contender("one host alone", "host alone", None)
@@ -155,7 +160,7 @@ class SlowLinks:
                 "optimizer": "adamw",
             }
             answers = self._fleet.ask(message, seconds=_PATIENCE_S)
-            if contender not in (ALONE, AUTO) and len({a["digest"] for a in answers}) > 1:
+            if contender is not ALONE and len({a["digest"] for a in answers}) > 1:
                 raise FleetError(f"{contender.name}: the ranks' parameters differ")
             sums[contender] = answers[0]["sum"]
         for contender in filter(lambda one: one.is_exact, CONTENDERS):
@@ -169,13 +174,13 @@ class SlowLinks:
     def _settle(self, link: Link) -> str:
         """Lets every="auto" find its length; says how it went."""
         lengths, taken_s = [self._settled.get(AUTO, 1)], 0.0
-        for _ in range(_SETTLE_TURNS):
+        while len(lengths) <= _SETTLE_MOST and taken_s < _SETTLE_SECONDS:
             self._say(f'{self._many}, {link.name}: every="auto" is at {lengths[-1]}')
             turn = self._turn(AUTO, lengths[-1])
             taken_s += turn.step_s * lengths[-1]
             lengths.append(turn.every)
-            # It follows the exchange before the last one: one that stays may be about to go on.
-            if len(lengths) > 3 and len(set(lengths[-3:])) == 1:
+            stays = lengths[-1] == lengths[-2] and len(lengths) > _SETTLE_LEAST
+            if stays or lengths[-1] == MOST:
                 break
         path = ", ".join(str(length) for length in lengths)
         return f'{self._many}, {link.name}: every="auto" went {path} in {taken_s:.1f} s'
@@ -235,7 +240,7 @@ class SlowLinks:
                 columns[_ALONE] = (TIMES, _ratios(rates, alone))
                 share = _ratios(without, [turn.step_s for turn in turns])
                 columns[_COMPUTING] = (PERCENT, share)
-                columns["bytes a step"] = (BYTES, [turn.wire_bytes for turn in turns])
+                columns["bytes a step"] = (MEGABYTES, [turn.wire_bytes for turn in turns])
                 columns["exchange every"] = (NUMBER, [float(turn.every) for turn in turns])
             cells = {
                 column: self._measure(stage.link, contender, column, *found)
