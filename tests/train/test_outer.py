@@ -432,7 +432,7 @@ def test_times_follow_a_link_that_became_slow() -> None:
 
 
 def test_the_outer_optimizer_suits_the_length_of_a_round() -> None:
-    assert outer_constants(4) == (1.0, 0.0)
+    assert outer_constants(4) == outer_constants(64) == (1.0, 0.0)
     assert outer_constants(500) == (0.7, 0.9)
 
 

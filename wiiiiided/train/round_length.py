@@ -10,9 +10,10 @@ What is aimed at is a quarter more than that least H, so that an H that stays is
 Both times are medians of the last few, so that a pause in the loop (an evaluation, a checkpoint) or
 one slow exchange does not count as what steps and exchanges take.
 
-Constants of the outer optimizer by H: below 16 steps hosts have hardly moved apart, and the mean of
-their weights is what every-step training would have; momentum pays from long rounds on. Nesterov
-0.9 with a rate of 0.7 is what DiLoCo uses for 500 steps.
+Constants of the outer optimizer by H: the mean of the hosts' weights, without momentum. It learnt
+more than Nesterov momentum 0.5 at 16 steps and 0.9 at 64 (docs/lab-log.md): a run of a few rounds
+overshoots with momentum. 0.9 with a rate of 0.7 is what DiLoCo uses for rounds of 500 steps, whose
+runs have hundreds of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Final, NamedTuple
 
 SHARE: Final = 0.9
 MOST: Final = 1024
+_LONG: Final = 500
 _IGNORED: Final = 0.25
 _STEPS, _EXCHANGES = 31, 3  # whose medians count: a long one among three exchanges is no rule
 
@@ -63,9 +65,7 @@ class OuterConstants(NamedTuple):
 
 def outer_constants(steps: int) -> OuterConstants:
     """What suits rounds of so many steps."""
-    if steps < 16:
-        return OuterConstants(1.0, 0.0)
-    return OuterConstants(0.9, 0.5) if steps < 64 else OuterConstants(0.7, 0.9)
+    return OuterConstants(1.0, 0.0) if steps < _LONG else OuterConstants(0.7, 0.9)
 
 
 def next_length(steps: int, step_s: float, exchange_s: float) -> tuple[int, str]:
