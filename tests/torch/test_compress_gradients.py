@@ -230,6 +230,17 @@ def test_on_one_host_it_does_nothing_and_says_so_once() -> None:
     assert not second
 
 
+def _once_more(me: Rank) -> None:
+    model = _wrapped()[0]
+    compress_gradients(model, "int8")
+    with pytest.raises(UsageError, match="has a comm hook already"):
+        compress_gradients(model, "int8")
+
+
+def test_a_second_hook_is_refused() -> None:
+    run_ranks(_once_more, "ab")
+
+
 def _disagreeing(me: Rank) -> None:
     compress_gradients(_wrapped()[0], "int8" if me.rank else "int4")
 

@@ -44,6 +44,11 @@ class CompressedGradients:
         if gradients is None:
             gradients = face.engine_group.driver.config.gradients or EXACT
         self._codec = by_name(gradients)
+        if model._comm_hooks:
+            raise UsageError(
+                "this model has a comm hook already, and DistributedDataParallel takes one: call "
+                "compress_gradients once a model, and in place of other hooks"
+            )
         # Weakly: the model's reducer, in C++, keeps this.
         self._model = weakref.ref(model)
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
