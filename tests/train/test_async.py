@@ -192,6 +192,22 @@ def test_what_cannot_work_is_refused() -> None:
     run_ranks(_refused, 2)
 
 
+def _late_state(me: Rank) -> None:
+    model = _net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    parallel(model, optimizer, updates="async")
+    model[0](torch.ones(2, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    model(torch.ones(2, 8)).sum().backward()
+    with pytest.raises(UsageError, match=r"2.weight had no gradient in rank 0's first step"):
+        optimizer.step()
+
+
+def test_state_that_would_be_of_one_rank_alone_is_refused() -> None:
+    run_ranks(_late_state, 2)
+
+
 def _on_two_hosts(me: Rank) -> None:
     model = _net()
     with pytest.raises(UsageError, match=r"one host, and this group has 2.*every"):

@@ -58,6 +58,7 @@ class AsyncStep:
             shared.group, shared.face, shared.optimizer, shared.parameters, pieces, False
         )
         self._has_begun = False
+        self._states = 0  # parameters with state at the last look
         self._look_at = 0
         self.number = 0
 
@@ -78,10 +79,29 @@ class AsyncStep:
             self._wait_for_the_slowest()
             self._write(inner)
         self._shared.weights.remember()
+        self._check_state()
         now = time.monotonic_ns()
         if now >= self._look_at:
             self._look_at = now + _LOOK_NS
             self._look()
+
+    def _check_state(self) -> None:
+        """State that comes into being after the first step would be each rank's own."""
+        states = self._shared.optimizer.state
+        if len(states) == self._states:
+            return
+        late = [
+            name
+            for name, p in zip(self._shared.names, self._shared.parameters, strict=True)
+            if states.get(p) and not self._state.has(p)
+        ]
+        self._states = len(states)
+        if late:
+            raise UsageError(
+                f'{late[0]} had no gradient in rank 0\'s first step: with updates="async" ranks '
+                "share the optimizer's state that is there after it. Freeze it "
+                '(requires_grad_(False)), see that it gets a gradient, or use updates="sync"'
+            )
 
     def _begin(self, inner: Callable[[], Any]) -> None:
         """The first step: the state comes into being."""

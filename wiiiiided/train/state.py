@@ -105,6 +105,11 @@ class SharedState:
         """Whether there is state in shared memory."""
         return bool(self._kinds)
 
+    def has(self, parameter: torch.Tensor) -> bool:
+        """Whether there is state of a parameter in shared memory."""
+        known = {kind.parameter for kind in self._kinds.values()}
+        return any(parameter is self._parameters[i] for i in known)
+
     # -- after a step ----
 
     def look(self) -> bool:
