@@ -28,7 +28,7 @@ from wiiiiided.torch.api import (
 from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
-from wiiiiided.train import async_step, gradients, optimizer, outer_step, sync_step
+from wiiiiided.train import async_step, gradients, loop_step, optimizer, outer_step, sync_step
 from wiiiiided.train import parallel as train_parallel
 from wiiiiided.train.between import Between
 from wiiiiided.train.data.batches import Batches
@@ -37,7 +37,7 @@ from wiiiiided.train.parallel import Parallel
 
 register()
 keep_out_of(process_group, work, api, compress, objects, train_parallel)
-keep_out_of(optimizer, sync_step, async_step, outer_step, gradients)
+keep_out_of(optimizer, loop_step, sync_step, async_step, outer_step, gradients)
 
 __all__ = [
     "BACKEND",

@@ -26,8 +26,10 @@ from wiiiiided.torch.compress import CompressedGradients
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import Updates
+from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.shared import SharedDataset, build_alone, build_together
 from wiiiiided.train.parallel import Parallel
+from wiiiiided.train.training_loop import TrainingLoop
 
 
 def shared_empty(
@@ -72,6 +74,8 @@ def parallel(
     updates: str = "sync",
     staleness: int = 16,
     between: Between | None = None,
+    data: Batches | None = None,
+    scheduler: Any = None,
 ) -> Parallel:
     """Train one copy of the weights with all ranks of a host; changes both arguments in place.
 
@@ -79,7 +83,9 @@ def parallel(
     averages the ranks' gradients and divides its work over the ranks of each host; the training
     loop stays as it is for one process. With updates="async" each rank applies its own gradient
     without waiting, at most `staleness` steps ahead of the slowest. `between` says how hosts
-    exchange gradients: docs/slow-links.md. docs/training.md has the rest.
+    exchange gradients: docs/slow-links.md. With `data` each rank's gradient counts by its
+    samples, and a step commits them; `scheduler` goes into `run.state_dict()`. docs/training.md has
+    the rest.
     """
     face = _ours(group, "parallel")
     if not isinstance(between, Between | None):
@@ -91,8 +97,9 @@ def parallel(
         between = Between.default(config.gradients, config.every)
         if face.engine_group.wide is None:
             between = Between()
+    loop = TrainingLoop(data, scheduler)
     how = Updates(updates, staleness)
-    return Parallel(model, optimizer, face, face.engine_group, how, between)
+    return Parallel(model, optimizer, face, face.engine_group, how, between, loop)
 
 
 def compress_gradients(
@@ -177,6 +184,7 @@ def progress(
     microseconds.
     """
     page = stats_page()
+    page.leave_to_script()
     page.say(
         _count("step", step),
         None if total is None else _count("total", total),

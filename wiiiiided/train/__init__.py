@@ -12,6 +12,9 @@ round_length    how many steps between two exchanges, and how their average is a
 outer_step      every step inside a host, every H steps between hosts
 residuals       what lossy gradients leave for the next exchange, by parameter
 gradients       from each rank's backward to the average of all
+training_loop   the loop's data and scheduler, and their states
+loop_step       a step, weighted by samples, that commits them
+rng             the random generators of a process, as plain values
 noise_scale     pure: how large a batch the gradients want
 sync_step       one step of all ranks together
 async_step      each rank at its own pace, within a bound

@@ -18,6 +18,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.between import Between
+from wiiiiided.train.training_loop import TrainingLoop
 
 # Optimizers of torch that treat each element by itself.
 ELEMENTWISE: Final = frozenset(
@@ -141,11 +142,13 @@ def agree(
     optimizer: torch.optim.Optimizer,
     updates: Updates,
     between: Between,
+    loop: TrainingLoop,
 ) -> None:
     """All ranks must have the same model, optimizer and settings. A collective call."""
     found = optimizer.param_groups
     how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
     how += "" if between == Between() else f", between={between}"
+    how += str(loop)
     rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
     mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]

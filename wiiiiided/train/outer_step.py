@@ -240,6 +240,11 @@ class OuterStep:
         """Of this host's gradients."""
         return self._inner.noise
 
+    @property
+    def samples(self) -> float | None:
+        """Of this rank's batch, for the next step."""
+        return self._inner.samples
+
     def count_samples(self, count: float) -> None:
         """This rank's batch had so many samples."""
         self._inner.count_samples(count)

@@ -32,6 +32,7 @@ from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import MARK, Updates, agree, refuse
 from wiiiiided.train.gradients import GradientStore
+from wiiiiided.train.loop_step import LoopStep
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
 from wiiiiided.train.outer_step import (
@@ -42,8 +43,10 @@ from wiiiiided.train.outer_step import (
     spread_model,
 )
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
+from wiiiiided.train.rng import rng_state, set_rng_state
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
+from wiiiiided.train.training_loop import TrainingLoop
 
 _MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
 _MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")
@@ -61,13 +64,18 @@ class Parallel:
         group: Group,
         updates: Updates,
         between: Between,
+        loop: TrainingLoop,
     ) -> None:
         refuse(model, optimizer, updates, group)
-        agree(face, named_parameters(model), optimizer, updates, between)
+        if not updates.sync:
+            loop.refuse_async()
+        agree(face, named_parameters(model), optimizer, updates, between, loop)
         if between != Between() and group.wide is None and face.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         states = tell_all(face, "1" if optimizer.state else "0")
         self._model, self._group = model, group
+        self._loop, self._rank = loop, face.rank()
+        self._loop_step: LoopStep | None = None
         self._gradients: GradientStore | None = None
         self._shared: SharedParameters
         self._steps: SyncStep | AsyncStep | OuterStep
@@ -85,6 +93,8 @@ class Parallel:
             steps = self._steps = SyncStep(shared, model)
             if seldom:
                 self._steps = OuterStep(steps, shared, model, face, group, between)
+            if not loop.is_empty:
+                self._loop_step = LoopStep(self._steps, loop.data)
         else:
             self._shared = SharedParameters(model, optimizer, face, group)
             self._shared.lay_down(no_rows(group.team.size))
@@ -92,7 +102,7 @@ class Parallel:
             state = self._steps.state
         self._memory = self._shared.memory
         self._hook(model)
-        divide(optimizer, self._steps)
+        divide(optimizer, self._loop_step or self._steps)
         if "1" in states:
             state.take(0)
         self._shared.weights.remember()
@@ -120,6 +130,8 @@ class Parallel:
 
         All ranks call it, after the last backward and before the step.
         """
+        if self._loop_step is not None:
+            self._loop_step.weigh()
         return self._steps.clip(float(max_norm), float(norm_type), error_if_nonfinite)
 
     @contextlib.contextmanager
@@ -171,9 +183,17 @@ class Parallel:
         """What this host has besides model and optimizer: the residuals of lossy gradients, and
         with `every` the weights on which all hosts agreed last and the outer optimizer's state.
 
-        Any rank gives out all of its host; each host saves its own. Raises if a step was
-        interrupted.
+        Where `wide.parallel` was given data or a scheduler also their states, the number of the
+        last step, and this rank's random generators. Any rank gives out all of its host, but for
+        the other ranks' generators; each host saves its own. Raises if a step was interrupted.
         """
+        saved = self._host_state()
+        if self._loop_step is not None:
+            saved |= {"step": self._loop_step.number, **self._loop.state()}
+            saved["rng"] = {self._rank: rng_state()}
+        return saved
+
+    def _host_state(self) -> dict[str, Any]:
         if isinstance(self._steps, OuterStep):
             return self._steps.outer_state()
         if self._residuals is None:
@@ -185,8 +205,17 @@ class Parallel:
         """Take back what `state_dict` gave, on all ranks, before a step and after the model.
 
         Residuals that another host saved, or of another number of hosts, count as nothing: they
-        begin at zero. With `every` a round begins anew if a host has another's state.
+        begin at zero. With `every` a round begins anew if a host has another's state. Random
+        generators go on as those of the rank with this number did, if the state has them.
         """
+        self._load_host_state(saved)
+        if self._loop_step is not None:
+            self._loop.load(saved)
+            self._loop_step.go_on_after(saved.get("step", 0))
+            if (mine := saved.get("rng", {}).get(self._rank)) is not None:
+                set_rng_state(mine)
+
+    def _load_host_state(self, saved: Mapping[str, Any]) -> None:
         if isinstance(self._steps, OuterStep):
             self._steps.load_outer_state(saved)
             return

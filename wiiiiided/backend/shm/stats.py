@@ -108,6 +108,7 @@ class StatsPage:
         self._map = _map(path)
         self.words = memoryview(self._map).cast("q")
         self.metrics: dict[str, int] = {}  # name → the word of its number
+        self.is_scripts = False  # the script itself says how far it is
         self.words[2], self.words[3] = os.getpid(), time.time_ns()
         self.words[RANK] = -1
         for guard in (SAID_GUARD, CODEC_GUARD):  # its owner before may have died inside
@@ -194,6 +195,18 @@ class StatsPage:
             self._map[at : at + NAME_BYTES] = name.encode().ljust(NAME_BYTES, b"\0")
             w[SAID_GUARD] += 1
             self.metrics[name] = METRICS_AT + place
+
+    def leave_to_script(self) -> None:
+        """From now on the script says how far it is: what was said in its place is taken back."""
+        if self.is_scripts:
+            return
+        self.is_scripts = True
+        self.metrics.clear()
+        w = self.words
+        w[SAID_GUARD] += 1
+        for word in (STEP, TOTAL, SAMPLES, GIVEN, *range(METRICS_AT, ADOPTED)):
+            w[word] = 0
+        w[SAID_GUARD] += 1
 
     def use_codec(self, name: str, why: str) -> None:
         """What travels to other hosts, and the sentence that says why."""

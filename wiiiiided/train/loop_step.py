@@ -1,0 +1,69 @@
+"""A step of the training loop: the optimizer's step, and what the run knows of the data around it.
+
+weigh     this rank's gradient counts by the samples it has got since the last step
+step      of all ranks (`sync_step`, `outer_step`)
+commit    the samples are trained: a step that raises is not counted
+tell      step, epoch and samples, for `wiiiiide top`, unless the script itself calls progress
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.train.data.batches import Batches
+from wiiiiided.train.outer_step import OuterStep
+from wiiiiided.train.sync_step import SyncStep
+
+
+class LoopStep:
+    """What the divided optimizer calls, where the run has the loop's data."""
+
+    def __init__(self, steps: SyncStep | OuterStep, data: Batches | None) -> None:
+        self._steps, self._data = steps, data
+        self._before = 0  # steps that were made before this process began
+        if data is not None:
+            data.attach()
+
+    @property
+    def number(self) -> int:
+        """Of the last step, counted from the beginning of training."""
+        return self._before + self._steps.number
+
+    def go_on_after(self, step: int) -> None:
+        """The next step is the one after this."""
+        self._before = step - self._steps.number
+
+    def weigh(self) -> None:
+        """Before gradients are averaged: by the samples of this rank, unless the script says."""
+        if self._data is not None and self._steps.samples is None:
+            self._steps.count_samples(float(self._data.samples_of_step()))
+
+    # -- what the divided optimizer calls ----
+
+    def step(self, inner: Callable[[], Any]) -> None:
+        """A step of all ranks, and what follows from it."""
+        self.weigh()
+        self._steps.step(inner)
+        if self._data is not None:
+            samples = self._data.samples_of_step()
+            self._data.committed()
+            self._tell(self._data, samples)
+
+    def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """The optimizer's state."""
+        return self._steps.state_dict(make)
+
+    def check_load(self) -> None:
+        """The optimizer may be loaded at any time."""
+
+    def loaded_optimizer(self) -> None:
+        """This rank has loaded the optimizer."""
+        self._steps.loaded_optimizer()
+
+    def _tell(self, data: Batches, samples: int) -> None:
+        page = stats_page()
+        if not page.is_scripts:
+            page.admit(("epoch",))
+            page.say(self.number, None, None, samples, {"epoch": data.epochs_done})

@@ -1,0 +1,91 @@
+"""What a run knows of the training loop besides model and optimizer: its data and its scheduler.
+
+Both are the same on all ranks, and so is their state. A random generator's state is a rank's own.
+
+A scheduler's state is plain numbers and lists but for a few (a Counter, of MultiStepLR): it is
+saved as plain containers, and given back in the type that the scheduler has.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from wiiiiided.errors import UsageError
+from wiiiiided.train.data.batches import Batches
+
+
+@dataclass(frozen=True)
+class TrainingLoop:
+    """The loop's data and scheduler, if the run was given them."""
+
+    data: Batches | None = None
+    scheduler: Any = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.data, Batches | None):
+            raise UsageError(
+                f"data={type(self.data).__name__} is no wide.Batches: write data = wide.Batches("
+                "dataset, batch_size=…), and loop over it or over data.loader(…)"
+            )
+        for name in ("state_dict", "load_state_dict"):
+            if self.scheduler is not None and not hasattr(self.scheduler, name):
+                kind = type(self.scheduler).__name__
+                raise UsageError(f"scheduler={kind} has no {name}(): it cannot be saved")
+
+    def __str__(self) -> str:
+        """What ranks must agree on, in words."""
+        said = "" if self.data is None else f", data={self.data!r}"
+        return said + (f", scheduler={type(self.scheduler).__name__}" if self.scheduler else "")
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the run knows nothing of the loop."""
+        return self.data is None and self.scheduler is None
+
+    def refuse_async(self) -> None:
+        """Raise if something is given that needs steps of all ranks together."""
+        if self.data is not None:
+            raise UsageError(
+                'data= counts steps that all ranks make together: with updates="async" loop over '
+                "it, and call data.committed() after each step"
+            )
+
+    # -- saving and loading ----
+
+    def state(self) -> dict[str, Any]:
+        """Of data and scheduler: the same on all ranks."""
+        saved: dict[str, Any] = {}
+        if self.data is not None:
+            saved["data"] = self.data.state_dict()
+        if self.scheduler is not None:
+            saved["scheduler"] = _plain(self.scheduler.state_dict())
+        return saved
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `state` gave; what was not saved stays as it is."""
+        if self.data is not None and "data" in saved:
+            self.data.load_state_dict(saved["data"])
+        if self.scheduler is not None and "scheduler" in saved:
+            now = self.scheduler.state_dict()
+            given = {k: _as_before(now.get(k), v) for k, v in saved["scheduler"].items()}
+            self.scheduler.load_state_dict(given)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | deque | set):
+        return [_plain(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    return value
+
+
+def _as_before(now: Any, saved: Any) -> Any:
+    """In the type of container that is there now."""
+    if isinstance(now, dict | deque | set) and type(now) is not dict:
+        return type(now)(saved)
+    return saved
