@@ -34,3 +34,17 @@ def test_all_ranks_go_on_after_the_checkpoint_that_one_machine_has(
     said = run(tmp_path, script, *options, "4")
     assert [resumes in text for text in said] == [True] * 3, said
     assert [torch.load(file)[number] for file in files.values()] == [4, 4]
+
+
+@pytest.mark.parametrize("kept", ["a", "b"])
+def test_a_machine_without_checkpoints_gets_them_from_another(kept: str, tmp_path: Path) -> None:
+    for host in "ab":
+        (tmp_path / host).mkdir()
+    run(tmp_path, "resume/resume.py", "--epochs", "1")
+    for file in (tmp_path / ("b" if kept == "a" else "a") / "ckpt").iterdir():
+        file.unlink()
+    said = run(tmp_path, "resume/resume.py", "--epochs", "2")
+    assert "3 ranks go on after step 40, in epoch 1" in said[0]
+    saved = [{p.name.split(".")[0] for p in (tmp_path / h / "ckpt").iterdir()} for h in "ab"]
+    assert saved == [{"step-0000000040", "step-0000000080"}] * 2
+    assert (tmp_path / "a" / "model.safetensors").is_file()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -25,6 +26,7 @@ from wiiiiided.errors import UsageError
 from wiiiiided.torch.compress import CompressedGradients
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
+from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.checks import Updates
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.shared import SharedDataset, build_alone, build_together
@@ -76,6 +78,9 @@ def parallel(
     between: Between | None = None,
     data: Batches | None = None,
     scheduler: Any = None,
+    save: str | os.PathLike[str] | None = None,
+    save_every: str | int = "60s",
+    keep: int = 3,
 ) -> Parallel:
     """Train one copy of the weights with all ranks of a host; changes both arguments in place.
 
@@ -84,8 +89,9 @@ def parallel(
     loop stays as it is for one process. With updates="async" each rank applies its own gradient
     without waiting, at most `staleness` steps ahead of the slowest. `between` says how hosts
     exchange gradients: docs/slow-links.md. With `data` each rank's gradient counts by its
-    samples, and a step commits them; `scheduler` goes into `run.state_dict()`. docs/training.md has
-    the rest.
+    samples, and a step commits them; `scheduler` goes into `run.state_dict()`. With `save`, a
+    folder, each host writes its whole state there, by time or every so many steps, and the `keep`
+    newest stay; `run.resume()` goes on from them: docs/data.md. docs/training.md has the rest.
     """
     face = _ours(group, "parallel")
     if not isinstance(between, Between | None):
@@ -97,7 +103,8 @@ def parallel(
         between = Between.default(config.gradients, config.every)
         if face.engine_group.wide is None:
             between = Between()
-    loop = TrainingLoop(data, scheduler)
+    policy = None if save is None else SavePolicy(save, save_every, keep)
+    loop = TrainingLoop(data, scheduler, policy)
     how = Updates(updates, staleness)
     return Parallel(model, optimizer, face, face.engine_group, how, between, loop)
 

@@ -22,5 +22,6 @@ optimizer       the optimizer's work divided over the ranks of a host
 state           its state in shared memory, whole on every rank
 group_settings  learning rates and the like, which all ranks must share
 agreement       ranks tell each other small things
+checkpoints     the whole state of each host on its disk, and back
 data            the data set once a host
 """

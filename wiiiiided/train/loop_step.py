@@ -3,6 +3,7 @@
 weigh     this rank's gradient counts by the samples it has got since the last step
 step      of all ranks (`sync_step`, `outer_step`)
 commit    the samples are trained: a step that raises is not counted
+save      now and then, before the next step begins (`checkpoints`)
 tell      step, epoch and samples, for `wiiiiide top`, unless the script itself calls progress
 """
 
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.outer_step import OuterStep
 from wiiiiided.train.sync_step import SyncStep
@@ -20,11 +22,13 @@ from wiiiiided.train.sync_step import SyncStep
 class LoopStep:
     """What the divided optimizer calls, where the run has the loop's data."""
 
-    def __init__(self, steps: SyncStep | OuterStep, data: Batches | None) -> None:
-        self._steps, self._data = steps, data
+    def __init__(
+        self, steps: SyncStep | OuterStep, data: Batches | None, saver: Saver | None
+    ) -> None:
+        self._steps, self._data, self._saver = steps, data, saver
         self._before = 0  # steps that were made before this process began
         if data is not None:
-            data.attach()
+            data.attach(self.between_steps)
 
     @property
     def number(self) -> int:
@@ -45,11 +49,26 @@ class LoopStep:
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of all ranks, and what follows from it."""
         self.weigh()
+        if self._saver is not None:
+            self._saver.begin()
+            self._steps.wishes_save = self._saver.wishes()
         self._steps.step(inner)
         if self._data is not None:
             samples = self._data.samples_of_step()
             self._data.committed()
             self._tell(self._data, samples)
+        if self._saver is not None and self._is_common:
+            self._saver.stepped(self.number, self._steps.is_save_wished)
+
+    @property
+    def _is_common(self) -> bool:
+        """Whether all hosts have the same weights."""
+        return not isinstance(self._steps, OuterStep) or self._steps.is_round_over
+
+    def between_steps(self) -> None:
+        """All that belongs to the last step has been done: save, if it is time."""
+        if self._saver is not None:
+            self._saver.save_pending(self.number)
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The optimizer's state."""

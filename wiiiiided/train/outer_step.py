@@ -98,6 +98,7 @@ class _RoundReport(NamedTuple):
     exchange_s: float  # of the exchange before
     origin: float
     settings: float  # of the inner optimizer, a digest
+    wishes_save: float  # 1: this rank wants a checkpoint
 
 
 class OuterStep:
@@ -142,6 +143,7 @@ class OuterStep:
         self._loads = shared.memory.loads()
         inner.when_loaded = self._begin_anew
         shared.gradients.when_left_out = self._left_out
+        self.wishes_save = self.is_save_wished = False
         self._take_anchor()
         meet(group, _WRITTEN)
 
@@ -207,6 +209,7 @@ class OuterStep:
         self._count_step(self._inner.samples)
 
     def _count_step(self, samples: float | None) -> None:
+        self.is_save_wished = False
         now = time.monotonic()
         self._times.add_step(now - self._since)
         self._since = now
@@ -261,6 +264,27 @@ class OuterStep:
         """None: no rank writes between two steps; raises if a step was interrupted."""
         return self._inner.copy_weights()
 
+    @property
+    def is_round_over(self) -> bool:
+        """Whether all hosts have the same weights."""
+        return not self._steps
+
+    def end_round(self) -> None:
+        """Exchange now, if there is something to exchange. A collective call of all hosts."""
+        if self._steps:
+            self._exchange()
+            self._since = time.monotonic()
+
+    def begin_round(self) -> None:
+        """From the weights that all hosts have loaded."""
+        self._is_loaded = False
+        self._take_anchor()
+        meet(self._shared.group, _WRITTEN)
+
+    def take_loaded(self) -> None:
+        """Every rank has loaded the model, the first of each host the optimizer."""
+        self._inner.take_loaded()
+
     def loaded_model(self) -> None:
         """This rank has loaded the model: all hosts begin a round from what they have loaded."""
         self._inner.loaded_model()
@@ -276,10 +300,12 @@ class OuterStep:
             self._times.exchange_s,
             self._origin,
             self._settings.digest(),
+            self.wishes_save,
         )
         rows = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
         told = [_RoundReport(*row) for row in rows]
         self._compare(told)
+        self.is_save_wished = any(report.wishes_save for report in told)
         begun = time.monotonic()
         samples = [sum(told[rank].samples for rank in ranks) for ranks in self._wide.hosts]
         total = sum(samples)

@@ -17,7 +17,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -30,6 +32,10 @@ from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
+from wiiiiided.train.checkpoints.file import model_digest
+from wiiiiided.train.checkpoints.resuming import Resumer
+from wiiiiided.train.checkpoints.safetensors import export
+from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.checks import MARK, Updates, agree, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.loop_step import LoopStep
@@ -51,6 +57,7 @@ from wiiiiided.train.training_loop import TrainingLoop
 _MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
 _MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")
 _START: Final = CallSignature.of("wide.parallel()")
+_RESUMED: Final = CallSignature.of("run.resume() of wide.parallel")
 
 
 class Parallel:
@@ -76,6 +83,8 @@ class Parallel:
         self._model, self._group = model, group
         self._loop, self._rank = loop, face.rank()
         self._loop_step: LoopStep | None = None
+        self._saver: Saver | None = None
+        self._optimizer = optimizer
         self._gradients: GradientStore | None = None
         self._shared: SharedParameters
         self._steps: SyncStep | AsyncStep | OuterStep
@@ -94,7 +103,11 @@ class Parallel:
             if seldom:
                 self._steps = OuterStep(steps, shared, model, face, group, between)
             if not loop.is_empty:
-                self._loop_step = LoopStep(self._steps, loop.data)
+                if loop.save is not None:
+                    digest = model_digest(model, optimizer)
+                    self._saver = Saver(loop.save, digest, face, group, self._collect)
+                    self._resumer = Resumer(self._saver.folder, digest, face, group)
+                self._loop_step = LoopStep(self._steps, loop.data, self._saver)
         else:
             self._shared = SharedParameters(model, optimizer, face, group)
             self._shared.lay_down(no_rows(group.team.size))
@@ -223,6 +236,70 @@ class Parallel:
         if self._residuals is not None:
             self._residuals.load_state_dict(saved)
 
+    # -- checkpoints ----
+
+    def save(self) -> None:
+        """Save now, on all ranks, after a step; returns when all hosts have written it.
+
+        With `every` this ends the round: hosts exchange what they have. What cannot be written
+        is a warning.
+        """
+        saver, loop_step = self._savers("save")
+        if isinstance(self._steps, OuterStep):
+            self._steps.end_round()
+        saver.save(loop_step.number, True)
+
+    def resume(self) -> int:
+        """Go on from the newest step that any host has saved, on all ranks, before the first step.
+
+        Returns its number; 0: nothing was there. The number of ranks and hosts may be another.
+        """
+        saver, loop_step = self._savers("resume")
+        found = self._resumer.find()
+        if found is not None:
+            self._load(found)
+            loop_step.go_on_after(found["step"])
+        saver.begin_after(loop_step.number)
+        return loop_step.number
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """The model's tensors as a .safetensors file, on one rank alone."""
+        export(self._model.state_dict(), Path(path))
+
+    def _savers(self, name: str) -> tuple[Saver, LoopStep]:
+        if self._saver is None or self._loop_step is None:
+            raise UsageError(f'run.{name}() needs a folder: wide.parallel(…, save="ckpt/")')
+        return self._saver, self._loop_step
+
+    def _collect(self) -> dict[str, Any]:
+        """What a host saves, but for its ranks' random generators."""
+        return {
+            "model": self._model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "run": {**self._host_state(), **self._loop.state()},
+        }
+
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        """All ranks have the same state before them. One rank of a host writes the weights."""
+        model, writes = saved["model"], self._memory.place == 0
+        if not writes:  # buffers are each rank's own
+            shared = dict(self._model.named_parameters(remove_duplicate=False))
+            model = {name: value for name, value in model.items() if name not in shared}
+        self._model.load_state_dict(model, strict=writes)
+        if self._shared.face.rank() == 0:
+            self._optimizer.load_state_dict(saved["optimizer"])
+        assert not isinstance(self._steps, AsyncStep)
+        self._steps.take_loaded()
+        if isinstance(self._steps, OuterStep) and "outer" not in saved["run"]:
+            self._steps.begin_round()  # it was saved where there was one host
+        else:
+            self._load_host_state(saved["run"])
+        self._loop.load(saved["run"])
+        meet(self._group, _RESUMED)
+        self._shared.weights.remember()
+        if (mine := saved["rng"].get(self._rank)) is not None:
+            set_rng_state(mine)
+
     # -- hooks ----
 
     def _hook(self, model: torch.nn.Module) -> None:
@@ -252,6 +329,8 @@ class Parallel:
         if self._unhooked:
             self._hook_gradients()
         if self._model.training and torch.is_grad_enabled():
+            if self._loop_step is not None:
+                self._loop_step.between_steps()
             self._steps.before_forward()
 
     def before_state_dict(self, prefix: str) -> None:

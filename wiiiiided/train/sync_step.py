@@ -39,7 +39,7 @@ _BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size,
 
 # Words of a record.
 _SAMPLES, _SETTINGS, _FLAGS, _OWN_NORM, _MEAN_NORM = range(5)
-_LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
+_LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED, _SAVE = 1, 2, 8, 16, 32
 
 
 class SyncStep:
@@ -64,6 +64,8 @@ class SyncStep:
         self.samples: float | None = None  # of this rank's batch, for the next step
         # Called on every rank when one has loaded the model, before any rank writes a weight.
         self.when_loaded: Callable[[], None] = lambda: None
+        self.wishes_save = False  # this rank wants a checkpoint after the next step
+        self.is_save_wished = False  # a rank did, before the last step: all know
 
     # -- what users call ----
 
@@ -162,6 +164,12 @@ class SyncStep:
         """This rank has loaded the optimizer: at the next meeting the others take it over."""
         self._flags |= _LOADED_OPTIMIZER
 
+    def take_loaded(self) -> None:
+        """Every rank has loaded the model, rank 0 the optimizer: take that over now."""
+        self._shared.state.take(0)
+        self._settings.take(0)
+        self._flags = 0
+
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The optimizer's state; raises if a step was interrupted."""
         self._memory.whole()
@@ -182,6 +190,7 @@ class SyncStep:
             self._settle(records)
         anywhere: Bytes = self._present
         weights: Weights = None
+        self._hear_wishes([] if alike else records)
         if not alike:
             self._hear_noise(records)
             weights = _weighting(records)
@@ -214,6 +223,9 @@ class SyncStep:
                 self._settle(records)
                 return False
             self._hear_noise(records)
+            self._hear_wishes(records)
+        else:
+            self._hear_wishes([])
         if self.noise is not None and is_measured(self.number + 1):
             self._measured_samples = self.samples or 1.0
         for pending in self._gradients.pending:
@@ -249,12 +261,20 @@ class SyncStep:
         self._shared.check_groups()
         self._shared.weights.check()
         self._flags = self._flags & (_LOADED_MODEL | _LOADED_OPTIMIZER) | self._collect()
+        self._flags |= _SAVE if self.wishes_save else 0
         words = self._words
         words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
         words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
-        norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
-        words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64) if self._measured_samples else 0
+        if self._measured_samples:
+            norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
+            words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64)
+        elif words[_OWN_NORM]:
+            words[_OWN_NORM : _MEAN_NORM + 1] = 0
         self._memory.write_record(words, self._present)
+
+    def _hear_wishes(self, records: Sequence[Record]) -> None:
+        """Whether a rank wants a checkpoint; none does where all have told nothing special."""
+        self.is_save_wished = any(int(record.words[_FLAGS]) & _SAVE for record in records)
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:
         """Whether nothing but gradients and weights differs. Raises what all ranks raise alike."""

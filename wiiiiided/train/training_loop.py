@@ -14,15 +14,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from wiiiiided.errors import UsageError
+from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.data.batches import Batches
 
 
 @dataclass(frozen=True)
 class TrainingLoop:
-    """The loop's data and scheduler, if the run was given them."""
+    """The loop's data and scheduler, and where to save, as far as the run was given them."""
 
     data: Batches | None = None
     scheduler: Any = None
+    save: SavePolicy | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.data, Batches | None):
@@ -38,15 +40,21 @@ class TrainingLoop:
     def __str__(self) -> str:
         """What ranks must agree on, in words."""
         said = "" if self.data is None else f", data={self.data!r}"
-        return said + (f", scheduler={type(self.scheduler).__name__}" if self.scheduler else "")
+        said += f", scheduler={type(self.scheduler).__name__}" if self.scheduler else ""
+        return said + (f", {self.save}" if self.save is not None else "")
 
     @property
     def is_empty(self) -> bool:
         """Whether the run knows nothing of the loop."""
-        return self.data is None and self.scheduler is None
+        return self.data is None and self.scheduler is None and self.save is None
 
     def refuse_async(self) -> None:
         """Raise if something is given that needs steps of all ranks together."""
+        if self.save is not None:
+            raise UsageError(
+                'save= saves steps that all ranks make together: with updates="async" save '
+                "model.state_dict() and optimizer.state_dict()"
+            )
         if self.data is not None:
             raise UsageError(
                 'data= counts steps that all ranks make together: with updates="async" loop over '

@@ -60,6 +60,7 @@ class Batches:
         self._cursor = Cursor(EpochPlace(0, 0), 0)
         self._loop = 0  # the number of the loop that goes on
         self._by_steps = False
+        self._between_steps: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
@@ -106,9 +107,13 @@ class Batches:
             self._cursor.move(epoch)
             self._loop += 1
 
-    def attach(self) -> None:
-        """From now on `committed` alone says what has been trained."""
-        self._by_steps = True
+    def attach(self, between_steps: Callable[[], None]) -> None:
+        """From now on `committed` alone says what has been trained.
+
+        `between_steps` is called before a batch is fetched, when all that the loop does after a
+        step has been done: after the last one of an epoch that is when the next epoch begins.
+        """
+        self._by_steps, self._between_steps = True, between_steps
 
     def committed(self) -> None:
         """All ranks have made a step with all that was handed out since the last one.
@@ -187,6 +192,7 @@ class Batches:
         loop = self._loop  # now, not when the first one is asked for
 
         def handed_out() -> Iterator[Any]:
+            self._between_steps()
             for batch in batches:
                 self._check_loop(loop)
                 part = fetched.popleft()
@@ -195,6 +201,8 @@ class Batches:
                 self._check_loop(loop)
                 if not self._by_steps:
                     self._cursor.commit()
+                if not part.span.last:
+                    self._between_steps()
             self._cursor.run_out()
 
         return handed_out()

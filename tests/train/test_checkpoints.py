@@ -1,0 +1,360 @@
+"""Checkpoints: saved beside training, whole or not at all, and resumed at any number of ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
+from wiiiiided.errors import UsageError
+from wiiiiided.torch import Batches, Between, Parallel, parallel
+from wiiiiided.train.checkpoints import file, saving
+from wiiiiided.train.checkpoints.policy import SavePolicy
+from wiiiiided.train.checkpoints.writer import NAME, prune
+
+LENGTH, BATCH, EPOCHS = 42, 8, 2  # six steps an epoch, of which the last has two samples
+STEPS = 12
+
+
+class Trained:
+    """A model in training, with all that a checkpoint has to hold."""
+
+    def __init__(self, folder: str, **options: Any) -> None:
+        source = torch.Generator().manual_seed(3)
+        x = torch.randn(LENGTH, 6, generator=source)
+        self.data = Batches(TensorDataset(x, x[:, :3].sin(), torch.arange(LENGTH)), BATCH, 1)
+        torch.manual_seed(11)
+        self.model = nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.Linear(40, 3))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 3, gamma=0.7)
+        self.run: Parallel = parallel(
+            self.model,
+            self.optimizer,
+            data=self.data,
+            scheduler=self.scheduler,
+            save=folder,
+            **{"save_every": 4, **options},
+        )
+
+    def train(self, until: int = STEPS, dropout: float = 0.3) -> list[tuple[int, float, list[int]]]:
+        """Steps up to this one, each with its loss and the samples of this rank."""
+        made: list[tuple[int, float, list[int]]] = []
+        for _ in range(self.data.epoch, EPOCHS):
+            for x, y, ids in self.data:
+                mine = ids.tolist()[: self.data.samples_of_step()]
+                found = nn.functional.dropout(self.model(torch.cat([x, x + 0.1])), dropout)
+                loss = nn.functional.mse_loss(found, torch.cat([y, y]))
+                loss.backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+                self.scheduler.step()
+                step = self.run.state_dict()["step"]
+                made.append((step, loss.item(), mine))
+                if step == until:
+                    return made
+        return made
+
+    def bits(self) -> list[Any]:
+        """Weights and optimizer state, and what the scheduler has made of the learning rate."""
+        kept = self.optimizer.state_dict()["state"]
+        tensors = [*self.model.parameters(), *(v for s in kept.values() for v in s.values())]
+        return [self.scheduler.get_last_lr(), *(t.detach().tolist() for t in tensors)]
+
+
+def _folder(me: Rank, base: str, hosts: str) -> str:
+    return f"{base}/{hosts[me.rank]}"
+
+
+def _whole_run(me: Rank, base: str) -> tuple[list[Any], list[Any]]:
+    trained = Trained(base)
+    assert trained.run.resume() == 0
+    return trained.train(), trained.bits()
+
+
+def _until(me: Rank, base: str, hosts: str, until: int, options: dict[str, Any]) -> list[Any]:
+    trained = Trained(_folder(me, base, hosts), **options)
+    trained.run.resume()
+    made = trained.train(until)
+    trained.run.save()
+    return made
+
+
+def _go_on(
+    me: Rank, base: str, hosts: str, step: int, options: dict[str, Any]
+) -> tuple[list[Any], list[Any]]:
+    trained = Trained(_folder(me, base, hosts), **options)
+    assert trained.run.resume() == step
+    return trained.train(dropout=0.3), trained.bits()
+
+
+@pytest.mark.parametrize("until", [5, 6])  # in the middle of an epoch, and at its end
+def test_a_resumed_run_equals_an_undisturbed_one_to_the_last_bit(
+    tmp_path: Path, until: int
+) -> None:
+    undisturbed = run_ranks(_whole_run, 2, str(tmp_path / "whole"))
+    before = run_ranks(_until, "aa", str(tmp_path), "aa", until, {})
+    after = run_ranks(_go_on, "aa", str(tmp_path), "aa", until, {})
+    for first, (rest, bits), (losses, wanted) in zip(before, after, undisturbed, strict=True):
+        assert first + rest == losses
+        assert bits == wanted
+
+
+def _state(me: Rank, base: str, hosts: str, options: dict[str, Any]) -> tuple[int, list[Any]]:
+    trained = Trained(_folder(me, base, hosts), **options)
+    step = trained.run.resume()
+    return step, trained.bits()
+
+
+@pytest.mark.parametrize("between", ["every step", "int8", "seldom"])
+def test_any_number_of_ranks_and_hosts_goes_on_from_the_same_state(
+    tmp_path: Path, between: str
+) -> None:
+    how = {"every step": None, "int8": Between("int8"), "seldom": Between(every=2)}[between]
+    options = {"between": how}
+    run_ranks(_until, "aab", str(tmp_path), "aab", 5, options)
+    (step, wanted), *_ = run_ranks(_state, "a", str(tmp_path), "a", options)
+    assert step == 5
+    for hosts in ("aaa", "ca", "ab"):  # host c has nothing of its own
+        found = run_ranks(_state, hosts, str(tmp_path), hosts, options)
+        assert [one for one, _ in found] == [5] * len(hosts)
+        for rank, (_, bits) in enumerate(found):
+            if between != "seldom" or hosts[rank] != "b":  # the optimizer's state is a host's own
+                assert bits == wanted
+    seen = run_ranks(_go_on, "ca", str(tmp_path), "ca", 5, options)
+    trained = [n for made, _ in seen for _, _, ids in made for n in ids]
+    assert len(trained) == EPOCHS * LENGTH - 5 * BATCH
+
+
+def _saves_by_time(me: Rank, base: str) -> list[str]:
+    saving.time.monotonic = lambda: 60.0 * len(made)  # type: ignore[attr-defined]
+    made: list[int] = []
+    trained = Trained(base, save_every="2m", keep=2)
+    trained.run.resume()
+    for x, y, _ in trained.data:
+        made.append(1)
+        nn.functional.mse_loss(trained.model(torch.cat([x, x + 1])), torch.cat([y, y])).backward()
+        trained.run.clip_grad_norm_(1.0)
+        trained.optimizer.step()
+        trained.optimizer.zero_grad()
+        if trained.run._saver is not None:
+            trained.run._saver._end_writer()
+    dist.barrier()
+    return sorted(os.listdir(base))
+
+
+def test_time_is_that_of_rank_0_and_old_files_go(tmp_path: Path) -> None:
+    first, *_ = run_ranks(_saves_by_time, 2, str(tmp_path))
+    assert [int(NAME.fullmatch(name)[1]) for name in first] == [2, 4]  # type: ignore[index]
+
+
+# -- kills ----
+
+
+def _killed(me: Rank, base: str, hosts: str) -> None:
+    trained = Trained(_folder(me, base, hosts), save_every=2)
+    note(("resumed", trained.run.resume()))
+    for _ in range(trained.data.epoch, EPOCHS):
+        for x, y, ids in trained.data:
+            mine = ids.tolist()[: trained.data.samples_of_step()]
+            loss = nn.functional.mse_loss(trained.model(torch.cat([x, x])), torch.cat([y, y]))
+            loss.backward()
+            trained.optimizer.step()
+            trained.optimizer.zero_grad()
+            trained.scheduler.step()
+            step = trained.run.state_dict()["step"]
+            note(("step", step, mine))
+            if step % 3 == 0:
+                trained.run.save()
+    note(("done",))
+
+
+class Killer:
+    """Kills one rank once it has said so many things."""
+
+    def __init__(self, rank: int, after: int) -> None:
+        self._rank, self._after = rank, after
+
+    def __call__(self, outcomes: list[Outcome], elapsed_s: float) -> None:
+        victim = outcomes[self._rank]
+        if len(victim.notes) >= self._after and victim.exit_code is None:
+            os.kill(victim.pid, signal.SIGKILL)
+
+
+def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    resumed: list[int] = []
+    trained: dict[int, set[int]] = {}  # by step: what counts is what the last attempt at it had
+    for hosts in ("aab", "ab", "cab", "a", "aab", "ba"):
+        kills = Killer(chance.randrange(len(hosts)), chance.randrange(2, 6))
+        last = hosts == "ba"
+        outcomes = watch_ranks(_killed, hosts, str(tmp_path), hosts, during=None if last else kills)
+        started = [said[1] for o in outcomes for _, said in o.notes if said[0] == "resumed"]
+        assert len(set(started)) <= 1
+        resumed += started[:1]
+        if started:
+            trained = {step: ids for step, ids in trained.items() if step <= started[0]}
+        for outcome in outcomes:
+            for said in (said for _, said in outcome.notes if said[0] == "step"):
+                trained.setdefault(said[1], set()).update(said[2])
+    assert all(("done",) in [said for _, said in o.notes] for o in outcomes), outcomes
+    assert max(resumed) > 0
+    seen = [number for step in sorted(trained) for number in trained[step]]
+    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+
+
+# -- damaged files, full disks ----
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("*.wide"))
+
+
+def _saves_each(me: Rank, base: str, steps: list[int]) -> None:
+    trained = Trained(base, save_every="1h", keep=9)
+    for step in steps:
+        trained.train(step)
+        trained.run.save()
+
+
+def _resumes(me: Rank, base: str) -> tuple[int, list[str]]:
+    said: list[str] = []
+    saving.log.warn = lambda who, text: said.append(text)  # type: ignore[assignment]
+    return Trained(base).run.resume(), said
+
+
+def test_damaged_and_foreign_files_are_named_and_passed_over(tmp_path: Path) -> None:
+    folder = tmp_path / "a"
+    run_ranks(_saves_each, 1, str(folder), [2, 3, 5, 8, 11])
+    found = _files(folder)
+    assert len(found) == 5
+    with open(found[-1], "r+b") as damaged:
+        damaged.seek(-100, os.SEEK_END)
+        damaged.write(b"\xff\x00" * 5)
+    os.truncate(found[-2], found[-2].stat().st_size - 1)
+    found[-3].write_bytes(b"not at all")
+    with open(found[-4], "r+b") as half:
+        half.write(bytes(40))
+    foreign = folder / f"step-9999999999.host-0.{'0' * 16}.wide"
+    foreign.write_bytes(found[0].read_bytes())
+    (folder / "mine.wide").write_bytes(b"?")
+    ((step, said),) = run_ranks(_resumes, 1, str(folder))
+    assert step == int(NAME.fullmatch(found[-5].name)[1])  # type: ignore[index]
+    text = "\n".join(said)
+    for path, why in zip(
+        [*reversed(found[-4:]), foreign, folder / "mine.wide"],
+        [
+            *("its digest is another", "cut off or damaged", "is no checkpoint"),
+            *("was not written to its end", "is of another model", "no checkpoint by its name"),
+        ],
+        strict=True,
+    ):
+        assert any(str(path) in line and why in line for line in said), (why, text)
+    assert foreign.exists()
+    assert not found[-1].exists()
+
+
+def _full_disk(me: Rank, base: str, synchronous: bool) -> tuple[int, list[str]]:
+    said: list[str] = []
+    saving.log.warn = lambda who, text: said.append(text)  # type: ignore[assignment]
+    if synchronous:
+        saving.available_bytes = lambda: 0  # type: ignore[assignment]
+    trained = Trained(base)
+    trained.run.resume()
+    trained.train(3)
+    trained.run.save()
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
+    made = trained.train(5)
+    trained.run.save()
+    return made[-1][0], said
+
+
+@pytest.mark.parametrize("synchronous", [False, True])
+def test_a_full_disk_is_a_warning_and_the_last_good_one_stays(
+    tmp_path: Path, synchronous: bool
+) -> None:
+    ((step, said),) = run_ranks(_full_disk, 1, str(tmp_path), synchronous)
+    assert step == 5
+    assert any("could not be saved: File too large" in line for line in said), said
+    assert any("while the ranks wait" in line for line in said) == synchronous
+    assert [path.name[:15] for path in _files(tmp_path)] == ["step-0000000003"]
+    assert not list(tmp_path.glob("*.tmp"))
+    ((step, _),) = run_ranks(_resumes, 1, str(tmp_path))
+    assert step == 3
+
+
+def _begins_anew(me: Rank, base: str) -> str:
+    with pytest.raises(UsageError, match=r"call run\.resume\(\)") as caught:
+        Trained(base).train(1)
+    return str(caught.value)
+
+
+def test_an_earlier_runs_files_are_not_mixed_with_a_new_ones(tmp_path: Path) -> None:
+    run_ranks(_until, "a", str(tmp_path), "a", 2, {})
+    run_ranks(_begins_anew, 2, str(tmp_path / "a"))
+
+
+def _exports(me: Rank, base: str) -> None:
+    trained = Trained(f"{base}/ckpt")
+    if me.rank == 0:
+        trained.run.export(f"{base}/model.safetensors")
+        raw = Path(f"{base}/model.safetensors").read_bytes()
+        (size,) = struct.unpack_from("<Q", raw)
+        head = json.loads(raw[8 : 8 + size])
+        for name, value in trained.model.state_dict().items():
+            begin, end = head[name]["data_offsets"]
+            found = raw[8 + size + begin : 8 + size + end]
+            assert head[name]["shape"] == list(value.shape)
+            assert found == value.contiguous().numpy().tobytes()
+    dist.barrier()
+
+
+def test_the_model_is_exported_as_safetensors(tmp_path: Path) -> None:
+    run_ranks(_exports, 2, str(tmp_path))
+
+
+# -- in this process ----
+
+
+def _image(step: int = 7) -> file.FileImage:
+    head = file.FileHead(step, 0, 1, 1, "0123456789abcdef")
+    return file.FileImage.of(head, {"model": {"w": torch.arange(5000.0)}, "step": step})
+
+
+def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    image = _image()
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    saving.writer.write(str(path), image.chunks(), 1)
+    assert path.stat().st_size == image.nbytes
+    assert file.check(path, "0123456789abcdef").step == 7
+    found = file.load(path)
+    assert found["step"] == 7
+    assert torch.equal(found["model"]["w"], torch.arange(5000.0))
+
+
+def test_pruning_leaves_newer_and_other_models_files(tmp_path: Path) -> None:
+    names = [f"step-{step:010}.host-{host}.{'a' * 16}.wide" for step in range(5) for host in (0, 1)]
+    other = f"step-0000000000.host-0.{'b' * 16}.wide"
+    for name in (*names, other, "notes.txt"):
+        (tmp_path / name).touch()
+    prune(tmp_path / names[6], 2)  # step 3
+    assert sorted(os.listdir(tmp_path)) == sorted([*names[4:], other, "notes.txt"])
+
+
+@pytest.mark.parametrize(
+    "given", [{"every": "soon"}, {"every": 0}, {"every": True}, {"keep": 0}, {"folder": 3}]
+)
+def test_what_cannot_be_a_policy_is_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(UsageError):
+        SavePolicy(**{"folder": "ckpt", **given})

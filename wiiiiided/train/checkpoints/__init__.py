@@ -1,0 +1,9 @@
+"""Checkpoints: a host's whole state in one file, written beside training.
+
+policy        where to save, how often, how many to keep
+file          the bytes of a file, its name, its checks
+writer        a process of its own that writes one: atomically, and only then removes old ones
+saving        when to save, the copy between two steps, the writer's end
+resuming      the newest step that any host has, brought to all of them
+safetensors   the model alone, for others to read
+"""

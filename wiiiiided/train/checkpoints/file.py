@@ -1,0 +1,191 @@
+"""A checkpoint's file: a head in JSON, the structure of the value, and its tensors as they lie.
+
+    0     "wideCKP1"                       zeros in a file that is half written
+    8     sha256 of all from byte 40 on
+    40    bytes of JSON, of the structure, of the whole file (u64 each, little endian)
+    64    JSON: format, step, host, hosts, ranks, model; for people: names
+    …     structure (`backend/wire/tensors`)
+    4096n data: each tensor at a multiple of 64, so that a mapped file is read in place
+
+Nothing in it is unpickled, whoever wrote it. `model` is a digest of the names, dtypes and shapes of
+a model and the kind of its optimizer; it is part of the file's name, so that two models may share a
+folder without touching each other's files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from wiiiiided.backend.wire.tensors import PackedTensors, pack, unpack
+from wiiiiided.backend.wire.tensors_memory import bytes_tensor
+from wiiiiided.errors import HostError, WiiiiideError
+from wiiiiided.train.checkpoints.writer import CHUNK, DIGESTED_FROM, MAGIC, NAME
+
+_FORMAT: Final = 1
+_SIZES: Final = struct.Struct("<QQQ")
+_JSON_AT: Final = DIGESTED_FROM + _SIZES.size
+_PAGE: Final = 4096
+
+
+@dataclass(frozen=True)
+class FileHead:
+    """What a file says of itself."""
+
+    step: int
+    host: int
+    hosts: int
+    ranks: int
+    model: str
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return f"step-{self.step:010}.host-{self.host}.{self.model}.wide"
+
+
+def model_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+    """Of what must be the same for a checkpoint to fit."""
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    said = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
+    said.append(f"{type(optimizer).__name__} {[len(g['params']) for g in optimizer.param_groups]}")
+    return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class FileImage:
+    """A file that is to be written: its front, and tensors where they lie."""
+
+    front: bytes
+    packed: PackedTensors
+
+    @classmethod
+    def of(cls, head: FileHead, value: dict[str, Any]) -> FileImage:
+        """UsageError with the path of what cannot be saved."""
+        packed = pack(value)
+        said = {"format": _FORMAT, **asdict(head), "names": list(value["model"])}
+        text = json.dumps(said).encode()
+        text += b" " * (-len(text) % 64)
+        front = _JSON_AT + len(text) + len(packed.head)
+        front += -front % _PAGE
+        sizes = _SIZES.pack(len(text), len(packed.head), front + packed.nbytes)
+        made = bytes(DIGESTED_FROM) + sizes + text + packed.head
+        return cls(made.ljust(front, b"\0"), packed)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the file."""
+        return len(self.front) + self.packed.nbytes
+
+    def chunks(self) -> Iterator[bytes | memoryview]:
+        """One after the other, as they stand in the file."""
+        yield self.front
+        end = 0
+        for (offset, nbytes), buffer in zip(self.packed.spans, self.packed.buffers, strict=True):
+            yield bytes(offset - end)
+            yield buffer
+            end = offset + nbytes
+
+    def copy_to(self, memory: mmap.mmap) -> None:
+        """With torch's copy: it uses the threads that the program gives torch."""
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        front = len(self.front)
+        whole[:front] = bytes_tensor(memoryview(self.front))
+        for (offset, nbytes), buffer in zip(self.packed.spans, self.packed.buffers, strict=True):
+            begin = front + offset
+            whole[begin : begin + nbytes].copy_(bytes_tensor(buffer))
+
+
+def check(path: Path, model: str) -> FileHead:
+    """The head of a good file; HostError says in a sentence what is wrong with another."""
+    try:
+        with open(path, "rb") as file:
+            return _check(path, model, file)
+    except OSError as problem:
+        raise HostError(f"{path} cannot be read: {problem.strerror}") from None
+
+
+def _check(path: Path, model: str, file: Any) -> FileHead:
+    size, front = os.fstat(file.fileno()).st_size, file.read(_JSON_AT)
+    if front[: len(MAGIC)] == bytes(len(MAGIC)):
+        raise HostError(f"{path} was not written to its end")
+    if len(front) < _JSON_AT or front[: len(MAGIC)] != MAGIC:
+        raise HostError(f"{path} is no checkpoint")
+    json_bytes, _, total = _SIZES.unpack_from(front, DIGESTED_FROM)
+    if size != total:
+        raise HostError(f"{path} is cut off or damaged: it has {size:,} of {total:,} bytes")
+    digest = hashlib.sha256(front[DIGESTED_FROM:])
+    text = file.read(json_bytes)
+    digest.update(text)
+    while piece := file.read(CHUNK):
+        digest.update(piece)
+    if digest.digest() != front[len(MAGIC) : DIGESTED_FROM]:
+        raise HostError(f"{path} is damaged: its digest is another")
+    said = json.loads(text)
+    if said["format"] != _FORMAT:
+        raise HostError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
+    head = FileHead(*(said[name] for name in ("step", "host", "hosts", "ranks", "model")))
+    if head.model != model:
+        raise HostError(f"{path} is of another model or optimizer")
+    return head
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The value of a file that has been checked. Its tensors lie in the mapped file: to be copied
+    from, and gone from memory with the last of them."""
+    with open(path, "rb") as file:
+        memory = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    json_bytes, head_bytes, _ = _SIZES.unpack_from(memory, DIGESTED_FROM)
+    at = _JSON_AT + json_bytes
+    front = at + head_bytes
+    front += -front % _PAGE
+    value: dict[str, Any] = unpack(bytes(memory[at : at + head_bytes]), memory[front:])
+    return value
+
+
+@dataclass(frozen=True)
+class NewestFile:
+    """What a folder has."""
+
+    path: Path | None  # the newest good file
+    step: int
+    passed_over: list[str]  # and why, a sentence each
+
+
+def newest(folder: Path, model: str, host: int) -> NewestFile:
+    """The newest good file of a model, this host's before another's.
+
+    A damaged one is renamed, so that it does not count among those that are kept.
+    """
+    why: list[str] = []
+    for step, _, path in candidates(folder, model, host, why):
+        try:
+            return NewestFile(path, check(path, model).step, why)
+        except WiiiiideError as problem:
+            aside = path.with_name(f"{path.name}.damaged")
+            why.append(f"{problem}: step {step} is passed over, and the file now {aside.name}")
+            path.replace(aside)
+    return NewestFile(None, 0, why)
+
+
+def candidates(folder: Path, model: str, host: int, why: list[str]) -> list[tuple[int, bool, Path]]:
+    """Files that are a model's by their names, the newest first; `why`: what others are."""
+    found = []
+    for path in sorted(folder.glob("*.wide")):
+        said = NAME.fullmatch(path.name)
+        if said is None:
+            why.append(f"{path} is no checkpoint by its name: passed over")
+        elif said[3] != model:
+            why.append(f"{path} is of another model or optimizer: passed over")
+        else:
+            found.append((int(said[1]), int(said[2]) == host, path))
+    return sorted(found, reverse=True)

@@ -1,0 +1,50 @@
+"""Where a run saves, how often, and how many steps it keeps."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from wiiiiided.domain.quantities import duration
+from wiiiiided.errors import UsageError
+
+
+@dataclass(frozen=True)
+class SavePolicy:
+    """What a user says of checkpoints."""
+
+    folder: str | os.PathLike[str]
+    every: str | int = "60s"  # a duration, or a number of steps
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.folder, str | os.PathLike):
+            raise UsageError(f"save={self.folder!r} is no folder")
+        steps = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
+        if not steps and not (isinstance(self.every, str) and duration(self.every)):
+            raise UsageError(
+                f'save_every={self.every!r} is neither a duration ("60s", "10m") nor a number of '
+                "steps from 1 on"
+            )
+        if not isinstance(self.keep, int) or self.keep < 1:
+            raise UsageError(f"keep={self.keep!r} is not a number of steps from 1 on")
+
+    @property
+    def steps(self) -> int | None:
+        """Between two saves; None: it goes by time."""
+        return self.every if isinstance(self.every, int) else None
+
+    @property
+    def seconds(self) -> float:
+        """Between two saves that go by time."""
+        return (isinstance(self.every, str) and duration(self.every)) or 0.0
+
+    @property
+    def path(self) -> Path:
+        """The folder: as it was named when the run began, whatever the script changes to."""
+        return Path(self.folder).absolute()
+
+    def __str__(self) -> str:
+        """What ranks must agree on: the folder may be another on each host."""
+        return f"save_every={self.every}, keep={self.keep}"

@@ -1,0 +1,223 @@
+"""When a run saves, and how: a copy between two steps, written while training goes on.
+
+    step n ── due? ─┬─ scheduler, evaluation … ─┬─ next batch ── forward ── backward ── step n+1
+                    │ all ranks know            │ save: generators of all ranks ─ meet
+                                                │ place 0 copies its host's state, starts the writer
+                                                └─ no rank can write a weight before place 0 steps
+
+A save that has become due in a step is made when the loop asks for its next batch, or else in the
+next training forward: what the script does after a step, a scheduler's step above all, belongs to
+that step. Steps count alike on all ranks; time is that of rank 0, whose wish travels with what
+ranks tell each other in a step. No byte of state crosses the network.
+
+The copy stays allocated from one save to the next: pages that are there take half the time. Where
+memory does not allow a copy, place 0 writes the file itself and the others wait in their next step.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+import torch.distributed as dist
+
+from wiiiiided import log
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.segment import Segment, page_up
+from wiiiiided.backend.wire.tensors import pack, unpack
+from wiiiiided.errors import HostError, UsageError
+from wiiiiided.train.agreement import tell_all
+from wiiiiided.train.checkpoints import writer
+from wiiiiided.train.checkpoints.file import FileHead, FileImage, candidates
+from wiiiiided.train.checkpoints.policy import SavePolicy
+from wiiiiided.train.data.shared_memory import available_bytes
+from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.residuals import HostNumber
+from wiiiiided.train.rng import rng_state
+
+_SAVE: Final = CallSignature.of("a checkpoint of wide.parallel")
+_RNG_BYTES: Final = 32 * 1024  # of one rank: torch 5 kB, numpy 2.5 kB, Python 5 kB
+
+Collect = Callable[[], dict[str, Any]]
+
+
+class Saver:
+    """The checkpoints that one run writes on this host."""
+
+    def __init__(
+        self,
+        policy: SavePolicy,
+        model: str,
+        face: dist.ProcessGroup,
+        group: Group,
+        collect: Collect,
+    ) -> None:
+        """`collect`: the host's state but for random generators. A collective call of the host."""
+        self._face, self._group, self._collect, self._model = face, group, collect, model
+        self._policy, self.folder = policy, policy.path
+        self.number = HostNumber.of(group)
+        self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
+        self._image: Segment | None = None
+        self._last_step, self._last_s = 0, time.monotonic()
+        self._is_pending = self._is_begun = False
+        self._says_synchronous = self._says_busy = False
+        self._writing: list[tuple[int, subprocess.Popen[str]]] = []
+        weakref.finalize(self, _finish, self._writing, group.who)  # also at the process's end
+
+    # -- when ----
+
+    def begin(self) -> None:
+        """Before the first step: raise if files of a run before this one are in the way."""
+        if self._is_begun:
+            return
+        mine = candidates(self.folder, self._model, self.number.host, [])
+        told = tell_all(self._face, str(mine[0][2]) if mine else "")
+        if found := next((path for path in told if path), ""):
+            raise UsageError(
+                f"there is a checkpoint of an earlier run, {found}: call run.resume() before the "
+                "first step to go on from it, or save to another folder"
+            )
+        self._is_begun = True
+
+    def begin_after(self, step: int) -> None:
+        """The run goes on after a step, or begins (0)."""
+        self._is_begun, self._is_pending = True, False
+        self._last_step, self._last_s = step, time.monotonic()
+
+    def wishes(self) -> bool:
+        """Whether it is time, by rank 0's clock."""
+        late = time.monotonic() - self._last_s >= self._policy.seconds
+        return self._policy.steps is None and self._face.rank() == 0 and late
+
+    def stepped(self, step: int, is_wished: bool) -> None:
+        """All ranks have made a step; rank 0 wished to save then."""
+        steps = self._policy.steps
+        if is_wished or (steps is not None and step - self._last_step >= steps):
+            self._is_pending = True
+            self._last_step, self._last_s = step, time.monotonic()
+
+    def save_pending(self, step: int) -> None:
+        """Between two steps: save if the last one was due."""
+        if self._is_pending:
+            self.save(step, False)
+
+    # -- how ----
+
+    def save(self, step: int, waits: bool) -> None:
+        """Save this step, on all ranks; `waits`: until all hosts have written it."""
+        self._is_pending = False
+        self._last_step, self._last_s = step, time.monotonic()
+        self._lay_down_rng()
+        meet(self._group, _SAVE)
+        if self._group.team.rank == 0:
+            if waits:
+                self._end_writer()
+            self._write(step)
+            if waits:
+                self._end_writer()
+        if waits:
+            tell_all(self._face, "")
+
+    def _lay_down_rng(self) -> None:
+        packed = pack(rng_state())
+        mine = self._rng.bytes[self._group.team.rank * _RNG_BYTES :][:_RNG_BYTES]
+        raw = packed.head + bytes(packed.join())
+        mine[:8].view(np.uint32)[:] = len(packed.head), packed.nbytes
+        mine[8 : 8 + len(raw)] = np.frombuffer(raw, np.uint8)
+
+    def _read_rng(self, place: int) -> Any:
+        theirs = self._rng.bytes[place * _RNG_BYTES :][:_RNG_BYTES]
+        head, data = (int(n) for n in theirs[:8].view(np.uint32))
+        return unpack(theirs[8 : 8 + head].tobytes(), theirs[8 + head : 8 + head + data].tobytes())
+
+    def _write(self, step: int) -> None:
+        busy = self.poll()
+        if busy is not None:
+            self._say_busy(step, busy)
+            return
+        value = {"step": step, **self._collect()}
+        ranks = self._group.team.ranks
+        value["rng"] = {rank: self._read_rng(place) for place, rank in enumerate(ranks)}
+        head = FileHead(step, *self.number, self._face.size(), self._model)
+        image, path = FileImage.of(head, value), str(self.folder / head.name)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            room = self._room(image.nbytes)
+            if room is None:
+                writer.write(path, image.chunks(), self._policy.keep)
+                return
+        except OSError as problem:
+            _warn(self._group.who, step, problem.strerror or str(problem))
+            return
+        image.copy_to(room.map)
+        self._start(step, room, image.nbytes, path)
+
+    def _say_busy(self, step: int, busy: int) -> None:
+        if not self._says_busy:
+            self._says_busy = True
+            text = f"step {step} is not saved: step {busy} is still being written"
+            log.warn(self._group.who, f"{text}; so with others. Save less often (save_every)")
+
+    def _start(self, step: int, room: Segment, nbytes: int, path: str) -> None:
+        said = [str(room.fd), str(nbytes), path, str(self._policy.keep)]
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", writer.__file__, *said],
+            pass_fds=(room.fd,),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._writing.append((step, process))
+
+    def _room(self, nbytes: int) -> Segment | None:
+        """Memory for the copy; None: there is not so much."""
+        if self._image is not None and self._image.nbytes >= nbytes:
+            return self._image
+        self._image = None
+        try:
+            if page_up(nbytes) <= available_bytes():
+                made = Segment.create("checkpoint", page_up(nbytes))
+                made.reserve(0, made.nbytes)
+                self._image = made
+                return made
+        except HostError:
+            pass
+        if not self._says_synchronous:
+            self._says_synchronous = True
+            text = f"a checkpoint takes {nbytes / 2**20:,.0f} MiB, more than is free in memory"
+            log.warn(self._group.who, f"{text}: it is written while the ranks wait")
+        return None
+
+    # -- the writer's end ----
+
+    def poll(self) -> int | None:
+        """The step that is being written; says what became of one that is done."""
+        for step, process in self._writing:
+            if process.poll() is None:
+                return step
+        self._end_writer()
+        return None
+
+    def _end_writer(self) -> None:
+        _finish(self._writing, self._group.who)
+
+
+def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
+    """Wait for the writer, and say what went wrong."""
+    while writing:
+        step, process = writing.pop()
+        said, _ = process.communicate()
+        if process.returncode:
+            _warn(who, step, said or f"its writer ended with {process.returncode}")
+
+
+def _warn(who: str, step: int, why: str) -> None:
+    log.warn(
+        who, f"step {step} could not be saved: {why}. Training goes on; the last good one is kept"
+    )
