@@ -324,6 +324,27 @@ def test_the_model_is_exported_as_safetensors(tmp_path: Path) -> None:
     run_ranks(_exports, 2, str(tmp_path))
 
 
+def _without_a_batch(me: Rank, base: str) -> list[str]:
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer, save=base, save_every=1)
+    run.resume()
+    for step in range(4):
+        has_batch = me.rank == 0 or step == 0
+        run.samples(2.0 * has_batch)
+        if has_batch:
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    run.save()
+    return os.listdir(base)
+
+
+def test_a_rank_without_a_batch_saves_with_the_others(tmp_path: Path) -> None:
+    names, *_ = run_ranks(_without_a_batch, 2, str(tmp_path))
+    assert any(name.startswith("step-0000000004") for name in names)
+
+
 # -- in this process ----
 
 
@@ -341,6 +362,17 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     found = file.load(path)
     assert found["step"] == 7
     assert torch.equal(found["model"]["w"], torch.arange(5000.0))
+
+
+def test_a_newer_format_is_passed_over_and_left_alone(tmp_path: Path) -> None:
+    image = _image()
+    newer = image.front.replace(b'"format": 1', b'"format": 2')
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    saving.writer.write(str(path), [newer, *list(image.chunks())[1:]], 1)
+    found = file.newest(tmp_path, "0123456789abcdef", 0)
+    assert found.path is None
+    assert "a newer wiiiiided wrote it" in found.passed_over[0]
+    assert path.exists()
 
 
 def test_pruning_leaves_newer_and_other_models_files(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ class LoopStep:
 
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of all ranks, and what follows from it."""
+        self.between_steps()  # of a rank that had no batch, and so no forward
         self.weigh()
         if self._saver is not None:
             self._saver.begin()

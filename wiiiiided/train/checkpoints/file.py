@@ -14,6 +14,7 @@ folder without touching each other's files.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import mmap
@@ -28,7 +29,7 @@ import torch
 
 from wiiiiided.backend.wire.tensors import PackedTensors, pack, unpack
 from wiiiiided.backend.wire.tensors_memory import bytes_tensor
-from wiiiiided.errors import HostError, WiiiiideError
+from wiiiiided.errors import HostError, UsageError
 from wiiiiided.train.checkpoints.writer import CHUNK, DIGESTED_FROM, MAGIC, NAME
 
 _FORMAT: Final = 1
@@ -106,12 +107,15 @@ class FileImage:
 
 
 def check(path: Path, model: str) -> FileHead:
-    """The head of a good file; HostError says in a sentence what is wrong with another."""
+    """The head of a good file. HostError says in a sentence how one is damaged, UsageError why a
+    whole one cannot be used."""
     try:
         with open(path, "rb") as file:
             return _check(path, model, file)
     except OSError as problem:
-        raise HostError(f"{path} cannot be read: {problem.strerror}") from None
+        raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise HostError(f"{path} is no checkpoint: its head makes no sense") from None
 
 
 def _check(path: Path, model: str, file: Any) -> FileHead:
@@ -132,10 +136,10 @@ def _check(path: Path, model: str, file: Any) -> FileHead:
         raise HostError(f"{path} is damaged: its digest is another")
     said = json.loads(text)
     if said["format"] != _FORMAT:
-        raise HostError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
+        raise UsageError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
     head = FileHead(*(said[name] for name in ("step", "host", "hosts", "ranks", "model")))
     if head.model != model:
-        raise HostError(f"{path} is of another model or optimizer")
+        raise UsageError(f"{path} is of another model or optimizer")
     return head
 
 
@@ -170,10 +174,13 @@ def newest(folder: Path, model: str, host: int) -> NewestFile:
     for step, _, path in candidates(folder, model, host, why):
         try:
             return NewestFile(path, check(path, model).step, why)
-        except WiiiiideError as problem:
+        except UsageError as problem:
+            why.append(f"{problem}: step {step} is passed over")
+        except HostError as problem:
             aside = path.with_name(f"{path.name}.damaged")
             why.append(f"{problem}: step {step} is passed over, and the file now {aside.name}")
-            path.replace(aside)
+            with contextlib.suppress(OSError):  # another host was first
+                path.replace(aside)
     return NewestFile(None, 0, why)
 
 
