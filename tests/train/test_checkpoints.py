@@ -364,6 +364,23 @@ def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     assert torch.equal(found["model"]["w"], torch.arange(5000.0))
 
 
+def test_what_a_killed_writer_leaves_is_no_checkpoint_and_goes_with_the_next(
+    tmp_path: Path,
+) -> None:
+    image, model = _image(8), "0123456789abcdef"
+    mine = tmp_path / f"step-0000000007.host-0.{model}.wide.123.tmp"
+    theirs = tmp_path / f"step-0000000007.host-1.{model}.wide.123.tmp"
+    for left in (mine, theirs):
+        left.write_bytes(image.front)
+    found = file.newest(tmp_path, model, 0)
+    assert (found.path, found.passed_over) == (None, [])
+    path = tmp_path / f"step-0000000008.host-0.{model}.wide"
+    saving.writer.write(str(path), image.chunks(), 1)
+    assert file.newest(tmp_path, model, 0).step == 8
+    assert not mine.exists()
+    assert theirs.exists()  # that host's writer may be at work
+
+
 def test_a_newer_format_is_passed_over_and_left_alone(tmp_path: Path) -> None:
     image = _image()
     newer = image.front.replace(b'"format": 1', b'"format": 2')

@@ -107,7 +107,7 @@ class Batches:
             self._cursor.move(epoch)
             self._loop += 1
 
-    def attach(self, between_steps: Callable[[], None]) -> None:
+    def attach(self, between_steps: Callable[[], None] = lambda: None) -> None:
         """From now on `committed` alone says what has been trained.
 
         `between_steps` is called before a batch is fetched, when all that the loop does after a
