@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -189,7 +190,8 @@ class Killer:
     def __call__(self, outcomes: list[Outcome], elapsed_s: float) -> None:
         victim = outcomes[self._rank]
         if len(victim.notes) >= self._after and victim.exit_code is None:
-            os.kill(victim.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # killed, and not looked at yet
+                os.kill(victim.pid, signal.SIGKILL)
 
 
 def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(tmp_path: Path) -> None:
