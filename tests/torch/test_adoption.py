@@ -25,6 +25,7 @@ from wiiiiided.backend.shm.stats import StatsPage
 from wiiiiided.errors import HostError
 from wiiiiided.torch import stats
 from wiiiiided.torch.adoption import LEAST_BYTES, Adoption
+from wiiiiided.torch.work import let_go
 
 WIDTH, STEPS = 300, 6  # a layer's gradient is 361 kB: large enough to be adopted
 
@@ -161,8 +162,9 @@ def _gives_back(me: Rank) -> None:
     dist.barrier()
     del ddp
 
-    def is_gone() -> bool:  # the loop's thread may hold the last operation a moment longer
+    def is_gone() -> bool:
         gc.collect()
+        let_go()  # as the next operation does: of Works that the model's reducer had
         return shared.empty
 
     wait_until(is_gone, 30, "the buckets' memory is given back")
