@@ -1,6 +1,6 @@
 """Run one job three ways through a private daemon, and compare: wide.parallel, DDP, DDP over gloo.
 
-This is what `make demo` starts. It exists so that somebody new sees within two minutes how the
+This is what `make demo` starts. It exists so that somebody new sees within a minute how the
 product is used and what the backend does: a daemon is started, jobs are submitted, their logs are
 followed. job.toml and train.py beside this file are what a user would write; all else here only
 shows how it goes and puts the numbers next to each other.
