@@ -59,6 +59,7 @@ class SyncStep:
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
         self.noise = NoiseScale(shared.face.size()) if shared.face.size() > 1 else None
+        self._told_norms = False
         self._measured_samples = 0.0  # of a rank, in the step whose norms are told at the next
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
@@ -190,8 +191,9 @@ class SyncStep:
             self._settle(records)
         anywhere: Bytes = self._present
         weights: Weights = None
-        self._hear_wishes([] if alike else records)
+        self.is_save_wished = False
         if not alike:
+            self._hear_wishes(records)
             self._hear_noise(records)
             weights = _weighting(records)
             anywhere = np.maximum.reduce([record.present for record in records])
@@ -217,6 +219,7 @@ class SyncStep:
         """A step of a rank that updates nothing; whether the others have gone on."""
         self._write_record()
         self._meeting.pass_by()
+        self.is_save_wished = False
         if self._flags & ~_NEW or not self._memory.all_alike():
             records = self._memory.records()
             if not self._may_go_on(records):
@@ -224,8 +227,6 @@ class SyncStep:
                 return False
             self._hear_noise(records)
             self._hear_wishes(records)
-        else:
-            self._hear_wishes([])
         if self.noise is not None and is_measured(self.number + 1):
             self._measured_samples = self.samples or 1.0
         for pending in self._gradients.pending:
@@ -268,8 +269,10 @@ class SyncStep:
         if self._measured_samples:
             norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
             words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64)
-        elif words[_OWN_NORM]:
+            self._told_norms = True
+        elif self._told_norms:
             words[_OWN_NORM : _MEAN_NORM + 1] = 0
+            self._told_norms = False
         self._memory.write_record(words, self._present)
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
