@@ -62,8 +62,7 @@ def main() -> int:
     result = Result(name, about, method, [sheet], machine.busy_notes(about), data)
     report.show(result, screen)
     if given.save:
-        written = report.write(result, given.out)
-        screen.print("written: " + ", ".join(path.name for path in written), style="dim")
+        report.keep(result, given.out, screen)
     return 0
 
 

@@ -143,3 +143,9 @@ def write(result: Result, folder: Path) -> list[Path]:
     for path, content in files.items():
         path.write_text(scrub(content), encoding="utf-8")
     return list(files)
+
+
+def keep(result: Result, folder: Path, screen: Console) -> None:
+    """Writes a result and says so."""
+    written = write(result, folder)
+    screen.print("written: " + ", ".join(path.name for path in written), style="dim")

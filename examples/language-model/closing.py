@@ -87,9 +87,11 @@ def counted(record: Record) -> list[str]:
     if record.counters is None:
         return []
     counters = record.counters
+    # wide.parallel gives its gradients to no collective: they are averaged where they lie.
+    moved = f"{counters['bytes_shm'] / 1e9:.2f} GB through shared memory, "
     sentence = (
         f"{record.way.name} itself counted on rank 0: {counters['operations']:.0f} operations, "
-        f"{counters['bytes_shm'] / 1e9:.2f} GB through shared memory, "
+        f"{moved if counters['bytes_shm'] >= 1e7 else ''}"
         f"{counters['exchange_s']:.1f} s with an operation in progress, "
         f"{counters['waiting_s']:.1f} s waiting."
     )

@@ -30,11 +30,11 @@ def submission(record: Record, settings: dict[str, str]) -> list[str]:
 def introduce(console: Console, records: Sequence[Record], home: Path) -> None:
     """What is going to happen, and how the daemon was started."""
     first = records[0]
-    names = ", then with ".join(record.way.name for record in records)
+    names = ", then ".join(record.way.name for record in records)
     say(
         console,
         "The daemon wiiiiided runs jobs. A job is a folder with a job.toml; here it trains a small "
-        f"language model with two processes, with {names}: {first.steps} steps of "
+        f"language model with two processes, by {names}; {first.steps} steps of "
         f"{first.samples_per_step} samples each. Below is what you would type.",
     )
     console.print()

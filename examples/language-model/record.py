@@ -26,8 +26,8 @@ class Way:
 
 WAYS = {
     "parallel": Way("wide.parallel"),
-    "ddp": Way("DDP, wiiiiide", ("run.env.WRAP=ddp",)),
-    "gloo": Way("DDP, gloo", ("network.backend=gloo",)),
+    "ddp": Way("DDP over wiiiiide", ("run.env.WRAP=ddp",)),
+    "gloo": Way("DDP over gloo", ("network.backend=gloo",)),
 }
 
 

@@ -1,6 +1,6 @@
 """How the demo looks while jobs run: live panels on a terminal, plain lines elsewhere.
 
-    ╭── wide.parallel ──╮╭── DDP, wiiiiide ──╮╭──── DDP, gloo ────╮
+    ╭── wide.parallel ──╮╭ DDP over wiiiiide ╮╭── DDP over gloo ──╮
     │ ━━━━━━━━━  96/200 ││ ━━━━━━━━━   0/200 ││ ━━━━━━━━━   0/200 │
     │ loss        2.512 ││ loss            – ││ loss            – │
     │ …                 ││ …                 ││ …                 │
@@ -139,7 +139,7 @@ class View:
 
     def print_progress(self, record: Record) -> None:
         done = len(record.losses)
-        place = f"{record.way.name:<13} {done:>3}/{record.steps}"
+        place = f"{record.way.name:<17} {done:>3}/{record.steps}"
         rate = number(record.samples_per_second, ".0f")
         share = difference(record.share_outside, ".0f", " %", 100)
         if self.console.width < SHORT_WIDTH:

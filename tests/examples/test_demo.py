@@ -221,7 +221,7 @@ def cancel_the_job(running: Demo) -> None:
 )
 def test_what_goes_wrong_is_said_in_a_sentence(act: Callable[[Demo], None], sentence: str) -> None:
     with demo(*LONG) as running:
-        running.shows("wide.parallel  20/5000")
+        running.shows("wide.parallel      20/5000")
         act(running)
         assert running.end() == 1
         running.has_left_nothing()

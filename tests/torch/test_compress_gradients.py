@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from tests.kit.residuals import residual_sum, same_everywhere
 from wiiiiided.backend.collectives.wide.coded_all_reduce import shared_stretches
 from wiiiiided.errors import UsageError
 from wiiiiided.log import logger
@@ -50,25 +51,11 @@ def _train(me: Rank, model: Any, optimizer: Any, steps: range) -> None:
         dtype = next(model.parameters()).dtype
         model(_gradients(step, me.rank, dtype)).backward()
         optimizer.step()
-        _same_everywhere(_flat(model))
+        same_everywhere(_flat(model))
 
 
 def _flat(model: Any) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parameters()])
-
-
-def _same_everywhere(values: torch.Tensor) -> None:
-    first = values.clone()
-    dist.broadcast(first, 0)
-    assert torch.equal(values.view(torch.uint8), first.view(torch.uint8))
-
-
-def _missing(me: Rank, run: Any, hosts: str) -> torch.Tensor:
-    flat = torch.cat([r.flatten() for r in run.state_dict()["residuals"].values()])
-    if hosts.index(hosts[me.rank]) != me.rank:
-        flat.zero_()
-    dist.all_reduce(flat)
-    return flat
 
 
 def _nothing_is_lost(me: Rank, hosts: str) -> None:
@@ -79,14 +66,14 @@ def _nothing_is_lost(me: Rank, hosts: str) -> None:
         assert model._get_ddp_logging_data()["has_rebuilt_buckets"]
         given = [torch.cat(_gradients(step, r)) for step in range(4) for r in range(me.size)]
         exact = -sum(given) / me.size
-        missing = _missing(me, run, hosts)
+        missing = residual_sum(me, run, hosts)
         assert missing.any()
         torch.testing.assert_close(_flat(model) - missing, exact, rtol=1e-5, atol=1e-5, msg=name)
         assert any(report.gradients.startswith(name) for report in links())
 
 
 @pytest.mark.parametrize("hosts", ["aab", "aabb", "abc"])
-def test_all_ranks_have_the_same_bits_and_the_residuals_are_all_that_is_missing(
+def test_all_ranks_have_the_same_bits_and_the_residuals_are_all_that_isresidual_sum(
     hosts: str,
 ) -> None:
     run_ranks(_nothing_is_lost, hosts, hosts)
@@ -109,8 +96,8 @@ def _large(me: Rank) -> None:
     gradient = torch.arange(6_000_000).fmod(1000).float()
     model(gradient * (me.rank + 1)).backward()
     got = model.module.weight.grad
-    _same_everywhere(got)
-    missing = _missing(me, run, "aabbb")
+    same_everywhere(got)
+    missing = residual_sum(me, run, "aabbb")
     torch.testing.assert_close(got + missing, gradient * 3, rtol=1e-5, atol=1e-3)
 
 
@@ -127,7 +114,7 @@ def _uneven_inputs(me: Rank) -> None:
             optimizer.zero_grad()
             model(_gradients(step, me.rank)).backward()
             optimizer.step()
-    _same_everywhere(_flat(model))
+    same_everywhere(_flat(model))
 
 
 def test_ranks_may_have_different_numbers_of_batches() -> None:
@@ -155,7 +142,7 @@ def _saved_and_loaded(me: Rank) -> None:
     _train(me, second, optimizer, range(3, 6))
     # Another bucket cuts blocks elsewhere: not the same bits, and as little missing.
     torch.testing.assert_close(_flat(second), _flat(whole), rtol=0, atol=1.0)
-    missing = _missing(me, run, "aab")
+    missing = residual_sum(me, run, "aab")
     given = [torch.cat(_gradients(step, r)) for step in range(6) for r in range(me.size)]
     exact = -sum(given) / me.size
     torch.testing.assert_close(_flat(second) - missing, exact, rtol=1e-5, atol=1e-5)
@@ -171,14 +158,14 @@ def _other_dtypes(me: Rank) -> None:
     _train(me, half, optimizer, range(1))
     sent = [torch.cat(_gradients(0, r, torch.bfloat16)).float() for r in range(me.size)]
     torch.testing.assert_close(-_flat(half).float(), sum(sent) / me.size, rtol=0, atol=0.05)
-    assert _missing(me, run, "ab").any()
+    assert residual_sum(me, run, "ab").any()
 
     double, optimizer = _wrapped(torch.float64)
     run = compress_gradients(double, "int8")
     _train(me, double, optimizer, range(1))
     sent = [torch.cat(_gradients(0, r, torch.float64)) for r in range(me.size)]
     torch.testing.assert_close(-_flat(double), sum(sent) / me.size, rtol=1e-12, atol=1e-12)
-    assert not _missing(me, run, "ab").any()
+    assert not residual_sum(me, run, "ab").any()
 
 
 def test_half_precision_is_coded_and_double_stays_exact() -> None:
@@ -189,7 +176,7 @@ def _another_group(me: Rank) -> None:
     model, optimizer = _wrapped()
     run = compress_gradients(model, "int8")
     _train(me, model, optimizer, range(2))
-    assert _missing(me, run, "abc").any()
+    assert residual_sum(me, run, "abc").any()
     everyone, two = dist.group.WORLD, dist.new_group([0, 1])
     if me.rank < 2:
         model._update_process_group(two)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from tests.kit.residuals import residual_sum, same_everywhere
 from wiiiiided.errors import UsageError
 from wiiiiided.log import logger
 from wiiiiided.torch import Between, links, parallel
@@ -55,21 +56,6 @@ def _flat(model: Weights) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in model.parts])
 
 
-def _same_everywhere(values: torch.Tensor) -> None:
-    first = values.clone()
-    dist.broadcast(first, 0)
-    assert torch.equal(values.view(torch.int32), first.view(torch.int32))
-
-
-def _residual_sum(me: Rank, run: Parallel, hosts: str) -> torch.Tensor:
-    """Of all hosts together: each host's first rank gives its own."""
-    flat = torch.cat([r.flatten() for r in run.state_dict()["residuals"].values()])
-    if hosts.index(hosts[me.rank]) != me.rank:
-        flat.zero_()
-    dist.all_reduce(flat)
-    return flat
-
-
 def _nothing_is_lost(me: Rank, hosts: str) -> None:
     layout.WHOLE = 64  # every rank updates a slice
     for name in CODECS:
@@ -77,10 +63,10 @@ def _nothing_is_lost(me: Rank, hosts: str) -> None:
         exact = torch.zeros(25038, dtype=torch.float64)
         for step in range(5):
             _step(model, optimizer, _gradients(model, step, me.rank))
-            _same_everywhere(_flat(model))
+            same_everywhere(_flat(model))
             given = [torch.cat(_gradients(model, step, r)).double() for r in range(me.size)]
             exact -= LR * sum(given) / me.size  # type: ignore[assignment]
-        missing = _residual_sum(me, run, hosts)
+        missing = residual_sum(me, run, hosts)
         assert missing.any()
         torch.testing.assert_close(
             (_flat(model) - LR * missing).double(), exact, rtol=1e-5, atol=1e-5, msg=name
@@ -101,13 +87,13 @@ def _many_pieces(me: Rank, hosts: str) -> None:
     model, run, optimizer = _trained(Between(gradients="int8"), HUGE)
     for step in range(2):
         _step(model, optimizer, _gradients(model, step, me.rank))
-    _same_everywhere(_flat(model))
+    same_everywhere(_flat(model))
     exact = (
         -LR
         * sum(_gradients(model, step, r)[0] for step in range(2) for r in range(me.size))
         / me.size
     )
-    missing = _residual_sum(me, run, hosts)
+    missing = residual_sum(me, run, hosts)
     torch.testing.assert_close(_flat(model) - LR * missing, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -142,7 +128,7 @@ def _half_and_double(me: Rank, hosts: str) -> None:
     for name, error in close.items():
         got = -model[name].detach().double()
         assert (got - gradients[name]).abs().max() < error
-        _same_everywhere(got.float())
+        same_everywhere(got.float())
 
 
 def test_half_precision_is_coded_and_double_stays_exact() -> None:
@@ -200,7 +186,7 @@ def _not_finite(me: Rank, hosts: str) -> None:
             gradients[0][3000] = torch.nan
         _step(model, optimizer, gradients)
         got = _flat(model)
-        _same_everywhere(got)
+        same_everywhere(got)
         assert got[[1000, 5000]].tolist() == [-torch.inf, torch.inf], name
         assert got[3000].isnan(), name
         assert all(r.isfinite().all() for r in run.state_dict()["residuals"].values())

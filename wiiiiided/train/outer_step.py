@@ -277,7 +277,7 @@ class OuterStep:
 
     def begin_round(self) -> None:
         """From the weights that all hosts have loaded."""
-        self._is_loaded = False
+        self._loads = self._shared.memory.loads()
         self._take_anchor()
         meet(self._shared.group, _WRITTEN)
 

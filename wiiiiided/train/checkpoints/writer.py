@@ -22,7 +22,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAGIC = b"wideCKP1"
-DIGEST_AT, DIGESTED_FROM = len(MAGIC), 40  # sha256 of all that follows it
+DIGESTED_FROM = len(MAGIC) + 32  # behind the magic: the sha256 of all from here on
 CHUNK = 4 << 20
 NAME = re.compile(r"step-(\d{10})\.host-(\d+)\.([0-9a-f]{16})\.wide")
 
