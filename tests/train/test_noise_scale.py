@@ -9,30 +9,46 @@ from torch import nn
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.torch import Between, parallel
 from wiiiiided.train import layout
-from wiiiiided.train.noise_scale import NoiseScale, is_measured
+from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 
 
 def test_the_estimator_finds_signal_and_noise() -> None:
     torch.manual_seed(0)
     ranks, samples, size = 4, 8, 20_000
     true, spread = torch.full((size,), 0.01), 0.1
-    found = NoiseScale(ranks)
+    found = NoiseScale()
     for _ in range(60):
         noise = torch.randn(ranks, size) * spread / samples**0.5
         gradients = true + noise
         own = float(gradients.square().sum(1).mean())
-        found.add(own, float(gradients.mean(0).square().sum()), samples)
+        found.add(own, float(gradients.mean(0).square().sum()), BatchSizes.even(samples, ranks))
     wanted = size * spread**2 / float(true.square().sum())
     assert found.value == pytest.approx(wanted, rel=0.1)
 
 
+def test_ranks_may_have_different_numbers_of_samples() -> None:
+    torch.manual_seed(0)
+    counts, size = torch.tensor([4.0, 8.0, 20.0]), 20_000
+    true, spread = torch.full((size,), 0.01), 0.1
+    sizes = BatchSizes.of(counts.tolist())
+    assert sizes is not None
+    found = NoiseScale()
+    for _ in range(60):
+        gradients = true + torch.randn(3, size) * spread / counts.sqrt()[:, None]
+        average = (gradients * counts[:, None]).sum(0) / counts.sum()
+        found.add(float(gradients.square().sum(1).mean()), float(average.square().sum()), sizes)
+    wanted = size * spread**2 / float(true.square().sum())
+    assert found.value == pytest.approx(wanted, rel=0.1)
+    assert BatchSizes.of([4.0, 0.0]) is None
+
+
 def test_without_noise_or_without_signal_there_is_no_figure() -> None:
-    found = NoiseScale(2)
+    found = NoiseScale()
     assert found.value is None
-    found.add(1.0, 1.0, 4)
+    found.add(1.0, 1.0, BatchSizes.even(4, 2))
     assert found.value is None
-    found.add(1.0, 0.1, 4)  # less than two ranks' noise alone would leave
-    assert NoiseScale(2).value is None
+    found.add(1.0, 0.1, BatchSizes.even(4, 2))  # less than two ranks' noise alone would leave
+    assert NoiseScale().value is None
 
 
 def test_it_is_measured_seldom_and_early() -> None:
@@ -70,9 +86,9 @@ def _reference(ranks: list[int], size: int) -> float:
             for rank in ranks
         ]
     )
-    found = NoiseScale(size)
+    found = NoiseScale()
     own = float(gradients.square().sum((1, 2)).mean())
-    found.add(own, float(gradients.mean(0).square().sum()), 3)
+    found.add(own, float(gradients.mean(0).square().sum()), BatchSizes.even(3, size))
     assert found.value is not None
     return found.value
 
@@ -83,6 +99,34 @@ def _reference(ranks: list[int], size: int) -> float:
 def test_all_ranks_know_it(hosts: str, clips: bool, small: bool) -> None:
     for found in run_ranks(_trains, hosts, 1, clips, small):
         assert found == pytest.approx(_reference([0, 1, 2], 3), rel=1e-4)
+
+
+def _uneven(me: Rank) -> float | None:
+    torch.manual_seed(1)
+    model = nn.Linear(40, 30, bias=False)
+    run = parallel(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.0))
+    for step in range(9):
+        source = torch.Generator().manual_seed(100 * step + me.rank)
+        run.samples(2 + me.rank)
+        (model.weight * (torch.randn(30, 40, generator=source) + 0.5)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return run.noise_scale
+
+
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_all_ranks_know_the_same_where_their_batches_differ(hosts: str) -> None:
+    draws = [
+        torch.randn(30, 40, generator=torch.Generator().manual_seed(700 + r)) for r in (0, 1, 2)
+    ]
+    gradients, counts = torch.stack(draws) + 0.5, torch.tensor([2.0, 3.0, 4.0])
+    average = (gradients * counts[:, None, None]).sum(0) / 9
+    sizes = BatchSizes.of(counts.tolist())
+    assert sizes is not None
+    wanted = NoiseScale()
+    wanted.add(float(gradients.square().sum((1, 2)).mean()), float(average.square().sum()), sizes)
+    for found in run_ranks(_uneven, hosts):
+        assert found == pytest.approx(wanted.value, rel=1e-4)
 
 
 def test_with_seldom_exchange_a_host_measures_its_own() -> None:

@@ -241,10 +241,10 @@ class GradientStore:
         that is the same on all ranks; `anywhere`: of all ranks of the group together. `measure`:
         leave the squared norms.
         """
-        same = weights is None and all(np.array_equal(presence, anywhere) for presence in here)
+        same = all(np.array_equal(presence, anywhere) for presence in here)
         self.own_norm = self.mean_norm = 0.0
         self._is_measured = measure and same and self._can_measure
-        if same:
+        if same and weights is None:
             self._add_up_runs(anywhere)
         else:
             self._add_up_parts(here, anywhere, weights)
@@ -360,6 +360,8 @@ class GradientStore:
                 for row, rank, presence in zip(rows, ranks, here, strict=True)
                 if presence[part.parameter]
             ]
+            if self._is_measured:
+                self.own_norm += sum(float(row.dot(row)) for row, _ in chosen)
             _weighted_sum(chosen, out if out.dtype.is_floating_point else out.view(dtype))
 
     def _held_for(self, i: int) -> bool:

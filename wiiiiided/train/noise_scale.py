@@ -1,10 +1,9 @@
 """How large a batch a model wants: the gradient noise scale, from what ranks exchange anyway. Pure.
 
-A gradient of b samples is the true one plus noise, |g_b|² = |G|² + S/b in the mean. Every rank has
-one of b samples, and their average is one of L·b: two equations, hence
+A gradient of b samples is the true one plus noise, |g_b|² = |G|² + S/b in the mean. Rank i has one
+of b_i samples, and their average by samples is one of all B together: two equations,
 
-    |G|² = (L |mean|² - |g|²) / (L - 1)           |g|²: the mean over ranks
-    S    = b (|g|² - |mean|²) · L / (L - 1)
+    mean of |g_i|²  = |G|² + S · mean of 1/b_i           |average|²  = |G|² + S / B
 
 and the noise scale is S / |G|²: below it a larger batch is worth its samples, above it hardly
 (McCandlish et al., 2018). Both are noisy, and their ratio biased: each is averaged over the
@@ -13,7 +12,8 @@ measurements before the ratio is taken.
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Sequence
+from typing import Final, NamedTuple
 
 # A measurement reads every gradient once more, as long as a tenth of a step takes: seldom enough to
 # cost a few thousandths. The first ones come early, so that a short run has a figure too.
@@ -27,20 +27,39 @@ def is_measured(step: int) -> bool:
     return step % _EVERY == 0 or step in _EARLY
 
 
+class BatchSizes(NamedTuple):
+    """The samples of all ranks in one step, as far as the estimate needs them."""
+
+    inverse: float  # the mean of 1/b
+    total: float
+
+    @classmethod
+    def even(cls, samples: float, ranks: int) -> BatchSizes:
+        """All have as many."""
+        return cls(1 / samples, samples * ranks)
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> BatchSizes | None:
+        """None: a rank has none, and its gradient says nothing."""
+        if min(samples) <= 0:
+            return None
+        return cls(sum(1 / count for count in samples) / len(samples), sum(samples))
+
+
 class NoiseScale:
     """Averages of what was measured."""
 
-    def __init__(self, ranks: int) -> None:
-        self._ranks = ranks
-        self._noise = self._signal = self._weight = 0.0
+    def __init__(self) -> None:
+        self._noise = self._signal = 0.0
+        self._is_known = False
 
-    def add(self, own: float, mean: float, samples: float) -> None:
+    def add(self, own: float, mean: float, sizes: BatchSizes) -> None:
         """One step's squared norms: of ranks' gradients, in the mean, and of their average."""
-        more = self._ranks / (self._ranks - 1)
-        kept = _KEPT if self._weight else 0.0
-        self._noise = kept * self._noise + (1 - kept) * samples * (own - mean) * more
-        self._signal = kept * self._signal + (1 - kept) * (mean * more - own / (self._ranks - 1))
-        self._weight = 1.0
+        noise = (own - mean) / (sizes.inverse - 1 / sizes.total)
+        kept = _KEPT if self._is_known else 0.0
+        self._noise = kept * self._noise + (1 - kept) * noise
+        self._signal = kept * self._signal + (1 - kept) * (own - noise * sizes.inverse)
+        self._is_known = True
 
     @property
     def value(self) -> float | None:

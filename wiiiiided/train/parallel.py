@@ -189,6 +189,23 @@ class Parallel:
         return None if found is None else found.value
 
     @property
+    def shares(self) -> tuple[float, ...]:
+        """What part of a global batch each rank should take, by its measured speed; their sum is 1.
+
+        The same on all ranks. Even until ranks have said for a minute how many samples they had
+        (`samples`, or data=); they change seldom, after a step, and rank 0 says why.
+        """
+        if isinstance(self._steps, SyncStep):
+            return self._steps.balance.shares
+        ranks = self._shared.face.size()
+        return (1 / ranks,) * ranks
+
+    @property
+    def share(self) -> float:
+        """What part of a global batch this rank should take (`shares`)."""
+        return self.shares[self._rank]
+
+    @property
     def _residuals(self) -> Residuals | None:
         return None if self._gradients is None else self._gradients.residuals
 

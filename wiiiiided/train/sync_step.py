@@ -14,6 +14,7 @@ a rank has loaded and then meet again.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
@@ -21,13 +22,15 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from wiiiiided import log
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
+from wiiiiided.train.balance import LEAST_S, Balance, RankSpeed, StepClock, is_told
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
-from wiiiiided.train.noise_scale import NoiseScale, is_measured
+from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 from wiiiiided.train.shared_model import SharedModel, no_gradients
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -38,7 +41,7 @@ _LOADED: Final = CallSignature.of("weights that another host has loaded")
 _BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size, as DDP does it
 
 # Words of a record.
-_SAMPLES, _SETTINGS, _FLAGS, _OWN_NORM, _MEAN_NORM = range(5)
+_SAMPLES, _SETTINGS, _FLAGS, _OWN_NORM, _MEAN_NORM, _SPEED, _MEASURED_S = range(7)
 _LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED, _SAVE = 1, 2, 8, 16, 32
 
 
@@ -58,9 +61,11 @@ class SyncStep:
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
-        self.noise = NoiseScale(shared.face.size()) if shared.face.size() > 1 else None
-        self._told_norms = False
-        self._measured_samples = 0.0  # of a rank, in the step whose norms are told at the next
+        self.noise = NoiseScale() if shared.face.size() > 1 else None
+        self._told = False  # this rank's record has norms or a speed
+        self._measured: BatchSizes | None = None  # of the step whose norms are told at the next
+        self.balance = Balance(shared.face.size(), LEAST_S)
+        self._clock, self._heard = StepClock(), 0  # the last step in which speeds were told
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
         # Called on every rank when one has loaded the model, before any rank writes a weight.
@@ -90,6 +95,7 @@ class SyncStep:
             raise
         if not self._idle:
             self._update(inner, present, number)
+        self._clock.stepped(self.samples)
         self.number, self.samples = number, None
         self._shared.weights.written()
         if self._memory.is_fresh(number):
@@ -142,9 +148,11 @@ class SyncStep:
         """Rank 0's buffers to all, as DDP has it; memory of discarded gradients is free."""
         self._gradients.let_go()
         if self._has_buffers:
+            begun = time.monotonic()
             with torch.no_grad():
                 buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
                 dist._broadcast_coalesced(self._shared.face, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
+            self._clock.wait(time.monotonic() - begun)
 
     # -- saving and loading ----
 
@@ -195,13 +203,14 @@ class SyncStep:
         if not alike:
             self._hear_wishes(records)
             self._hear_noise(records)
+            self._hear_speeds(records)
             weights = _weighting(records)
             anywhere = np.maximum.reduce([record.present for record in records])
         if any(int(record.words[_FLAGS]) & _NEW for record in records[: 1 if alike else None]):
             here = [] if alike else [records[rank].present for rank in self._here]
             measure = self.noise is not None and is_measured(self.number + 1)
             self._gradients.average(here, anywhere, weights, measure)
-            self._measured_samples = (self.samples or 1.0) if measure else 0.0
+            self._measured = self._batch_sizes(weights, records) if measure else None
             for pending in self._gradients.pending:
                 pending.reduced = True
             self._factor = None
@@ -211,9 +220,28 @@ class SyncStep:
         """What ranks tell of the step before this one, if it was measured."""
         told = [record.words[_OWN_NORM : _MEAN_NORM + 1].view(np.float64) for record in records]
         own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
-        if self.noise is not None and own and math.isfinite(own):
-            self.noise.add(own / len(records), mean, self._measured_samples or 1.0)
-        self._measured_samples = 0.0
+        if self.noise is not None and self._measured and own and math.isfinite(own):
+            self.noise.add(own / len(records), mean, self._measured)
+        self._measured = None
+
+    def _batch_sizes(self, weights: Weights, records: Sequence[Record]) -> BatchSizes | None:
+        """The samples of every rank in this step, as all of them know them."""
+        if weights is None:
+            return BatchSizes.even(self.samples or 1.0, self._shared.face.size())
+        return BatchSizes.of([_float(record, _SAMPLES) for record in records])
+
+    def _hear_speeds(self, records: Sequence[Record]) -> None:
+        """What ranks tell of their speeds, once a step (clip_grad_norm_ meets before it)."""
+        if self._heard == self.number + 1 or not is_told(self.number + 1):
+            return
+        self._heard = self.number + 1
+        told = [
+            RankSpeed(_float(record, _SPEED), _float(record, _MEASURED_S)) for record in records
+        ]
+        if why := self.balance.hear(told):
+            self._clock.begin_anew()
+            if self._shared.face.rank() == 0:
+                log.tell(self._shared.group.who, why)
 
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""
@@ -227,8 +255,10 @@ class SyncStep:
                 return False
             self._hear_noise(records)
             self._hear_wishes(records)
+            self._hear_speeds(records)
         if self.noise is not None and is_measured(self.number + 1):
-            self._measured_samples = self.samples or 1.0
+            records = self._memory.records()
+            self._measured = self._batch_sizes(_weighting(records), records)
         for pending in self._gradients.pending:
             pending.reduced = True
         self._flags, self._factor = 0, None
@@ -259,6 +289,7 @@ class SyncStep:
 
     def _write_record(self) -> None:
         """Look at what this rank has, and lay it out for the others."""
+        self._clock.arrive()
         self._shared.check_groups()
         self._shared.weights.check()
         self._flags = self._flags & (_LOADED_MODEL | _LOADED_OPTIMIZER) | self._collect()
@@ -266,13 +297,16 @@ class SyncStep:
         words = self._words
         words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
         words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
-        if self._measured_samples:
+        if self._told:
+            words[_OWN_NORM:] = 0
+            self._told = False
+        if self._measured:
             norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
             words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64)
-            self._told_norms = True
-        elif self._told_norms:
-            words[_OWN_NORM : _MEAN_NORM + 1] = 0
-            self._told_norms = False
+            self._told = True
+        if self.samples is not None and is_told(self.number + 1):
+            words[_SPEED : _MEASURED_S + 1] = np.array(self._clock.speed).view(np.int64)
+            self._told = True
         self._memory.write_record(words, self._present)
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
@@ -359,8 +393,12 @@ def _weighting(records: Sequence[Record]) -> Weights:
             f"rank {said.index(-1)} did not call run.samples() before this step and another "
             "rank did: all ranks say how many samples they had, or none"
         )
-    counts = [float(np.int64(word).view(np.float64)) for word in said]
+    counts = [_float(record, _SAMPLES) for record in records]
     total = sum(counts)
     if len(set(counts)) == 1:
         return None
     return [count / total for count in counts]
+
+
+def _float(record: Record, word: int) -> float:
+    return float(record.words[word : word + 1].view(np.float64)[0])

@@ -1,0 +1,109 @@
+"""Ranks of different speeds: the decision, what is measured, and what a rank takes by it."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.torch import parallel
+from wiiiiided.train import balance, sync_step
+from wiiiiided.train.balance import Balance, RankSpeed, StepClock, is_told
+
+
+def _told(*speeds: float, measured_s: float = 100.0) -> list[RankSpeed]:
+    return [RankSpeed(speed, measured_s) for speed in speeds]
+
+
+def test_shares_follow_speeds_and_the_reason_is_said() -> None:
+    found = Balance(2, 60.0)
+    assert found.shares == (0.5, 0.5)
+    said = found.hear(_told(300.0, 100.0))
+    assert found.shares == pytest.approx((0.75, 0.25))
+    assert "3.00 times apart: rank 0 takes 75 % instead of 50 %" in said
+    assert (found.spread, found.gain) == pytest.approx((3.0, 2.0))
+
+
+def test_a_rank_that_becomes_slow_loses_share_and_gets_it_back() -> None:
+    found = Balance(3, 60.0)
+    assert found.hear(_told(10.0, 10.0, 2.0))
+    assert found.shares[2] == pytest.approx(2 / 22)
+    assert found.hear(_told(10.0, 10.0, 10.0))
+    assert found.shares == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+
+
+def test_shares_change_seldom() -> None:
+    found = Balance(2, 60.0)
+    assert not found.hear(_told(300.0, 100.0, measured_s=59.0))
+    assert not found.hear(_told(105.0, 100.0))
+    assert not found.hear(_told(300.0, 0.0))  # not every rank's speed is known
+    assert found.shares == (0.5, 0.5)
+
+
+def test_a_very_slow_rank_keeps_enough_to_be_measured() -> None:
+    found = Balance(2, 60.0)
+    found.hear(_told(1e6, 1.0))
+    assert found.shares[1] == pytest.approx(0.025, rel=0.05)
+    assert sum(found.shares) == pytest.approx(1.0)
+
+
+def test_a_fixed_cost_of_steps_does_not_keep_a_machine_small() -> None:
+    """Of a rank's t = fixed + n / speed every change sees n / t; all t become the same."""
+    found = Balance(2, 60.0)
+    found.shares = (0.97, 0.03)
+    for _ in range(20):
+        times = [0.05 + share * 100 / 400 for share in found.shares]
+        found.hear(_told(*(share * 100 / t for share, t in zip(found.shares, times, strict=True))))
+    assert found.shares[1] > 0.44
+
+
+def test_a_pause_and_the_wait_for_others_do_not_count() -> None:
+    clock, now = StepClock(), [0.0]
+    balance.time.monotonic, real = lambda: now[0], time.monotonic  # type: ignore[assignment,misc]
+    try:
+        clock.begin_anew()
+        clock.stepped(None)
+        for step in range(9):
+            now[0] += 100.0 if step == 4 else 2.0
+            clock.wait(1.0)
+            clock.arrive()
+            now[0] += 5.0  # the others come
+            clock.arrive()
+            clock.stepped(8.0)
+        assert clock.speed.samples_per_s == pytest.approx(8.0)
+    finally:
+        balance.time.monotonic = real
+
+
+def _trains(me: Rank, clips: bool) -> tuple[float, ...]:
+    sync_step.LEAST_S = 0.0  # type: ignore[misc]
+    model = nn.Linear(8, 4)
+    run = parallel(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    assert run.share == 1 / 3
+    for _ in range(16):
+        count = 12
+        time.sleep(0.06 if me.rank == 1 else 0.015)  # rank 1 is slow
+        run.samples(count)
+        model(torch.ones(count, 8)).sum().backward()
+        if clips:
+            run.clip_grad_norm_(1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert run.share == run.shares[me.rank]
+    return run.shares
+
+
+@pytest.mark.parametrize("clips", [False, True])
+@pytest.mark.parametrize("hosts", ["aaa", "aab"])
+def test_all_ranks_know_the_same_shares(hosts: str, clips: bool) -> None:
+    found = run_ranks(_trains, hosts, clips)
+    assert found[0] == found[1] == found[2]
+    assert sum(found[0]) == pytest.approx(1.0)
+    assert found[0][1] < min(found[0][0], found[0][2])
+
+
+def test_speeds_are_told_now_and_then() -> None:
+    assert [step for step in range(1, 40) if is_told(step)] == [16, 32]
