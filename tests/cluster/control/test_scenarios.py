@@ -572,3 +572,17 @@ def test_an_end_that_became_known_later_is_told_with_its_own_time() -> None:
     assert world.job(job).phase.since == ended_at
     assert world.job(job).spent_s == 5.0
     assert world.job(waiting).attempt.placed_at == world.now  # type: ignore[union-attr]
+
+
+def test_why_has_a_sentence_where_no_share_is_left_to_be_heard() -> None:
+    world = World(Node("a", 2, GIB), Node("b", 2, GIB), Node("c", 2, GIB))
+    job = world.submit(spec(resources={"nodes": (3, 3)}))
+    world.prepared_on(job)
+    world.started_on(job, "a")
+    world.pass_time(60.0)
+    world.ended_on(job, "c", code=0)
+    world.ended_on(job, "b", code=0)
+    assert world.why(job).startswith(("is being started on", "runs on"))
+    world.node_left("a")
+    world.pass_time(60.0)
+    assert world.why(job)

@@ -58,12 +58,14 @@ def _starts(job: Job) -> str:
     attempt = job.attempt
     if attempt is None:
         return f"is being started on {_places(job)}"
-    waiting = attempt.unheard
-    verb = "is" if len(waiting) == 1 else "are"
+    # None is unheard where the last ones have ended or are lost, until the job is stopped for it.
+    waiting = listed(attempt.unheard) if attempt.unheard else ""
+    verb = "is" if len(attempt.unheard) == 1 else "are"
     if not attempt.ordered:
-        return f"is being prepared on {_places(job)}: {listed(waiting)} {verb} not ready yet"
+        late = f": {waiting} {verb} not ready yet" if waiting else ""
+        return f"is being prepared on {_places(job)}{late}"
     asked = isinstance(job.phase, Starting) and job.phase.asked_at
-    late = f": {listed(waiting)} {verb} not up yet, asked again" if asked else ""
+    late = f": {waiting} {verb} not up yet, asked again" if asked and waiting else ""
     return f"is being started on {_places(job)}{late}"
 
 
