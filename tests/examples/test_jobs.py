@@ -31,7 +31,15 @@ def submit(daemon: PrivateDaemon, folder: str, *sets: str) -> int:
 
 
 def test_there_is_a_job_for_each_way_to_train() -> None:
-    assert FOLDERS == ["ddp", "fsdp", "language-model", "parallel", "resume", "torchrun-script", "uneven"]
+    assert FOLDERS == [
+        "ddp",
+        "fsdp",
+        "language-model",
+        "parallel",
+        "resume",
+        "torchrun-script",
+        "uneven",
+    ]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

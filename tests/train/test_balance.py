@@ -10,8 +10,8 @@ from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.torch import parallel
-from wiiiiided.train import balance, sync_step
-from wiiiiided.train.balance import Balance, RankSpeed, StepClock, is_told
+from wiiiiided.train import balance
+from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 
 
 def _told(*speeds: float, measured_s: float = 100.0) -> list[RankSpeed]:
@@ -19,7 +19,7 @@ def _told(*speeds: float, measured_s: float = 100.0) -> list[RankSpeed]:
 
 
 def test_shares_follow_speeds_and_the_reason_is_said() -> None:
-    found = Balance(2, 60.0)
+    found = Balance(Parts.of_ranks(2))
     assert found.shares == (0.5, 0.5)
     said = found.hear(_told(300.0, 100.0))
     assert found.shares == pytest.approx((0.75, 0.25))
@@ -28,7 +28,7 @@ def test_shares_follow_speeds_and_the_reason_is_said() -> None:
 
 
 def test_a_rank_that_becomes_slow_loses_share_and_gets_it_back() -> None:
-    found = Balance(3, 60.0)
+    found = Balance(Parts.of_ranks(3))
     assert found.hear(_told(10.0, 10.0, 2.0))
     assert found.shares[2] == pytest.approx(2 / 22)
     assert found.hear(_told(10.0, 10.0, 10.0))
@@ -36,15 +36,18 @@ def test_a_rank_that_becomes_slow_loses_share_and_gets_it_back() -> None:
 
 
 def test_shares_change_seldom() -> None:
-    found = Balance(2, 60.0)
-    assert not found.hear(_told(300.0, 100.0, measured_s=59.0))
+    found = Balance(Parts.of_ranks(2))
+    assert not found.hear(_told(300.0, 100.0, measured_s=14.0))
+    assert found.hear(_told(300.0, 100.0, measured_s=15.0))
+    assert not found.hear(_told(100.0, 100.0, measured_s=59.0))
+    assert found.hear(_told(100.0, 100.0, measured_s=60.0))
     assert not found.hear(_told(105.0, 100.0))
     assert not found.hear(_told(300.0, 0.0))  # not every rank's speed is known
     assert found.shares == (0.5, 0.5)
 
 
 def test_a_very_slow_rank_keeps_enough_to_be_measured() -> None:
-    found = Balance(2, 60.0)
+    found = Balance(Parts.of_ranks(2))
     found.hear(_told(1e6, 1.0))
     assert found.shares[1] == pytest.approx(0.025, rel=0.05)
     assert sum(found.shares) == pytest.approx(1.0)
@@ -52,7 +55,7 @@ def test_a_very_slow_rank_keeps_enough_to_be_measured() -> None:
 
 def test_a_fixed_cost_of_steps_does_not_keep_a_machine_small() -> None:
     """Of a rank's t = fixed + n / speed every change sees n / t; all t become the same."""
-    found = Balance(2, 60.0)
+    found = Balance(Parts.of_ranks(2))
     found.shares = (0.97, 0.03)
     for _ in range(20):
         times = [0.05 + share * 100 / 400 for share in found.shares]
@@ -79,7 +82,7 @@ def test_a_pause_and_the_wait_for_others_do_not_count() -> None:
 
 
 def _trains(me: Rank, clips: bool) -> tuple[float, ...]:
-    sync_step.LEAST_S = 0.0  # type: ignore[misc]
+    balance.Balance.__init__.__defaults__ = (0.0, 0.0)
     model = nn.Linear(8, 4)
     run = parallel(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
     assert run.share == 1 / 3

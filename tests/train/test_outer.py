@@ -475,7 +475,10 @@ def _differs(me: Rank, what: str) -> None:
     ("what", "said"),
     [
         ("lr", "Mismatch: the optimizer has lr=0.1 on rank 0 and lr=0.5 on rank 2"),
-        ("samples", "Mismatch: rank 2 called run.samples() before 2 steps of this round and rank"),
+        (
+            "samples",
+            "Mismatch: rank 2 called run.samples() before 2 of 2 steps of this round and rank",
+        ),
     ],
 )
 def test_what_differs_between_hosts_is_told(what: str, said: str) -> None:

@@ -1,4 +1,4 @@
-"""What part of a global batch each rank should take, by the speed it is measured at. Pure.
+"""What part of the work each rank or host should take, by the speed it is measured at. Pure.
 
     step n       │ forward, backward ──────────── │ wait │ average, update │   a fast rank
                  │ forward, backward ───────────────────│ average, update │   a slow one
@@ -11,7 +11,8 @@ part: a machine that was slow and has little to do looks slower than it is, but 
 the others it gets more at each change, until all need the same time.
 
 A change needs a minute of steps since the last one, and a part that is wrong by a tenth: what other
-programs do on a machine for some seconds is no reason to cut batches anew.
+programs do on a machine for some seconds is no reason to cut batches anew. The first one comes
+earlier: machines that are far apart from the beginning lose most until then.
 """
 
 from __future__ import annotations
@@ -25,12 +26,13 @@ from typing import Final, NamedTuple
 _EVERY: Final = 16  # steps between two times that ranks tell their speeds
 _STEPS: Final = 64  # whose median is a rank's speed
 LEAST_S: Final = 60.0  # of steps between two changes
+FIRST_S: Final = 15.0  # … and before the first one
 _IGNORED: Final = 0.1
 _LEAST: Final = 0.05  # of an even share: a rank that gets nothing could not be measured
 
 
 class RankSpeed(NamedTuple):
-    """What a rank tells of itself."""
+    """What a rank tells of itself, or of its host."""
 
     samples_per_s: float  # 0: not known
     measured_s: float  # since the last change
@@ -79,36 +81,48 @@ class StepClock:
         return RankSpeed(rate, time.monotonic() - self._since)
 
 
-class Balance:
-    """The shares of all ranks, the same on every one."""
+class Parts(NamedTuple):
+    """What is divided, in words, and how before anything is measured."""
 
-    def __init__(self, ranks: int, least_s: float) -> None:
-        self._least_s = least_s
-        self._even = 1 / ranks
-        self.shares = (self._even,) * ranks
-        self.spread = 1.0  # the fastest rank's speed to the slowest one's
-        self.gain = 1.0  # the time of a step with even shares to that with these
+    taker: str  # "rank" or "host"
+    whole: str  # "a global batch" or "a round"
+    before: tuple[float, ...]
+
+    @classmethod
+    def of_ranks(cls, ranks: int) -> Parts:
+        """A global batch, evenly."""
+        return cls("rank", "a global batch", (1 / ranks,) * ranks)
+
+
+class Balance:
+    """The shares of all ranks, or of all hosts, the same everywhere."""
+
+    def __init__(self, parts: Parts, least_s: float = LEAST_S, first_s: float = FIRST_S) -> None:
+        self._parts, self._least_s, self._wait_s = parts, least_s, min(first_s, least_s)
+        self.shares = parts.before
+        self.spread = 1.0  # the fastest one's speed to the slowest one's
+        self.gain = 1.0  # the time of the whole as it was divided before to that with these shares
 
     def hear(self, told: Sequence[RankSpeed]) -> str:
-        """Every rank has told its speed: why shares change, in a sentence; empty: they do not."""
-        speeds = [speed.samples_per_s for speed in told]
+        """All have told their speeds: why shares change, in a sentence; empty: they do not."""
+        speeds, even = [speed.samples_per_s for speed in told], self._parts.before
         if min(speeds) <= 0:
             return ""
         self.spread = max(speeds) / min(speeds)
-        self.gain = _step_s([self._even] * len(speeds), speeds) / _step_s(self.shares, speeds)
-        if min(speed.measured_s for speed in told) < self._least_s:
+        self.gain = _whole_s(even, speeds) / _whole_s(self.shares, speeds)
+        if min(speed.measured_s for speed in told) < self._wait_s:
             return ""
-        wanted = _shares(speeds, _LEAST * self._even)
+        wanted = _shares(speeds, _LEAST / len(speeds))
         off = [abs(new / old - 1) for new, old in zip(wanted, self.shares, strict=True)]
         if max(off) <= _IGNORED:
             return ""
-        before, self.shares = self.shares, wanted
-        self.gain = _step_s([self._even] * len(speeds), speeds) / _step_s(wanted, speeds)
-        most = off.index(max(off))
+        before, self.shares, self._wait_s = self.shares, wanted, self._least_s
+        self.gain = _whole_s(even, speeds) / _whole_s(wanted, speeds)
+        most, (taker, whole, _) = off.index(max(off)), self._parts
         return (
-            f"ranks take their parts of a global batch by their speeds, which lie "
-            f"{self.spread:.2f} times apart: rank {most} takes {100 * wanted[most]:.3g} % instead "
-            f"of {100 * before[most]:.3g} %; with even parts a step would take "
+            f"{taker}s take their parts of {whole} by their speeds, which lie {self.spread:.2f} "
+            f"times apart: {taker} {most} takes {100 * wanted[most]:.3g} % instead of "
+            f"{100 * before[most]:.3g} %; as it was divided at the beginning {whole} would take "
             f"{self.gain:.2f} times as long"
         )
 
@@ -120,6 +134,6 @@ def _shares(speeds: Sequence[float], least: float) -> tuple[float, ...]:
     return tuple(share / sum(raised) for share in raised)
 
 
-def _step_s(shares: Sequence[float], speeds: Sequence[float]) -> float:
-    """What the slowest rank needs for its part of a batch of one sample."""
+def _whole_s(shares: Sequence[float], speeds: Sequence[float]) -> float:
+    """What the slowest one needs for its part of a whole of one sample."""
     return max(share / speed for share, speed in zip(shares, speeds, strict=True))

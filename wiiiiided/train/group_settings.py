@@ -49,8 +49,12 @@ class GroupSettings:
             for group in self._optimizer.param_groups
         ]
 
-    def difference(self) -> Mismatch:
-        """Which setting differs between ranks. A collective call."""
+    def difference(self, advice: str = "") -> Mismatch:
+        """Which setting differs between ranks, and what to do. A collective call."""
+        advice = advice or (
+            "weights are shared, so all ranks must step alike (a scheduler that looks at this "
+            "rank's own loss? give all ranks the average)"
+        )
         mine = [f"{k}={v!r}" for settings in self._told() for k, v in settings.items()]
         texts = tell_all(self._face, "\n".join(mine))
         first = texts[0].split("\n")
@@ -58,9 +62,7 @@ class GroupSettings:
             for line, other in zip(first, text.split("\n"), strict=False):
                 if line != other:
                     return Mismatch(
-                        f"the optimizer has {line} on rank 0 and {other} on rank {rank}: weights "
-                        "are shared, so all ranks must step alike (a scheduler that looks at this "
-                        "rank's own loss? give all ranks the average)"
+                        f"the optimizer has {line} on rank 0 and {other} on rank {rank}: {advice}"
                     )
         return Mismatch("the ranks' optimizers have different settings")
 

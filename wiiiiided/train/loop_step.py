@@ -27,6 +27,7 @@ class LoopStep:
     ) -> None:
         self._steps, self._data, self._saver = steps, data, saver
         self._before = 0  # steps that were made before this process began
+        self._is_asked = False  # the script wants a checkpoint as soon as hosts meet
         if data is not None:
             data.attach(self.between_steps)
 
@@ -52,14 +53,21 @@ class LoopStep:
         self.weigh()
         if self._saver is not None:
             self._saver.begin()
-            self._steps.wishes_save = self._saver.wishes()
+            self._steps.wishes_save = self._is_asked or self._saver.wishes()
         self._steps.step(inner)
         if self._data is not None:
             samples = self._data.samples_of_step()
             self._data.committed()
+            if isinstance(self._steps, SyncStep):
+                self._data.divide(self._steps.shares)
             self._tell(self._data, samples)
         if self._saver is not None and self._is_common:
+            self._is_asked = False
             self._saver.stepped(self.number, self._steps.is_save_wished)
+
+    def save_soon(self) -> None:
+        """When hosts meet next."""
+        self._is_asked = True
 
     @property
     def _is_common(self) -> bool:

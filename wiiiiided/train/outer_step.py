@@ -52,9 +52,11 @@ from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.optimizer import shown
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.round_length import RoundTimes, next_length, outer_constants
+from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.sync_step import SyncStep
+from wiiiiided.train.training_loop import TrainingLoop
 
 _EXCHANGE: Final = "the exchange of weights in optimizer.step()"
 _EXCHANGED: Final = CallSignature.of("weights of other hosts")
@@ -99,6 +101,11 @@ class _RoundReport(NamedTuple):
     origin: float
     settings: float  # of the inner optimizer, a digest
     wishes_save: float  # 1: this rank wants a checkpoint
+    steps: float  # of this round
+    batches: float  # that the host's loop has got in it
+    measured_s: float  # since hosts' shares changed
+    scheduled: float  # steps of the scheduler
+    has_changed: float  # 1: settings are not those of the beginning
 
 
 class OuterStep:
@@ -112,6 +119,7 @@ class OuterStep:
         face: dist.ProcessGroup,
         group: Group,
         between: Between,
+        loop: TrainingLoop,
     ) -> None:
         """A collective call. All hosts have the same weights."""
         self._inner, self._shared, self._model = inner, shared, model
@@ -119,6 +127,8 @@ class OuterStep:
         assert group.wide is not None
         self._wide, place = group.wide, group.team.rank
         self._length = 1 if between.every == AUTO else int(between.every)
+        self._rounds = self._make_rounds(loop)
+        self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]
         self._begins = [int(at) for at in np.cumsum([0, *counts])]
         total = self._begins[-1]
@@ -135,6 +145,7 @@ class OuterStep:
         self._segments = list(self._host_segments(total))
         self._outer, self._state = self._make_outer()
         self._settings = GroupSettings(shared.optimizer, face)
+        self._first_settings = self._settings.digest()
         self._steps = 0  # of this round
         self._samples, self._counted_steps = 0.0, 0
         self._since = time.monotonic()
@@ -146,6 +157,12 @@ class OuterStep:
         self.wishes_save = self.is_save_wished = False
         self._take_anchor()
         meet(group, _WRITTEN)
+
+    def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:
+        if loop.data is None:
+            return StepRounds(self._length)
+        hosts, rank = self._wide.hosts, self._group.rank
+        return DataRounds(loop.data, loop.scheduler, hosts, rank, self._length)
 
     def _cut(self) -> Iterator[_WeightStretch]:
         for parameter, begin, end in zip(
@@ -216,7 +233,7 @@ class OuterStep:
         self._samples += 1.0 if samples is None else samples
         self._counted_steps += samples is not None
         self._steps += 1
-        if self._steps >= self._length:
+        if self._rounds.is_over(self._steps):
             self._exchange()
             self._since = time.monotonic()
 
@@ -235,8 +252,26 @@ class OuterStep:
 
     @property
     def number(self) -> int:
-        """Of the last step."""
-        return self._inner.number
+        """Of the last step; where hosts make different numbers of them, of all together."""
+        found = self._rounds.global_steps(self._steps)
+        return self._inner.number if found is None else found
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What part of a round each rank takes."""
+        hosts = self._wide.hosts
+        by_host = self._rounds.shares or [len(ranks) / self._face.size() for ranks in hosts]
+        found = [
+            (rank, share / len(ranks))
+            for ranks, share in zip(hosts, by_host, strict=True)
+            for rank in ranks
+        ]
+        return tuple(share for _, share in sorted(found))
+
+    @property
+    def saves_at_exchange(self) -> bool:
+        """Whether hosts are at different steps, so that they can only save when they meet."""
+        return self._rounds.is_uneven and self._rounds.is_in_loop
 
     @property
     def noise(self) -> NoiseScale | None:
@@ -301,6 +336,11 @@ class OuterStep:
             self._origin,
             self._settings.digest(),
             self.wishes_save,
+            self._steps,
+            self._rounds.batches,
+            self._rounds.measured_s,
+            self._rounds.scheduled,
+            self._settings.digest() != self._first_settings,
         )
         rows = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
         told = [_RoundReport(*row) for row in rows]
@@ -339,14 +379,22 @@ class OuterStep:
         """Raise on all ranks what hosts, which have not met since the last exchange, differ in."""
         _check_origins([row.origin for row in told])
         for rank, theirs in enumerate(told):
-            if theirs.counted_steps != told[0].counted_steps:
+            if theirs.counted_steps - theirs.steps != told[0].counted_steps - told[0].steps:
                 raise Mismatch(
-                    f"rank {rank} called run.samples() before {theirs.counted_steps:g} steps of "
-                    f"this round and rank 0 before {told[0].counted_steps:g}: all ranks say how "
-                    "many samples they had, or none"
+                    f"rank {rank} called run.samples() before {theirs.counted_steps:g} of "
+                    f"{theirs.steps:g} steps of this round and rank 0 before "
+                    f"{told[0].counted_steps:g} of {told[0].steps:g}: all ranks say how many "
+                    "samples they had, or none"
                 )
-        if any(row.settings != told[0].settings for row in told):
-            raise self._settings.difference()
+        if self._rounds.is_uneven and self._knows_schedule:
+            self._rounds.catch_up(max(int(row.scheduled) for row in told))
+        elif any(row.settings != told[0].settings for row in told):
+            raise self._settings.difference(
+                "hosts make different numbers of steps: give the scheduler to "
+                "wide.parallel(…, scheduler=…), and it follows the steps of all"
+                if self._rounds.is_uneven
+                else ""
+            )
 
     def _fill_delta(self, weight: float) -> None:
         for begin, weights, _ in self._stretches:
@@ -399,16 +447,34 @@ class OuterStep:
                 at += buffer.numel()
 
     def _end_round(self, told: Sequence[_RoundReport], taken_s: float) -> None:
+        reports, why = self._host_reports(told), ""
         if self._between.every == AUTO:
             # What was told is of the exchanges before this one: all ranks know the same.
-            slowest_s = max(row.step_s for row in told)
             exchange_s = max(row.exchange_s for row in told)
-            self._length, why = next_length(self._length, slowest_s, exchange_s)
-            if why and self._face.rank() == 0:
-                log.tell(self._group.who, why)
+            step_s = self._rounds.round_s(reports)
+            self._length, why = next_length(self._length, step_s, exchange_s)
+        may_differ = self._knows_schedule or not any(row.has_changed for row in told)
+        for said in (why, self._rounds.end(self._length, reports, may_differ)):
+            if said and self._face.rank() == 0:
+                log.tell(self._group.who, said)
         self._times.add_exchange(taken_s)
         self._origin = 0.0
         self._steps, self._counted_steps, self._samples = 0, 0, 0.0
+
+    def _host_reports(self, told: Sequence[_RoundReport]) -> list[HostReport]:
+        found = []
+        for ranks in self._wide.hosts:
+            rows = [told[rank] for rank in ranks]
+            found.append(
+                HostReport(
+                    int(rows[0].steps),
+                    int(rows[0].batches),
+                    sum(row.samples for row in rows),
+                    max(row.step_s for row in rows),
+                    min(row.measured_s for row in rows),
+                )
+            )
+        return found
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""
@@ -471,7 +537,9 @@ class OuterStep:
         self._state.take(0)
         self._length = outer["every"] if self._between.every == AUTO else self._length
         self._loads = self._shared.memory.loads()  # all ranks are here: none is loading
-        if all(row[1] and row == told[0] for row in told):
+        # With data= samples count from exchange to exchange: a round begins anew, with its samples.
+        goes_on = isinstance(self._rounds, StepRounds) or not outer["steps"]
+        if goes_on and all(row[1] and row == told[0] for row in told):
             self._steps, self._samples = outer["steps"], outer["samples"]
             self._counted_steps = outer["counted_steps"]
         else:

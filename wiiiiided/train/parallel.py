@@ -101,7 +101,7 @@ class Parallel:
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
             steps = self._steps = SyncStep(shared, model)
             if seldom:
-                self._steps = OuterStep(steps, shared, model, face, group, between)
+                self._steps = OuterStep(steps, shared, model, face, group, between, loop)
             if not loop.is_empty:
                 if loop.save is not None:
                     digest = model_digest(model, optimizer)
@@ -195,8 +195,8 @@ class Parallel:
         The same on all ranks. Even until ranks have said for a minute how many samples they had
         (`samples`, or data=); they change seldom, after a step, and rank 0 says why.
         """
-        if isinstance(self._steps, SyncStep):
-            return self._steps.balance.shares
+        if not isinstance(self._steps, AsyncStep):
+            return self._steps.shares
         ranks = self._shared.face.size()
         return (1 / ranks,) * ranks
 
@@ -258,11 +258,15 @@ class Parallel:
     def save(self) -> None:
         """Save now, on all ranks, after a step; returns when all hosts have written it.
 
-        With `every` this ends the round: hosts exchange what they have. What cannot be written
-        is a warning.
+        With `every` this ends the round: hosts exchange what they have. Where they make different
+        numbers of steps, it returns at once, and the save comes with the round's end. What cannot
+        be written is a warning.
         """
         saver, loop_step = self._savers("save")
         if isinstance(self._steps, OuterStep):
+            if self._steps.saves_at_exchange:
+                loop_step.save_soon()
+                return
             self._steps.end_round()
         saver.save(loop_step.number, True)
 

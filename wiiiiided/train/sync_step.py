@@ -26,7 +26,7 @@ from wiiiiided import log
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
-from wiiiiided.train.balance import LEAST_S, Balance, RankSpeed, StepClock, is_told
+from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
@@ -64,7 +64,7 @@ class SyncStep:
         self.noise = NoiseScale() if shared.face.size() > 1 else None
         self._told = False  # this rank's record has norms or a speed
         self._measured: BatchSizes | None = None  # of the step whose norms are told at the next
-        self.balance = Balance(shared.face.size(), LEAST_S)
+        self.balance = Balance(Parts.of_ranks(shared.face.size()))
         self._clock, self._heard = StepClock(), 0  # the last step in which speeds were told
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
@@ -139,6 +139,11 @@ class SyncStep:
         norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
         whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
         return norm if whole else norm.float()
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """What part of a global batch each rank should take."""
+        return self.balance.shares
 
     def count_samples(self, count: float) -> None:
         """This rank's batch had so many samples."""

@@ -154,7 +154,7 @@ def _train(
     """One run, which is killed after so many steps; returns what was committed."""
     cursor, step = Cursor(at, 0), []
     while cursor.head.epoch < epochs:
-        epoch, place = cursor.begin()
+        epoch, place, _ = cursor.begin()
         order = EpochOrder(length, seed, epoch, shuffle=True)
         for span in batch_spans(place, length, size, drop_last=False):
             if not steps:

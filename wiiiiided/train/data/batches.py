@@ -9,12 +9,16 @@ A rank without a sample. A short last batch may have fewer samples than there ar
 step together, and a model cannot be relied on to take a batch of none (`x.view(len(x), -1)` raises,
 a mean is NaN, BatchNorm raises). So a rank whose part is empty gets the batch's first sample, which
 another rank has too, and `samples_of_step()` says 0: weighted by that, its gradient counts nothing.
+
+How batches are divided may change in the middle of a loop: ranks' shares, the size of a batch, the
+rounds of hosts (`divide`, `begin_rounds`, `end_round`). What was fetched ahead is then thrown away,
+and the loop goes on from what it has got.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -23,11 +27,15 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default
 
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.columns import ColumnDataset
-from wiiiiided.train.data.cursor import Cursor, EpochPlace
+from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
+from wiiiiided.train.data.places import Places, Stretch
+from wiiiiided.train.data.rounds import HostSizes, rounds_from
 
-_FORMAT: Final = 1  # of the state
+# Of the state; the second has places that hosts have left behind.
+_FORMAT, _WITH_LEFT = 1, 2
+_NO_BATCH: Final = object()
 _OURS: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
@@ -37,6 +45,13 @@ class RankPart(NamedTuple):
     span: BatchSpan
     samples: int
     numbers: Numbers  # of the samples; of one that does not count if there are none
+
+
+class HostPlace(NamedTuple):
+    """Which of a host's ranks this is."""
+
+    place: int
+    ranks: int
 
 
 class Batches:
@@ -57,8 +72,11 @@ class Batches:
         self._shuffle, self._drop_last, self._group = bool(shuffle), bool(drop_last), group
         self._refuse()
         self._fetch = _fetcher(dataset)
-        self._cursor = Cursor(EpochPlace(0, 0), 0)
+        self._cursor: Cursor = Cursor(EpochPlace(0, 0), 0)
+        self._shares: tuple[float, ...] | None = None
+        self._division = 0  # how often batches have been divided otherwise
         self._loop = 0  # the number of the loop that goes on
+        self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
         self._by_steps = False
         self._between_steps: Callable[[], None] = lambda: None
 
@@ -79,8 +97,9 @@ class Batches:
     def __iter__(self) -> Iterator[Any]:
         """What is left of this epoch."""
         fetched: deque[RankPart] = deque()
-        parts = self.begin_loop(fetched)
-        return self.hand_out((self._fetch(part.numbers) for part in parts), fetched)
+        return self.hand_out(
+            lambda: (self._fetch(part.numbers) for part in self.parts(fetched)), fetched
+        )
 
     def loader(self, **options: Any) -> BatchLoader:
         """The same through a DataLoader with these options: num_workers, collate_fn and so on."""
@@ -96,7 +115,7 @@ class Batches:
     @property
     def epochs_done(self) -> float:
         """How many epochs have been trained: 2.25 is a quarter of the third."""
-        epoch, place = self._cursor.committed
+        epoch, place, _ = self._cursor.committed
         return epoch + place / self._length
 
     def set_epoch(self, epoch: int) -> None:
@@ -128,26 +147,72 @@ class Batches:
         """How many samples this rank has got since the last commit."""
         return self._cursor.samples
 
+    # -- how batches are divided ----
+
+    def divide(self, shares: Sequence[float] | None, batch_size: int | None = None) -> None:
+        """From the next batch on ranks take these shares of it; it may have another size."""
+        wanted = None if shares is None or len(set(shares)) == 1 else tuple(shares)
+        size = batch_size or self.batch_size
+        if (wanted, size) != (self._shares, self.batch_size):
+            self._shares, self.batch_size = wanted, size
+            self._division += 1
+
+    def begin_rounds(self, host: int, sizes: HostSizes, place: HostPlace) -> None:
+        """Hosts make rounds of their own, of which this rank has a place in this host."""
+        at, generation = self._cursor.committed, self._cursor.generation
+        self._cursor = RoundCursor(at, generation, host, sizes)
+        self._place_in_host = place
+        self._division += 1
+
+    @property
+    def batches_of_round(self) -> int:
+        """How many of its batches this host has got since the round began."""
+        return self._rounds.handed
+
+    @property
+    def is_round_over(self) -> bool:
+        """Whether this host has got all of its round."""
+        cursor = self._rounds
+        return cursor.is_round_over(self._end)
+
+    def end_round(self, made: Sequence[int], sizes: HostSizes) -> None:
+        """Hosts have exchanged after so many batches each, and go on with these sizes."""
+        cursor = self._rounds
+        foreseen = cursor.end_round(self._end, made)
+        if not foreseen or sizes != cursor.sizes:
+            self._division += 1
+        cursor.sizes = sizes
+
+    @property
+    def _rounds(self) -> RoundCursor:
+        assert isinstance(self._cursor, RoundCursor)
+        return self._cursor
+
     # -- state ----
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is: the same on all ranks, and for any number of them."""
-        epoch, position = self._cursor.committed
+        epoch, position, places = self._cursor.committed.saved()
+        left = {"left": [list(stretch) for stretch in places.left]} if places.left else {}
         return {
-            "format": _FORMAT,
+            "format": _WITH_LEFT if left else _FORMAT,
             "epoch": epoch,
             "position": position,
             "length": self._length,
             "seed": self.seed,
             "shuffle": self._shuffle,
             "generation": self._cursor.generation,
+            **left,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken. Another batch size or number of ranks is no obstacle."""
-        if not isinstance(state, Mapping) or not self.state_dict().keys() <= state.keys():
+        mine = self.state_dict() | {"format": _FORMAT}
+        mine.pop("left", None)
+        if not isinstance(state, Mapping) or not mine.keys() <= state.keys():
             raise UsageError("this is no state of wide.Batches")
-        mine = self.state_dict()
+        if state["format"] == _WITH_LEFT:
+            mine["format"] = _WITH_LEFT
         for name, what in {
             "format": "the state's format is",
             "length": "the number of samples of the data set is",
@@ -164,36 +229,88 @@ class Batches:
             raise UsageError("this is no state of wide.Batches")
         if not (0 <= position <= self._length and epoch >= 0):
             raise UsageError(f"there is no sample {position} in epoch {epoch} of {self!r}")
-        self._cursor = Cursor(EpochPlace(epoch, position), generation + 1)
+        at = EpochPlace(epoch, position, self._left(position, state.get("left", ())))
+        if isinstance(self._cursor, RoundCursor):
+            self._cursor = RoundCursor(at, generation + 1, self._cursor.host, self._cursor.sizes)
+        else:
+            self._cursor = Cursor(at, generation + 1)
         self._loop += 1
+
+    def _left(self, position: int, stretches: Iterable[Any]) -> Places:
+        """What hosts have left behind, as it was saved."""
+        try:
+            left = tuple(Stretch(int(begin), int(end)) for begin, end in stretches)
+        except (TypeError, ValueError):
+            raise UsageError("this is no state of wide.Batches") from None
+        tail = position + sum(stretch.size for stretch in left)
+        ends = [0, *(place for stretch in left for place in stretch), tail]
+        if ends != sorted(ends) or tail > self._length:
+            raise UsageError(f"a state cannot have left {list(map(list, left))} of {self!r}")
+        return Places(tail, left)
 
     # -- the parts of this rank ----
 
-    def begin_loop(self, fetched: deque[RankPart]) -> Iterator[RankPart]:
-        """This rank's parts, from where training is to the epoch's end; each goes to `fetched`."""
+    def parts(self, fetched: deque[RankPart]) -> Iterator[RankPart]:
+        """This rank's parts, from where the loop is to the epoch's end; each goes to `fetched`."""
+        cursor = self._cursor
+        if isinstance(cursor, RoundCursor):
+            at = cursor.now()
+            found = iter(()) if at is None else self._parts_of_rounds(at, cursor)
+        else:
+            found = self._parts_of_batches(cursor.head)
+        for part in found:
+            fetched.append(part)
+            yield part
+
+    def _parts_of_batches(self, at: EpochPlace) -> Iterator[RankPart]:
         rank, ranks = self._place()
-        epoch, position = self._cursor.begin()
-        if not any(True for _ in self._spans(position)):  # a smaller rest, which is left out
-            self._cursor.move(epoch := epoch + 1)
-            position = 0
-        self._loop += 1
-        order = EpochOrder(self._length, self.seed, epoch, self._shuffle)
+        order = self._order(at)
+        for span in self._spans(at.place):
+            cuts = split(span.end - span.begin, ranks, self._shares)
+            begin, end = span.begin + cuts[rank], span.begin + cuts[rank + 1]
+            yield _part(order, span, begin, end)
 
-        def parts() -> Iterator[RankPart]:
-            for span in self._spans(position):
-                part = _part(order, span, rank, ranks)
-                fetched.append(part)
-                yield part
+    def _parts_of_rounds(self, at: EpochPlace, cursor: RoundCursor) -> Iterator[RankPart]:
+        """As far as hosts go on as they are; `end_round` sees to it if they do not."""
+        (place, ranks), host, sizes = self._place_in_host, cursor.host, cursor.sizes
+        order, skipped = self._order(at), cursor.handed
+        for found in rounds_from(at.place, self._end, sizes):
+            for number in range(skipped, found.counts[host]):
+                begin, end = found.batch(host, number, sizes.batches[host])
+                cuts = split(end - begin, ranks)
+                last = found.last and number == found.counts[host] - 1
+                span = BatchSpan(min(begin, found.end - 1), end, last)
+                yield _part(order, span, begin + cuts[place], begin + cuts[place + 1])
+            skipped = max(0, skipped - found.counts[host])
 
-        return parts()
+    def _order(self, at: EpochPlace) -> EpochOrder:
+        return EpochOrder(self._length, self.seed, at.epoch, self._shuffle, at.places)
 
-    def hand_out(self, batches: Iterable[Any], fetched: deque[RankPart]) -> Iterator[Any]:
+    def hand_out(
+        self, fetch: Callable[[], Iterator[Any]], fetched: deque[RankPart]
+    ) -> Iterator[Any]:
         """Batches as the loop gets them, in the order of the parts that they are of."""
+        if not isinstance(self._cursor, RoundCursor):
+            self._place()  # raises now, and not at the first batch
+        at = self._cursor.begin()
+        if not self._has_left(at):
+            self._cursor.move(at.epoch + 1)
+        self._loop += 1
         loop = self._loop  # now, not when the first one is asked for
+        self.is_in_loop = True
+        batches, division = fetch(), self._division
 
         def handed_out() -> Iterator[Any]:
+            nonlocal batches, division
             self._between_steps()
-            for batch in batches:
+            while True:
+                if division != self._division:
+                    division = self._division
+                    fetched.clear()
+                    batches = fetch()
+                batch = next(batches, _NO_BATCH)
+                if batch is _NO_BATCH:
+                    break
                 self._check_loop(loop)
                 part = fetched.popleft()
                 self._cursor.hand_out(part.span, part.samples)
@@ -204,11 +321,23 @@ class Batches:
                 if not part.span.last:
                     self._between_steps()
             self._cursor.run_out()
+            self.is_in_loop = False
 
         return handed_out()
 
     def _spans(self, position: int) -> Iterator[BatchSpan]:
         return batch_spans(position, self._length, self.batch_size, self._drop_last)
+
+    @property
+    def _end(self) -> int:
+        """Where an epoch ends for rounds, which are not made of global batches."""
+        return self._length - (self._length % self.batch_size if self._drop_last else 0)
+
+    def _has_left(self, at: EpochPlace) -> bool:
+        """Whether something of an epoch is left to train; a short rest may be left out."""
+        if isinstance(self._cursor, RoundCursor):
+            return at.place < self._end
+        return any(True for _ in self._spans(at.place))
 
     def _check_loop(self, loop: int) -> None:
         if self._loop != loop:
@@ -267,8 +396,12 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[Any]:
         fetched: deque[RankPart] = deque()
-        self._sampler.parts = self._data.begin_loop(fetched)
-        return self._data.hand_out(iter(self._loader), fetched)
+
+        def fetch() -> Iterator[Any]:
+            self._sampler.parts = self._data.parts(fetched)
+            return iter(self._loader)
+
+        return self._data.hand_out(fetch, fetched)
 
 
 class _PartSampler:
@@ -285,9 +418,7 @@ class _PartSampler:
         return (part.numbers.tolist() for part in self.parts)
 
 
-def _part(order: EpochOrder, span: BatchSpan, rank: int, ranks: int) -> RankPart:
-    cuts = split(span.end - span.begin, ranks)
-    begin, end = span.begin + cuts[rank], span.begin + cuts[rank + 1]
+def _part(order: EpochOrder, span: BatchSpan, begin: int, end: int) -> RankPart:
     if begin < end:
         return RankPart(span, end - begin, order.samples(begin, end))
     return RankPart(span, 0, order.samples(span.begin, span.begin + 1))

@@ -20,7 +20,9 @@ import numpy as np
 
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.permutation import Numbers, Permutation
+from wiiiiided.train.data.places import Places
 
+_ALL: Final = Places()
 _WINDOW: Final = 8192  # places that are computed at once: 20 times faster each than 16 at a time
 
 
@@ -33,15 +35,22 @@ class BatchSpan(NamedTuple):
 
 
 class EpochOrder:
-    """The samples of one epoch, in their order."""
+    """The samples of one epoch, in their order; `places`: of the numbers that are left of it."""
 
-    def __init__(self, length: int, seed: int, epoch: int, shuffle: bool) -> None:
-        self._length = length
+    def __init__(
+        self, length: int, seed: int, epoch: int, shuffle: bool, places: Places = _ALL
+    ) -> None:
+        self._length, self._places = length, places
         self._permutation = Permutation(length, seed, epoch) if shuffle else None
         self._begin, self._window = 0, np.empty(0, np.int64)
 
     def samples(self, begin: int, end: int) -> Numbers:
-        """The numbers of the samples at these places."""
+        """The data set's samples at these of the numbers that are left."""
+        if begin >= self._places.tail:
+            return self._at(begin, end)
+        return np.concatenate([self._at(*stretch) for stretch in self._places.of(begin, end)])
+
+    def _at(self, begin: int, end: int) -> Numbers:
         if self._permutation is None:
             return np.arange(begin, end)
         if not self._begin <= begin <= end <= self._begin + len(self._window):

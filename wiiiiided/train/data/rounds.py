@@ -1,0 +1,105 @@
+"""Which part of an epoch each host trains between two exchanges. Pure.
+
+    numbers    position ─────────────── round ────────────────► │ next round …
+               │ host 0: 12 batches │ host 1: 4 batches │     by speed: equal time, unequal steps
+               │  │  │  │  …        │   │   │   │       │     a batch is cut for the host's ranks
+
+A round has as many samples as `length` global batches; hosts take them by their *counts*: batches
+of their own size. The rest of an epoch is a shorter round, in which every host has one batch at
+least, if only of a sample that does not count: all hosts exchange in the same rounds.
+
+A loop may have been stopped in the middle of a round (an exchange that a checkpoint asks for), or
+have gone beyond its end (accumulation: a step takes several batches, and the last one crossed the
+end). What each host has got is told at the exchange as a number of batches; all hosts compute from
+these numbers what is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from wiiiiided.train.data.order import split
+from wiiiiided.train.data.places import Stretch
+
+
+class HostSizes(NamedTuple):
+    """What hosts take in a round, by host."""
+
+    batches: tuple[int, ...]  # samples of a host's batch
+    counts: tuple[int, ...]  # batches of a round
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """Of each host in a whole round."""
+        return tuple(b * n for b, n in zip(self.batches, self.counts, strict=True))
+
+
+class Round(NamedTuple):
+    """The numbers of one round."""
+
+    ranges: tuple[Stretch, ...]  # by host, one behind the other
+    counts: tuple[int, ...]  # batches of each host
+    last: bool  # of its epoch
+
+    @property
+    def end(self) -> int:
+        """Behind the last host's."""
+        return self.ranges[-1].end
+
+    def batch(self, host: int, number: int, size: int) -> Stretch:
+        """The numbers of a host's batch; an empty one is a step that does not count."""
+        begin, end = self.ranges[host]
+        low = min(begin + number * size, end)
+        return Stretch(low, min(low + size, end))
+
+
+def cut_round(position: int, end: int, sizes: HostSizes) -> Round:
+    """The round that begins at a number, of an epoch that ends at another."""
+    samples, left = sizes.samples, end - position
+    if left > sum(samples):
+        cuts = [position + sum(samples[:host]) for host in range(len(samples) + 1)]
+        return Round(_between(cuts), sizes.counts, False)
+    cuts = [position + cut for cut in split(left, len(samples), samples)]
+    ranges = _between(cuts)
+    counts = (max(1, -(-r.size // b)) for r, b in zip(ranges, sizes.batches, strict=True))
+    return Round(ranges, tuple(counts), True)
+
+
+def rounds_from(position: int, end: int, sizes: HostSizes) -> Iterator[Round]:
+    """The round at a number and those behind it, if hosts go on as they are."""
+    while True:
+        found = cut_round(position, end, sizes)
+        yield found
+        if found.last:
+            return
+        position = found.end
+
+
+class RoundEnd(NamedTuple):
+    """What rounds have come to at an exchange."""
+
+    end: int  # all before it was given to a host
+    left: list[Stretch]  # and this of it was not trained
+    is_epochs_last: bool  # nothing of the epoch is left
+
+
+def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]) -> RoundEnd:
+    """Every host has trained so many batches since the round at `position` began."""
+    missing, left = list(made), []
+    found = None
+    for found in rounds_from(position, end, sizes):
+        for host, (stretch, size) in enumerate(zip(found.ranges, sizes.batches, strict=True)):
+            trained = min(stretch.begin + missing[host] * size, stretch.end)
+            if trained < stretch.end:
+                left.append(Stretch(trained, stretch.end))
+            missing[host] = max(0, missing[host] - found.counts[host])
+        if not any(missing):
+            break
+    assert found is not None
+    return RoundEnd(found.end, left, found.last and not left)
+
+
+def _between(cuts: Sequence[int]) -> tuple[Stretch, ...]:
+    return tuple(itertools.starmap(Stretch, itertools.pairwise(cuts)))

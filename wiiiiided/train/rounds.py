@@ -1,0 +1,219 @@
+"""When a host's round is over, and what hosts take of the next one.
+
+    StepRounds    hosts make the same number of steps: the run does not know what their loops have
+    DataRounds    the run has the loop's data: hosts take parts of a round by their speeds, so that
+                  they come to the exchange at the same time, and with the end of an epoch their
+                  loops end in the same round (`data.rounds` cuts them)
+
+        host 0, fast   │ step step step step step step │ exchange │
+        host 1, slow   │ step      step      step      │ exchange │
+
+A round of H steps has as many samples as H global batches, whoever trains them: `every` means the
+same on machines of any speed, and a learning rate schedule follows global steps (`SchedulerPace`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from wiiiiided.train.balance import Balance, Parts, RankSpeed
+from wiiiiided.train.data.batches import Batches, HostPlace
+from wiiiiided.train.data.order import split
+from wiiiiided.train.data.rounds import HostSizes
+
+
+class HostReport(NamedTuple):
+    """What a host tells at the end of a round."""
+
+    steps: int
+    batches: int  # that its loop has got; 0: the run does not know
+    samples: float
+    step_s: float  # 0: not known
+    measured_s: float  # since shares changed
+
+
+class StepRounds:
+    """Hosts make the same number of steps."""
+
+    batches, measured_s, scheduled = 0, 0.0, 0
+    is_uneven, is_in_loop, shares = False, False, None
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def is_over(self, steps: int) -> bool:
+        """Whether the exchange comes after so many steps of a round."""
+        return steps >= self._length
+
+    def round_s(self, told: Sequence[HostReport]) -> float:
+        """What a step of a round takes: that of the slowest host."""
+        return max(host.step_s for host in told)
+
+    def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
+        """The next round has so many steps."""
+        self._length = length
+        return ""
+
+    def global_steps(self, steps: int) -> int | None:
+        """None: a host's own steps are those of all."""
+        return None
+
+    def catch_up(self, scheduled: int) -> None:
+        """The loop's scheduler is none of ours."""
+
+
+class DataRounds:
+    """Hosts take parts of a round by their speeds."""
+
+    def __init__(
+        self, data: Batches, scheduler: Any, hosts: Sequence[Sequence[int]], rank: int, length: int
+    ) -> None:
+        """`hosts`: the ranks of each."""
+        self._data, self._length = data, length
+        self._host = next(i for i, ranks in enumerate(hosts) if rank in ranks)
+        self._pace = SchedulerPace(scheduler, data) if scheduler is not None else None
+        cuts = split(data.batch_size, sum(len(ranks) for ranks in hosts))
+        self._batches = tuple(sum(cuts[r + 1] - cuts[r] for r in ranks) for ranks in hosts)
+        even = tuple(batch / data.batch_size for batch in self._batches)
+        self._balance = Balance(Parts("host", "a round", even))
+        self._since = time.monotonic()
+        self._done = 0  # global steps before this round
+        self._sizes = self._cut(1)
+        mine = hosts[self._host]
+        place = HostPlace(list(mine).index(rank), len(mine))
+        data.begin_rounds(self._host, self._sizes, place)
+
+    def _cut(self, batches_of_step: int) -> HostSizes:
+        whole = self._length * self._data.batch_size
+        steps = [
+            max(1, round(share * whole / batch))
+            for share, batch in zip(self._balance.shares, self._batches, strict=True)
+        ]
+        return HostSizes(self._batches, tuple(batches_of_step * count for count in steps))
+
+    @property
+    def batches(self) -> int:
+        """That this host's loop has got since the round began."""
+        return self._data.batches_of_round
+
+    @property
+    def measured_s(self) -> float:
+        """Since shares changed."""
+        return time.monotonic() - self._since
+
+    @property
+    def scheduled(self) -> int:
+        """How often the scheduler has stepped."""
+        return 0 if self._pace is None else self._pace.made
+
+    @property
+    def is_uneven(self) -> bool:
+        """Whether hosts make different numbers of steps."""
+        return len(set(self._sizes.counts)) > 1
+
+    @property
+    def is_in_loop(self) -> bool:
+        """Whether a loop over the data goes on."""
+        return self._data.is_in_loop
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """Of a round, by host."""
+        return self._balance.shares
+
+    def is_over(self, steps: int) -> bool:
+        """Whether this host has trained its part of the round."""
+        return self._data.is_round_over
+
+    def round_s(self, told: Sequence[HostReport]) -> float:
+        """What a step of a round takes: the slowest host's time for its part, a global step."""
+        counts = self._sizes.counts
+        per_step = [c * host.step_s for c, host in zip(counts, told, strict=True)]
+        return max(per_step) / (self._length * _batches_of_step(told))
+
+    def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
+        """Hosts have exchanged. Why they take other parts from now on; empty: they do not.
+
+        `may_differ`: learning rates follow a schedule that the run knows, or none.
+        """
+        whole = sum(host.samples for host in told)
+        batches_of_step = _batches_of_step(told)
+        self._done += max(1, round(whole / (self._data.batch_size * batches_of_step)))
+        why = ""
+        if may_differ:
+            why = self._balance.hear(
+                [
+                    RankSpeed(batch / host.step_s if host.step_s else 0.0, host.measured_s)
+                    for batch, host in zip(self._batches, told, strict=True)
+                ]
+            )
+        if why:
+            self._since = time.monotonic()
+        self._length = length
+        self._sizes = self._cut(batches_of_step)
+        self._data.end_round([host.batches for host in told], self._sizes)
+        if self._pace is not None:
+            self._pace.set_rate(length, self._sizes.counts[self._host] // batches_of_step)
+        return why
+
+    def global_steps(self, steps: int) -> int | None:
+        """How many steps all hosts together have made, where this one has made `steps` of a
+        round."""
+        count = max(1, self._sizes.counts[self._host])
+        return self._done + min(steps * self._length // count, self._length - 1)
+
+    def catch_up(self, scheduled: int) -> None:
+        """Bring the scheduler to where that of another host is."""
+        if self._pace is not None:
+            self._pace.catch_up(scheduled)
+
+
+class SchedulerPace:
+    """`scheduler.step()` in the pace of global steps, where a host makes more of them or fewer.
+
+    A loop calls it after each of its own steps; with `rate` global steps for so many of them, some
+    calls do nothing, or several steps. Between two loops (once an epoch) it is what it was.
+    """
+
+    def __init__(self, scheduler: Any, data: Batches) -> None:
+        self._scheduler, self._data = scheduler, data
+        self.made = 0
+        self._credit, self._all, self._own = 0, 1, 1
+        plain: Any = type(scheduler)
+        self._plain_step = plain.step
+
+        def step(_: Any, *args: Any, **kwargs: Any) -> None:
+            self._called(*args, **kwargs)
+
+        # A class and not an attribute: attributes are part of a scheduler's state.
+        names = {"step": step, "__module__": plain.__module__}
+        scheduler.__class__ = type(plain.__name__, (plain,), names)
+
+    def set_rate(self, global_steps: int, own_steps: int) -> None:
+        """So many global steps for so many of this host's."""
+        self._credit, self._all, self._own = 0, global_steps, own_steps
+
+    def catch_up(self, made: int) -> None:
+        """Step as often as another host has."""
+        while self.made < made:
+            self._step()
+
+    def _called(self, *args: Any, **kwargs: Any) -> None:
+        if not self._data.is_in_loop:
+            self._step(*args, **kwargs)
+            return
+        self._credit += self._all
+        while self._credit >= self._own:
+            self._credit -= self._own
+            self._step(*args, **kwargs)
+
+    def _step(self, *args: Any, **kwargs: Any) -> None:
+        self._plain_step(self._scheduler, *args, **kwargs)
+        self.made += 1
+
+
+def _batches_of_step(told: Sequence[HostReport]) -> int:
+    """More than one: loops accumulate."""
+    return max(max(1, round(host.batches / max(1, host.steps))) for host in told)
