@@ -12,24 +12,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from wiiiiided.backend.engine.process import stats_page
 from wiiiiided.train.checkpoints.saving import Saver
+from wiiiiided.train.data.adaptive_batch import scale_rates
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.outer_step import OuterStep
 from wiiiiided.train.sync_step import SyncStep
+from wiiiiided.train.training_loop import TrainingLoop
 
 
 class LoopStep:
     """What the divided optimizer calls, where the run has the loop's data."""
 
     def __init__(
-        self, steps: SyncStep | OuterStep, data: Batches | None, saver: Saver | None
+        self,
+        steps: SyncStep | OuterStep,
+        loop: TrainingLoop,
+        saver: Saver | None,
+        optimizer: torch.optim.Optimizer,
+        say: Callable[[str], None],
     ) -> None:
-        self._steps, self._data, self._saver = steps, data, saver
+        """`say`: to the log, once for all ranks."""
+        self._steps, self._data, self._saver = steps, loop.data, saver
+        self._optimizer, self._scheduler, self._say = optimizer, loop.scheduler, say
         self._before = 0  # steps that were made before this process began
         self._is_asked = False  # the script wants a checkpoint as soon as hosts meet
-        if data is not None:
-            data.attach(self.between_steps)
+        if loop.data is not None:
+            loop.data.attach(self.between_steps)
 
     @property
     def number(self) -> int:
@@ -59,11 +70,22 @@ class LoopStep:
             samples = self._data.samples_of_step()
             self._data.committed()
             if isinstance(self._steps, SyncStep):
-                self._data.divide(self._steps.shares)
+                self._divide(self._data, self._steps)
             self._tell(self._data, samples)
         if self._saver is not None and self._is_common:
             self._is_asked = False
             self._saver.stepped(self.number, self._steps.is_save_wished)
+
+    def _divide(self, data: Batches, steps: SyncStep) -> None:
+        """The next batch, as all ranks have heard and decided alike."""
+        size, why = data.batch_size, ""
+        if data.adaptive is not None and steps.noise is not None:
+            size, why = data.adaptive.follow(size, steps.noise.value)
+        if why:
+            factor = data.adaptive.lr_factor(data.batch_size, size)  # type: ignore[union-attr]
+            scale_rates(self._optimizer, self._scheduler, factor)
+            self._say(why)
+        data.divide(steps.shares, size)
 
     def save_soon(self) -> None:
         """When hosts meet next."""

@@ -91,6 +91,7 @@ class Parallel:
         if updates.sync:
             seldom = between.is_seldom and group.wide is not None
             if seldom:
+                loop.refuse_seldom()
                 check_floats(named_parameters(model))
                 check_states(states, group)
                 spread_model(model, face)
@@ -107,7 +108,9 @@ class Parallel:
                     digest = model_digest(model, optimizer)
                     self._saver = Saver(loop.save, digest, face, group, self._collect)
                     self._resumer = Resumer(self._saver.folder, digest, face, group)
-                self._loop_step = LoopStep(self._steps, loop.data, self._saver)
+                self._loop_step = LoopStep(
+                    self._steps, loop, self._saver, optimizer, functools.partial(_say, face, group)
+                )
         else:
             self._shared = SharedParameters(model, optimizer, face, group)
             self._shared.lay_down(no_rows(group.team.size))
@@ -379,6 +382,12 @@ class Parallel:
     def loaded_model(self) -> None:
         """This rank has loaded the model, where all ranks of its host see it."""
         self._steps.loaded_model()
+
+
+def _say(face: dist.ProcessGroup, group: Group, text: str) -> None:
+    """To the log, by one rank."""
+    if face.rank() == 0:
+        log.tell(group.who, text)
 
 
 class _CopiedWeights(NamedTuple):

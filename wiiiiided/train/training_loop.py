@@ -61,6 +61,14 @@ class TrainingLoop:
                 "it, and call data.committed() after each step"
             )
 
+    def refuse_seldom(self) -> None:
+        """Raise if something is given that needs an exchange in every step."""
+        if self.data is not None and self.data.adaptive is not None:
+            raise UsageError(
+                'batch_size="auto" follows gradients that all ranks exchange in every step: with '
+                "`every` give wide.Batches a number"
+            )
+
     # -- saving and loading ----
 
     def state(self) -> dict[str, Any]:

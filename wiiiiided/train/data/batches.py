@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
 
 from wiiiiided.errors import UsageError
+from wiiiiided.train.data.adaptive_batch import AUTO, AdaptiveBatch
 from wiiiiided.train.data.columns import ColumnDataset
 from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
@@ -60,14 +61,23 @@ class Batches:
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 256,
+        batch_size: int | str = 256,
         seed: int = 0,
         shuffle: bool = True,
         drop_last: bool = False,
         group: dist.ProcessGroup | None = None,
+        between: tuple[int, int] | None = None,
+        lr_rule: str = "sqrt",
     ) -> None:
-        """`batch_size` is that of all ranks together. The same arguments on every rank."""
-        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        """`batch_size` is that of all ranks together. The same arguments on every rank.
+
+        "auto": as data= of wide.parallel it follows the gradient noise scale `between` two bounds,
+        and learning rates go along by `lr_rule`: "sqrt", "linear" or "none".
+        """
+        self.adaptive = AdaptiveBatch(between, lr_rule) if batch_size == AUTO else None
+        size: Any = batch_size if self.adaptive is None else self.adaptive.least
+        self.batch_size: int = size
+        self.dataset, self.seed = dataset, seed
         self._length = _length(dataset)
         self._shuffle, self._drop_last, self._group = bool(shuffle), bool(drop_last), group
         self._refuse()
@@ -86,8 +96,9 @@ class Batches:
         return full + bool(rest and not self._drop_last)
 
     def __repr__(self) -> str:
+        size = self.adaptive or self.batch_size
         return (
-            f"Batches of {self.batch_size} of {self._length} samples, seed {self.seed}"
+            f"Batches of {size} of {self._length} samples, seed {self.seed}"
             f"{'' if self._shuffle else ', not shuffled'}"
             f"{', without a short last one' if self._drop_last else ''}"
         )
@@ -203,12 +214,14 @@ class Batches:
             "shuffle": self._shuffle,
             "generation": self._cursor.generation,
             **left,
+            **({} if self.adaptive is None else {"batch_size": self.batch_size}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken. Another batch size or number of ranks is no obstacle."""
         mine = self.state_dict() | {"format": _FORMAT}
-        mine.pop("left", None)
+        for name in ("left", "batch_size"):
+            mine.pop(name, None)
         if not isinstance(state, Mapping) or not mine.keys() <= state.keys():
             raise UsageError("this is no state of wide.Batches")
         if state["format"] == _WITH_LEFT:
@@ -234,6 +247,8 @@ class Batches:
             self._cursor = RoundCursor(at, generation + 1, self._cursor.host, self._cursor.sizes)
         else:
             self._cursor = Cursor(at, generation + 1)
+        if self.adaptive is not None and isinstance(size := state.get("batch_size"), int):
+            self.batch_size = min(max(size, self.adaptive.least), self.adaptive.most)
         self._loop += 1
 
     def _left(self, position: int, stretches: Iterable[Any]) -> Places:
@@ -363,7 +378,7 @@ class Batches:
     def _refuse(self) -> None:
         size, seed = self.batch_size, self.seed
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise UsageError(f"batch_size={size!r} is not a whole number from 1 on")
+            raise UsageError(f'batch_size={size!r} is neither a whole number from 1 on nor "auto"')
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise UsageError(f"seed={seed!r} is not a whole number from 0 to 2**64")
         if not len(self):
