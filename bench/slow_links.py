@@ -2,8 +2,9 @@
 
 Two and three hosts made of network namespaces train one network at 1 Gbit, 100 Mbit and 10 Mbit:
 DDP over gloo and over wiiiiide, wide.parallel exact, in fewer bits, and with exchanges every H
-steps, next to one host alone. With --losses instead: the loss of the demo's language model after
-equal samples and after equal time, on hosts that are only pretended.
+steps, next to one host alone; then two hosts, one of which is three times slower than the other.
+With --losses instead: the loss of the demo's language model after equal samples and after equal
+time, on hosts that are only pretended.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ import dataclasses
 import sys
 import time
 
-from lib import machine, net_hosts, program, report, slow_losses, slow_speed
+from lib import machine, net_hosts, program, report, slow_losses, slow_speed, slow_uneven
+from lib.cpu_quota import NoQuota
 from lib.fleet import Fleet, FleetError
 from lib.net_hosts import Hosts
 from lib.report import Result, console
 from lib.slow_speed import Plan, SlowLinks, Speed
-from lib.two_hosts_table import Grid, Row, targets
+from lib.slow_uneven import Uneven
+from lib.two_hosts_table import Grid, Row, missing, targets
 from rich.console import Console
 from rich.status import Status
 
@@ -26,14 +29,19 @@ SPEED_METHOD = (
     "A step (forward, backward, AdamW, fused) of a multilayer perceptron with 6.5 million"
     " parameters, 26 MB of gradients, batch 16 a rank, one thread a rank. Hosts are network"
     " namespaces of one machine; tbf slows each end of a link down (burst 256 KB, latency 50 ms)."
-    " All processes share the machine's cores: one host alone is measured while the other hosts"
-    " train unconnected copies, and is the mean of them. All contenders are alive in the same ranks"
-    ' and take turns in rounds; a turn has whole rounds of H steps, every="auto" has found its H'
-    " before. A step is the mean of a turn, of the slowest rank. Shown is the median over rounds,"
-    " in brackets the least and the most; ratios are those of each round. Computing is one host"
-    " alone's step to the contender's. Bytes are those of the interface counter of the busiest host"
-    " in its busier direction. Before links are slowed down, all ranks must have the same"
-    " parameters to the bit, and the exact contenders gloo's up to rounding."
+    " Each host has cores of its own, a rank a core, where there are enough; they slow each other,"
+    " so one host alone is measured while the others train unconnected copies, and is the mean of"
+    " them. All contenders are alive in the same ranks and take turns in rounds; a turn has whole"
+    ' rounds of H steps, every="auto" has found its H before. A step is the mean of a turn, of the'
+    " slowest rank. Shown is the median over rounds, in brackets the least and the most; ratios"
+    " are those of each round. Computing is one host alone's step to the contender's. Bytes are"
+    " those of the interface counter of the busiest host in its busier direction. Before links are"
+    " slowed down, all ranks must have the same parameters to the bit, and the exact contenders"
+    " gloo's up to rounding. The slow host is slowed down by a control group's quota, a third of a"
+    " core in periods of 10 ms; batches are larger there (2048 a rank, 256 with every=16), so that"
+    " speed is that of machines and not of the link. Contenders train for as long as speeds are"
+    " measured before shares change, and are measured then, each alone in turns with both"
+    " together."
 )
 LOSS_METHOD = (
     "The demo's language model (3.6 million parameters, AdamW) with wide.parallel on {hosts}"
@@ -46,21 +54,29 @@ LOSS_METHOD = (
 )
 
 
-def _speed(plan: Plan, ranks: int, screen: Console, status: Status, judged: bool) -> Speed:
+def _speed(plan: Plan, screen: Console, status: Status, judged: bool) -> Speed:
     def say(text: str) -> None:
         status.update(text)
         if not screen.is_terminal:
             print(f"… {text}", file=sys.stderr)
 
+    def show(grid: Grid) -> None:
+        report.show_sheet(grid.sheet(judged), screen)
+
     whole = Speed()
-    for count, stages in plan.stages.items():
-        say(f"making {count} hosts")
-        with Hosts([ranks] * count) as hosts:
-            found = SlowLinks(hosts, plan.turn_seconds, say).run(
-                stages, lambda grid: report.show_sheet(grid.sheet(judged), screen)
-            )
+    for site in plan.sites:
+        say(f"making {len(site.ranks)} hosts")
+        with Hosts(site.ranks, pinned=True) as hosts:
+            found = SlowLinks(hosts, plan.turn_seconds, say).run(site.stages, show)
         whole.grids += found.grids
         whole.notes += found.notes
+    try:
+        grid = Uneven(plan.uneven, say).run()
+    except NoQuota as problem:
+        whole.notes.append(str(problem))
+    else:
+        show(grid)
+        whole.grids.append(grid)
     return whole
 
 
@@ -70,17 +86,15 @@ def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[Result, 
         raise FleetError(reason)
     plan, judged, about = _plan(given), not given.quick, machine.about()
     with screen.status("") as status:
-        found = _speed(plan, given.ranks_per_host, screen, status, judged)
-    absent = Grid("", [Row("", {}, slow_speed.missing(found.grids))])
+        found = _speed(plan, screen, status, judged)
+    absent = Grid("", [Row("", {}, missing(found.grids, slow_speed.asked() + slow_uneven.asked()))])
     sheets = [
         *(grid.sheet(judged) for grid in found.grids),
         targets([*found.grids, absent], judged),
     ]
-    ranks = given.ranks_per_host
-    name = "slow_links" if ranks == 1 else f"slow_links_{ranks}"
     data = {"tables": [grid.data(judged) for grid in found.grids]}
     notes = machine.busy_notes(about) + found.notes
-    name = program.file_name(name, given.quick)
+    name = program.file_name("slow_links", given.quick)
     return Result(name, about, SPEED_METHOD, sheets, notes, data), len(found.grids)
 
 
@@ -97,19 +111,12 @@ def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[Result,
 
 def _plan(given: argparse.Namespace) -> Plan:
     plan = slow_speed.QUICK if given.quick else slow_speed.FULL
-    if given.rounds is None:
-        return plan
-    stages = {
-        hosts: [dataclasses.replace(stage, rounds=given.rounds) for stage in stages]
-        for hosts, stages in plan.stages.items()
-    }
-    return dataclasses.replace(plan, stages=stages)
+    return plan if given.rounds is None else plan.with_rounds(given.rounds)
 
 
 def main() -> int:
     parser = program.parser(__doc__ or "", torch=False)
-    parser.add_argument("--rounds", type=program.positive, help="default: 5 to 2, by link")
-    parser.add_argument("--ranks-per-host", type=program.positive, default=1)
+    parser.add_argument("--rounds", type=program.positive, help="default: 5 to 1, by link")
     parser.add_argument("--losses", action="store_true", help="what is learnt, instead of speed")
     parser.add_argument("--seeds", type=program.positive, default=3, help="with --losses")
     given = program.arguments(parser)

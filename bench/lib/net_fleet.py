@@ -41,7 +41,7 @@ class NetFleet(Fleet):
         with theirs:
             own = {link.LINE: str(theirs.fileno())}
             process = subprocess.Popen(
-                host.space.inside(rank_program(self._program)),
+                host.inside(rank_program(self._program)),
                 env=_surroundings()
                 | {"PYTHONPATH": str(HERE)}
                 | self._place(rank, port)

@@ -13,6 +13,7 @@ leaves a namespace, an interface or a mount behind. `ip netns add` would.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -34,6 +35,7 @@ _NEEDED = {
     "nsenter": "util-linux",
     "unshare": "util-linux",
     "setpriv": "util-linux",
+    "taskset": "util-linux",
     "mount": "mount",
 }
 # What a namespace's holder does before it only waits for its input to end. A host's /sys shows the
@@ -163,18 +165,33 @@ class Namespaces:
 
 @dataclass(frozen=True)
 class Host:
-    """One host: its address, how many ranks it has, and where it lives."""
+    """One host: its address, how many ranks it has, where it lives, and the cores it has."""
 
     address: str
     ranks: int
     space: Namespaces
+    cores: tuple[int, ...]
+
+    def inside(self, words: Sequence[str]) -> list[str]:
+        """The command that runs these words here, on the host's cores."""
+        return self.space.inside(["taskset", "-c", ",".join(map(str, self.cores)), *words])
+
+
+def own_cores(ranks: Sequence[int], cores: Sequence[int]) -> list[tuple[int, ...]]:
+    """For each host a core a rank that no other host has; all for all where there are too few."""
+    if sum(ranks) > len(cores):
+        return [tuple(cores)] * len(ranks)
+    ends = itertools.accumulate(ranks)
+    return [tuple(cores[end - count : end]) for count, end in zip(ranks, ends, strict=True)]
 
 
 class Hosts:
-    """Hosts with so many ranks each, on one switch."""
+    """Hosts with so many ranks each, on one switch; `pinned`: on cores of their own, if enough."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], *, pinned: bool = False) -> None:
         self.all: list[Host] = []
+        here = sorted(os.sched_getaffinity(0))
+        self._cores = own_cores(ranks, here) if pinned else [tuple(here)] * len(ranks)
         self._spaces: list[Namespaces] = []
         self._shaped = False
         try:
@@ -193,6 +210,11 @@ class Hosts:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    @property
+    def are_pinned(self) -> bool:
+        """Whether each host has cores of its own."""
+        return len(set(self._cores)) == len(self._cores)
 
     @property
     def ranks(self) -> int:
@@ -238,7 +260,7 @@ class Hosts:
         switch.run("ip link set br0 up")
         for number, count in enumerate(ranks, 1):
             space = self._make(f"host-{number}")
-            host = Host(f"10.42.0.{number}", count, space)
+            host = Host(f"10.42.0.{number}", count, space, self._cores[number - 1])
             port = f"port{number}"
             peer = f"peer name {INTERFACE} netns {space.pid}"
             switch.run(f"ip link add {port} type veth {peer}")

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.fleet import FleetError
 from lib.measure import RATE, Measure, Unit
 from lib.net_fleet import NetFleet
 from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, Link
+from lib.slow_uneven import UnevenPlan
 from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, Row
 from wiiiiided.train.round_length import MOST
 
@@ -62,9 +63,13 @@ EXACT = Contender("wide.parallel")
 BF16 = Contender("bf16", gradients="bf16")
 INT8 = Contender("int8", gradients="int8")
 INT4 = Contender("int4", gradients="int4")
+TOPK = Contender("topk:0.01", gradients="topk:0.01")
 SELDOM = Contender("every=16, int8", gradients="int8", every=16)
+LONG = Contender("every=64, int8", gradients="int8", every=64)
 AUTO = Contender('every="auto", int8', gradients="int8", every="auto")
-CONTENDERS = (ALONE, GLOO, DDP, EXACT, BF16, INT8, INT4, SELDOM, AUTO)
+EVERY_STEP = (ALONE, GLOO, DDP, EXACT, BF16, INT8, INT4, TOPK)
+CONTENDERS = (*EVERY_STEP, SELDOM, LONG, AUTO)
+FEW = (ALONE, GLOO, EXACT, INT8, SELDOM, AUTO)
 
 
 @dataclass(frozen=True)
@@ -77,31 +82,64 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Site:
+    """Hosts with so many ranks each, and the links that they are measured on."""
+
+    ranks: tuple[int, ...]
+    stages: Sequence[Stage]
+
+    @property
+    def contenders(self) -> list[Contender]:
+        """All that take part on one of the links."""
+        return list(dict.fromkeys(one for stage in self.stages for one in stage.contenders))
+
+
+@dataclass(frozen=True)
 class Plan:
-    """The links by number of hosts, and how long a turn takes at least."""
+    """Where, how long a turn takes at least, and how one slow host is measured."""
 
-    stages: Mapping[int, Sequence[Stage]]
+    sites: Sequence[Site]
     turn_seconds: float
+    uneven: UnevenPlan
+
+    def with_rounds(self, rounds: int) -> Plan:
+        """The same with so many rounds everywhere."""
+        sites = [
+            replace(site, stages=[replace(stage, rounds=rounds) for stage in site.stages])
+            for site in self.sites
+        ]
+        return replace(self, sites=sites, uneven=replace(self.uneven, rounds=rounds))
 
 
+PAIR, PAIR_OF_TWO, THREE = (1, 1), (2, 2), (1, 1, 1)
+_ENDS = (ALONE, GLOO, AUTO)
 FULL = Plan(
-    {
-        2: (Stage(GIGABIT, 5), Stage(FAST, 5), Stage(SLOW, 3, (ALONE, GLOO, INT8, SELDOM, AUTO))),
-        3: (Stage(GIGABIT, 3), Stage(FAST, 3), Stage(SLOW, 2, (ALONE, GLOO, AUTO))),
-    },
-    turn_seconds=1.0,
+    (
+        Site(PAIR, (Stage(GIGABIT, 3), Stage(FAST, 3), Stage(SLOW, 2, (*_ENDS, SELDOM)))),
+        Site(PAIR_OF_TWO, (Stage(GIGABIT, 5, EVERY_STEP),)),
+        Site(THREE, (Stage(GIGABIT, 2, FEW), Stage(FAST, 2, FEW), Stage(SLOW, 1, _ENDS))),
+    ),
+    1.0,
+    UnevenPlan(3, 5.0, 1.0),
 )
-QUICK = Plan({2: (Stage(GIGABIT, 2), Stage(FAST, 2))}, turn_seconds=0.5)
+QUICK = Plan(
+    (
+        Site(PAIR, (Stage(GIGABIT, 1), Stage(FAST, 1, FEW))),
+        Site(PAIR_OF_TWO, (Stage(GIGABIT, 2, EVERY_STEP),)),
+    ),
+    0.5,
+    UnevenPlan(1, 3.0, 0.5),
+)
 
 _GLOO, _ALONE, _COMPUTING = "to gloo's DDP", "to one host alone", "computing"
-_Key = tuple[Link, Contender, str]
-TARGETS: dict[_Key, float] = {  # of two hosts; all of them are least values
-    (GIGABIT, BF16, _GLOO): 1.8,
-    (GIGABIT, INT8, _GLOO): 2.5,
-    (GIGABIT, INT4, _GLOO): 3.0,
-    (FAST, AUTO, _COMPUTING): 0.9,
-    (FAST, AUTO, _GLOO): 15.0,
-    (SLOW, AUTO, _ALONE): 1.0,
+_Key = tuple[tuple[int, ...], Link, Contender, str]
+TARGETS: dict[_Key, float] = {  # all of them are least values
+    (PAIR_OF_TWO, GIGABIT, BF16, _GLOO): 1.8,
+    (PAIR_OF_TWO, GIGABIT, INT8, _GLOO): 2.5,
+    (PAIR_OF_TWO, GIGABIT, INT4, _GLOO): 3.0,
+    (PAIR, FAST, AUTO, _COMPUTING): 0.9,
+    (PAIR, FAST, AUTO, _GLOO): 15.0,
+    (PAIR, SLOW, AUTO, _ALONE): 1.0,
 }
 
 
@@ -116,7 +154,7 @@ class Turn:
 
 @dataclass
 class Speed:
-    """What one number of hosts gave."""
+    """What one site gave."""
 
     grids: list[Grid] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -134,7 +172,7 @@ class SlowLinks:
         speed = Speed()
         with NetFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
             self._fleet = fleet
-            self._open_all()
+            self._open_all(Site(self._ranks, stages).contenders)
             for stage in stages:
                 self._hosts.shape(stage.link)
                 if AUTO in stage.contenders:
@@ -143,10 +181,10 @@ class SlowLinks:
                 show(speed.grids[-1])
         return speed
 
-    def _open_all(self) -> None:
+    def _open_all(self, contenders: Sequence[Contender]) -> None:
         """Makes the trainers, before links are slow, and checks that they train alike."""
         sums: dict[Contender, float] = {}
-        for contender in CONTENDERS:
+        for contender in contenders:
             self._say(f"{self._many}: making {contender.name}")
             message = {
                 "do": "open",
@@ -163,13 +201,17 @@ class SlowLinks:
             if contender is not ALONE and len({a["digest"] for a in answers}) > 1:
                 raise FleetError(f"{contender.name}: the ranks' parameters differ")
             sums[contender] = answers[0]["sum"]
-        for contender in filter(lambda one: one.is_exact, CONTENDERS):
+        for contender in filter(lambda one: one.is_exact, contenders):
             if abs(sums[contender] - sums[GLOO]) > 1e-4 * abs(sums[GLOO]):
                 raise FleetError(f"{contender.name} trained other parameters than gloo")
 
     @property
+    def _ranks(self) -> tuple[int, ...]:
+        return tuple(host.ranks for host in self._hosts.all)
+
+    @property
     def _many(self) -> str:
-        return f"{len(self._hosts.all)} hosts"
+        return f"{len(self._ranks)} hosts"
 
     def _settle(self, link: Link) -> str:
         """Lets every="auto" find its length; says how it went."""
@@ -225,7 +267,7 @@ class SlowLinks:
 
     def _grid(self, stage: Stage, taken: Mapping[Contender, Sequence[Turn]]) -> Grid:
         hosts = self._hosts
-        ranks = "+".join(str(host.ranks) for host in hosts.all)
+        ranks = "+".join(map(str, self._ranks))
         grid = Grid(f"{stage.link.name}, {self._many} with {ranks} ranks")
         here = hosts.all[0].ranks * BATCH
         alone, gloo = _rates(taken[ALONE], here), _rates(taken[GLOO], hosts.ranks * BATCH)
@@ -252,22 +294,22 @@ class SlowLinks:
     def _measure(
         self, link: Link, contender: Contender, column: str, unit: Unit, rounds: list[float]
     ) -> Measure:
-        bound = TARGETS.get((link, contender, column)) if len(self._hosts.all) == 2 else None
+        bound = TARGETS.get((self._ranks, link, contender, column))
         if bound is None:
             return Measure(column, unit, rounds)
-        return Measure(f"{link.name}, {contender.name}: {column}", unit, rounds, bound, True)
+        return Measure(_what(link, contender, column), unit, rounds, bound, True)
 
 
-def missing(grids: Sequence[Grid]) -> list[tuple[Asked, Unit]]:
-    """What is asked and was not measured."""
-    there = {measure.what for grid in grids for measure in grid.targets()}
-    wanted = {f"{link.name}, {one.name}: {column}": (column, TARGETS[link, one, column])
-              for link, one, column in TARGETS}  # fmt: skip
+def asked() -> list[tuple[Asked, Unit]]:
+    """All that is asked of hosts that are alike."""
     return [
-        (Asked(what, bound), PERCENT if column == _COMPUTING else TIMES)
-        for what, (column, bound) in wanted.items()
-        if what not in there
+        (Asked(_what(link, one, column), bound), PERCENT if column == _COMPUTING else TIMES)
+        for (_, link, one, column), bound in TARGETS.items()
     ]
+
+
+def _what(link: Link, contender: Contender, column: str) -> str:
+    return f"{link.name}, {contender.name}: {column}"
 
 
 def _rates(turns: Sequence[Turn], samples: int) -> list[float]:

@@ -33,7 +33,7 @@ _OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]
 }
 
 
-def _network(widths: Sequence[int]) -> nn.Sequential:
+def network(widths: Sequence[int]) -> nn.Sequential:
     """The same on every rank; by default 12.6 million parameters."""
     torch.manual_seed(7)
     layers: list[nn.Module] = []
@@ -103,7 +103,7 @@ class TrainingRank:
     def open(self, message: Message) -> Message:
         """Makes a trainer and returns what its parameters are after a few steps."""
         widths = message.get("widths", _WIDTHS)
-        model: nn.Module = _network(widths)
+        model: nn.Module = network(widths)
         parameters = sum(parameter.numel() for parameter in model.parameters())
         group = None if message["backend"] is None else groups.open_group(message["backend"])
         way = message["way"]

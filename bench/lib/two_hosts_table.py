@@ -88,6 +88,14 @@ def targets(grids: Iterable[Grid], judged: bool) -> Sheet:
     return sheet
 
 
+def missing(
+    grids: Iterable[Grid], wanted: Iterable[tuple[Asked, Unit]]
+) -> list[tuple[Asked, Unit]]:
+    """What is asked and was not measured."""
+    there = {measure.what for grid in grids for measure in grid.targets()}
+    return [one for one in wanted if one[0].what not in there]
+
+
 def _plain(name: str) -> str:
     return name.replace("\n", " ")
 

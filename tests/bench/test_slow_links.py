@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,16 @@ ROOT = Path(__file__).parents[2]
 def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of bench/lib, which import each other from `lib`."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("net_hosts", "slow_speed", "slow_losses", "two_hosts_table")
+    names = (
+        "cpu_quota", "fleet", "net_hosts", "slow_speed", "slow_losses", "slow_uneven",
+        "two_hosts_table",
+    )  # fmt: skip
     return SimpleNamespace(**{name: importlib.import_module(f"lib.{name}") for name in names})
 
 
 def hosts(count: int) -> Any:
-    every = [SimpleNamespace(ranks=2) for _ in range(count)]
-    return SimpleNamespace(all=every, ranks=2 * count)
+    every = [SimpleNamespace(ranks=1) for _ in range(count)]
+    return SimpleNamespace(all=every, ranks=count)
 
 
 def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
@@ -39,7 +43,7 @@ def test_a_row_compares_each_round_with_gloo_and_with_one_host_alone(slow: Any) 
     row = grid(slow, 2, *steps).rows[-1]
     rounds = {column: list(cell.rounds) for column, cell in row.cells.items()}
     assert rounds == {
-        "samples/s": [512.0, 51.2],  # 4 ranks of 16 samples
+        "samples/s": [256.0, 25.6],  # 2 ranks of 16 samples
         "to gloo's DDP": [16.0, 16.0],
         "to one host alone": pytest.approx([1.6, 1.6]),
         "computing": pytest.approx([0.8, 0.8]),
@@ -57,7 +61,57 @@ def test_targets_are_judged_on_two_hosts_and_named_where_nothing_was_measured(sl
         ('100 Mbit, every="auto", int8: computing', False),
     ]
     assert three.targets() == []
-    assert len(speed.missing([two, three])) == len(speed.TARGETS) - 2
+    left = slow.two_hosts_table.missing([two, three], speed.asked())
+    assert len(left) == len(speed.TARGETS) - 2
+
+
+def test_a_host_has_cores_of_its_own_where_there_are_enough(slow: Any) -> None:
+    own_cores = slow.net_hosts.own_cores
+    assert own_cores((1, 1), (0, 1)) == [(0,), (1,)]
+    assert own_cores((2, 1), (0, 2, 4, 6)) == [(0, 2), (4,)]
+    assert own_cores((1, 1, 1), (0, 1)) == [(0, 1)] * 3
+
+
+def test_two_hosts_are_held_against_the_sum_of_each_alone(slow: Any) -> None:
+    uneven = slow.slow_uneven
+    alone = uneven.UnevenTurn(300.0, 100.0, 5.0)
+    found = uneven.grid(
+        {
+            uneven.EVEN: [(alone, uneven.UnevenTurn(100.0, 100.0, 5.0))],
+            uneven.SHARES: [(alone, uneven.UnevenTurn(285.0, 95.0, 5.0))],
+            uneven.SELDOM: [(alone, uneven.UnevenTurn(240.0, 80.0, 5.0))],
+        }
+    )
+    assert "3.0 times slower" in found.title
+    assert [(one.median, one.met) for one in found.targets()] == [(0.95, True), (0.8, False)]
+    assert slow.two_hosts_table.missing([found], uneven.asked()) == []
+    assert len(slow.two_hosts_table.missing([], uneven.asked())) == 2
+
+
+def test_a_quota_is_written_for_either_version_of_control_groups(
+    slow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / f"wiiiiide-bench-{os.getpid()}"
+    with pytest.raises(slow.cpu_quota.NoQuota, match="no control group"):
+        slow.cpu_quota.CpuQuota(1 / 3, tmp_path)
+    (tmp_path / "cpu").mkdir()
+    (tmp_path / "cpu" / "cgroup.procs").touch()
+    quota = slow.cpu_quota.CpuQuota(1 / 3, tmp_path)
+    old = tmp_path / "cpu" / made.name
+    assert (old / "cpu.cfs_quota_us").read_text() == "3333"
+    quota.take([17])
+    assert (old / "cgroup.procs").read_text() == "17"
+    (tmp_path / "cgroup.controllers").write_text("memory cpu")
+    (tmp_path / "cgroup.subtree_control").touch()
+    make = Path.mkdir
+
+    def kernel_makes(folder: Path) -> None:
+        make(folder)
+        (folder / "cpu.max").touch()
+
+    monkeypatch.setattr(Path, "mkdir", kernel_makes)
+    slow.cpu_quota.CpuQuota(0.25, tmp_path)
+    assert (made / "cpu.max").read_text() == "2500 10000"
 
 
 def test_in_equal_time_a_way_makes_the_whole_rounds_that_fit(slow: Any) -> None:
