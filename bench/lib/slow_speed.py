@@ -17,7 +17,7 @@ from lib.fleet import FleetError
 from lib.measure import RATE, Measure, Unit
 from lib.net_fleet import NetFleet
 from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, Link
-from lib.slow_uneven import UnevenPlan
+from lib.slow_uneven import SHARES, UnevenPlan
 from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, Row
 from wiiiiided.train.round_length import MOST
 
@@ -120,7 +120,7 @@ FULL = Plan(
         Site(THREE, (Stage(GIGABIT, 2, FEW), Stage(FAST, 2, FEW), Stage(SLOW, 1, _ENDS))),
     ),
     1.0,
-    UnevenPlan(3, 5.0, 1.0),
+    UnevenPlan(3, 5.0),
 )
 QUICK = Plan(
     (
@@ -128,7 +128,7 @@ QUICK = Plan(
         Site(PAIR_OF_TWO, (Stage(GIGABIT, 2, EVERY_STEP),)),
     ),
     0.5,
-    UnevenPlan(1, 3.0, 0.5),
+    UnevenPlan(1, 3.0, (SHARES,)),
 )
 
 _GLOO, _ALONE, _COMPUTING = "to gloo's DDP", "to one host alone", "computing"

@@ -88,6 +88,14 @@ def test_two_hosts_are_held_against_the_sum_of_each_alone(slow: Any) -> None:
     assert len(slow.two_hosts_table.missing([], uneven.asked())) == 2
 
 
+def test_nothing_is_judged_where_the_slow_host_was_hardly_slower(slow: Any) -> None:
+    uneven = slow.slow_uneven
+    turn = uneven.UnevenTurn(120.0, 100.0, 5.0)
+    found = uneven.grid({uneven.SHARES: [(turn, turn)], uneven.SELDOM: [(turn, turn)]})
+    assert found.targets() == []
+    assert len(slow.two_hosts_table.missing([found], uneven.asked())) == 2
+
+
 def test_a_quota_is_written_for_either_version_of_control_groups(
     slow: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
