@@ -52,6 +52,7 @@ WAYS = (
     EXACT,
     Way("every step, int8", "int8", most=0.005, or_spread=True),
     Way("every step, int4", "int4"),
+    Way("every=4, int8", "int8", 4),
     Way("every=16, exact", every=16, most=0.02),
     SELDOM,
     LONG,
