@@ -59,6 +59,7 @@ class Config:
     adopt: bool = True  # WIIIIIDE_ADOPT: on | off; DDP's buckets move into shared memory
     gradients: str = ""  # WIIIIIDE_GRADIENTS: the default of wide.Between(gradients=…)
     every: str = ""  # WIIIIIDE_EVERY: the default of wide.Between(every=…)
+    warn_signal: str = "SIGUSR1"  # WIIIIIDE_WARN_SIGNAL: asks a run that saves for a checkpoint
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
@@ -80,12 +81,15 @@ class Config:
             adopt=_choice(env, "WIIIIIDE_ADOPT", ("on", "off")) == "on",
             gradients=env.get("WIIIIIDE_GRADIENTS", "").strip(),
             every=env.get("WIIIIIDE_EVERY", "").strip(),
+            warn_signal=_choice(env, "WIIIIIDE_WARN_SIGNAL", _WARN_SIGNALS),
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),
         )
 
 
+# What a job file may name.
+_WARN_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 SOCKET_PATH_BYTES = 107  # of sockaddr_un.sun_path, less its closing zero
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.data.adaptive_batch import scale_rates
 from wiiiiided.train.data.batches import Batches
@@ -64,7 +65,8 @@ class LoopStep:
         self.weigh()
         if self._saver is not None:
             self._saver.begin()
-            self._steps.wishes_save = self._is_asked or self._saver.wishes()
+            asked = SaveWish.DUE if self._is_asked else SaveWish.NO
+            self._steps.wishes_save = max(asked, self._saver.wishes())
         self._steps.step(inner)
         if self._data is not None:
             samples = self._data.samples_of_step()
@@ -74,7 +76,7 @@ class LoopStep:
             self._tell(self._data, samples)
         if self._saver is not None and self._is_common:
             self._is_asked = False
-            self._saver.stepped(self.number, self._steps.is_save_wished)
+            self._saver.stepped(self.number, self._steps.save_wished)
 
     def _divide(self, data: Batches, steps: SyncStep) -> None:
         """The next batch, as all ranks have heard and decided alike."""

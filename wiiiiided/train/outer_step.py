@@ -44,6 +44,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
+from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
@@ -100,7 +101,7 @@ class _RoundReport(NamedTuple):
     exchange_s: float  # of the exchange before
     origin: float
     settings: float  # of the inner optimizer, a digest
-    wishes_save: float  # 1: this rank wants a checkpoint
+    wishes_save: float  # a SaveWish
     steps: float  # of this round
     batches: float  # that the host's loop has got in it
     measured_s: float  # since hosts' shares changed
@@ -154,7 +155,7 @@ class OuterStep:
         self._loads = shared.memory.loads()
         inner.when_loaded = self._begin_anew
         shared.gradients.when_left_out = self._left_out
-        self.wishes_save = self.is_save_wished = False
+        self.wishes_save = self.save_wished = SaveWish.NO
         self._take_anchor()
         meet(group, _WRITTEN)
 
@@ -226,7 +227,7 @@ class OuterStep:
         self._count_step(self._inner.samples)
 
     def _count_step(self, samples: float | None) -> None:
-        self.is_save_wished = False
+        self.save_wished = SaveWish.NO
         now = time.monotonic()
         self._times.add_step(now - self._since)
         self._since = now
@@ -345,7 +346,7 @@ class OuterStep:
         rows = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
         told = [_RoundReport(*row) for row in rows]
         self._compare(told)
-        self.is_save_wished = any(report.wishes_save for report in told)
+        self.save_wished = SaveWish(int(max(report.wishes_save for report in told)))
         begun = time.monotonic()
         samples = [sum(told[rank].samples for rank in ranks) for ranks in self._wide.hosts]
         total = sum(samples)

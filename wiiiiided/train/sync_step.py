@@ -27,6 +27,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
+from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
@@ -42,7 +43,8 @@ _BUFFER_BYTES: Final = 25 << 20  # buffers are broadcast in pieces of this size,
 
 # Words of a record.
 _SAMPLES, _SETTINGS, _FLAGS, _OWN_NORM, _MEAN_NORM, _SPEED, _MEASURED_S = range(7)
-_LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED, _SAVE = 1, 2, 8, 16, 32
+_LOADED_OPTIMIZER, _LOADED_MODEL, _NEW, _AVERAGED = 1, 2, 8, 16
+_SAVE: Final = 32  # times a SaveWish
 
 
 class SyncStep:
@@ -70,8 +72,8 @@ class SyncStep:
         self.samples: float | None = None  # of this rank's batch, for the next step
         # Called on every rank when one has loaded the model, before any rank writes a weight.
         self.when_loaded: Callable[[], None] = lambda: None
-        self.wishes_save = False  # this rank wants a checkpoint after the next step
-        self.is_save_wished = False  # a rank did, before the last step: all know
+        self.wishes_save = SaveWish.NO  # this rank wants a checkpoint after the next step
+        self.save_wished = SaveWish.NO  # a rank did, before the last step: all know
 
     # -- what users call ----
 
@@ -204,7 +206,7 @@ class SyncStep:
             self._settle(records)
         anywhere: Bytes = self._present
         weights: Weights = None
-        self.is_save_wished = False
+        self.save_wished = SaveWish.NO
         if not alike:
             self._hear_wishes(records)
             self._hear_noise(records)
@@ -252,7 +254,7 @@ class SyncStep:
         """A step of a rank that updates nothing; whether the others have gone on."""
         self._write_record()
         self._meeting.pass_by()
-        self.is_save_wished = False
+        self.save_wished = SaveWish.NO
         if self._flags & ~_NEW or not self._memory.all_alike():
             records = self._memory.records()
             if not self._may_go_on(records):
@@ -298,7 +300,7 @@ class SyncStep:
         self._shared.check_groups()
         self._shared.weights.check()
         self._flags = self._flags & (_LOADED_MODEL | _LOADED_OPTIMIZER) | self._collect()
-        self._flags |= _SAVE if self.wishes_save else 0
+        self._flags |= _SAVE * self.wishes_save
         words = self._words
         words[_SAMPLES] = -1 if self.samples is None else np.float64(self.samples).view(np.int64)
         words[_SETTINGS], words[_FLAGS] = self._settings.digest(), self._flags
@@ -316,7 +318,7 @@ class SyncStep:
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
         """Whether a rank wants a checkpoint; none does where all have told nothing special."""
-        self.is_save_wished = any(int(record.words[_FLAGS]) & _SAVE for record in records)
+        self.save_wished = SaveWish(max(int(r.words[_FLAGS]) // _SAVE for r in records))
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:
         """Whether nothing but gradients and weights differs. Raises what all ranks raise alike."""

@@ -129,6 +129,13 @@ def test_what_the_job_says_of_its_network_reaches_the_ranks() -> None:
         assert not order.encrypt  # on one machine nothing crosses a network
 
 
+def test_ranks_know_the_signal_that_warns_them() -> None:
+    job = placed(spec(resources={"use": ("b",)}, policy={"warn_signal": "SIGUSR2"}))
+    assert job.attempt is not None
+    order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
+    assert order.env["WIIIIIDE_WARN_SIGNAL"] == "SIGUSR2"
+
+
 def test_the_jobs_own_environment_wins() -> None:
     given = spec()
     given = replace(given, run=Run(("python", "x"), env={"HOME": "/elsewhere", "LR": "0.1"}))

@@ -160,6 +160,7 @@ def environment(job: Job, python: str, here: HostContext) -> dict[str, str]:
     base["WIIIIIDE_TLS"] = "on" if job.spec.network.encrypt else "off"
     base["WIIIIIDE_GRADIENTS"] = job.spec.network.gradients
     base["WIIIIIDE_EVERY"] = str(job.spec.network.every)
+    base["WIIIIIDE_WARN_SIGNAL"] = job.spec.policy.warn_signal
     if job.spec.network.interface != "auto":
         base["WIIIIIDE_INTERFACE"] = job.spec.network.interface
     return {**base, **job.spec.run.env}

@@ -3,6 +3,7 @@
 policy        where to save, how often, how many to keep
 file          the bytes of a file, its name, its checks
 writer        a process of its own that writes one: atomically, and only then removes old ones
+signals       what warn_signal and SIGTERM ask for
 saving        when to save, the copy between two steps, the writer's end
 resuming      the newest step that any host has, brought to all of them
 safetensors   the model alone, for others to read

@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from enum import IntEnum
 from pathlib import Path
 
 from wiiiiided.domain.quantities import duration
 from wiiiiided.errors import UsageError
+
+
+class SaveWish(IntEnum):
+    """What a rank tells the others in a step; the most that one of them says counts."""
+
+    NO = 0
+    DUE = 1  # it is time: written while training goes on
+    NOW = 2  # a signal came: training waits until all hosts have written it
 
 
 @dataclass(frozen=True)

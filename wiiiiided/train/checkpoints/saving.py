@@ -8,7 +8,8 @@
 A save that has become due in a step is made when the loop asks for its next batch, or else in the
 next training forward: what the script does after a step, a scheduler's step above all, belongs to
 that step. Steps count alike on all ranks; time is that of rank 0, whose wish travels with what
-ranks tell each other in a step. No byte of state crosses the network.
+ranks tell each other in a step, as does that of a rank to which a signal came (`signals`): then all
+hosts have written the file before training goes on. No byte of state crosses the network.
 
 The copy stays allocated from one save to the next: pages that are there take half the time. Where
 memory does not allow a copy, place 0 writes the file itself and the others wait in their next step.
@@ -16,6 +17,7 @@ memory does not allow a copy, place 0 writes the file itself and the others wait
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import time
@@ -35,7 +37,8 @@ from wiiiiided.errors import HostError, UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints import writer
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, candidates
-from wiiiiided.train.checkpoints.policy import SavePolicy
+from wiiiiided.train.checkpoints.policy import SavePolicy, SaveWish
+from wiiiiided.train.checkpoints.signals import StopSignals
 from wiiiiided.train.data.shared_memory import available_bytes
 from wiiiiided.train.memory import Common, meet
 from wiiiiided.train.residuals import HostNumber
@@ -65,7 +68,11 @@ class Saver:
         self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
         self._image: Segment | None = None
         self._last_step, self._last_s = 0, time.monotonic()
-        self._is_pending = self._is_begun = False
+        self._pending, self._is_begun = SaveWish.NO, False
+        say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
+        warn_signal = group.driver.config.warn_signal
+        self._signals = StopSignals(warn_signal, functools.partial(say, group.who))
+        weakref.finalize(self, self._signals.forget)
         self._says_synchronous = self._says_busy = False
         self._writing: list[tuple[int, subprocess.Popen[str]]] = []
         weakref.finalize(self, _finish, self._writing, group.who)  # also at the process's end
@@ -74,6 +81,7 @@ class Saver:
 
     def begin(self) -> None:
         """Before the first step: raise if files of a run before this one are in the way."""
+        self._signals.listen()
         if self._is_begun:
             return
         mine = candidates(self.folder, self._model, self.number.host, [])
@@ -87,31 +95,33 @@ class Saver:
 
     def begin_after(self, step: int) -> None:
         """The run goes on after a step, or begins (0)."""
-        self._is_begun, self._is_pending = True, False
+        self._is_begun, self._pending = True, SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
 
-    def wishes(self) -> bool:
-        """Whether it is time, by rank 0's clock."""
+    def wishes(self) -> SaveWish:
+        """Whether a signal came to this rank, or it is time, by rank 0's clock."""
+        if self._signals.asked:
+            return SaveWish.NOW
         late = time.monotonic() - self._last_s >= self._policy.seconds
-        return self._policy.steps is None and self._face.rank() == 0 and late
+        return SaveWish(self._policy.steps is None and self._face.rank() == 0 and late)
 
-    def stepped(self, step: int, is_wished: bool) -> None:
-        """All ranks have made a step; rank 0 wished to save then."""
+    def stepped(self, step: int, wished: SaveWish) -> None:
+        """All ranks have made a step, and know what one of them wished then."""
         steps = self._policy.steps
-        if is_wished or (steps is not None and step - self._last_step >= steps):
-            self._is_pending = True
+        if wished or (steps is not None and step - self._last_step >= steps):
+            self._pending = max(wished, self._pending, SaveWish.DUE)
             self._last_step, self._last_s = step, time.monotonic()
 
     def save_pending(self, step: int) -> None:
         """Between two steps: save if the last one was due."""
-        if self._is_pending:
-            self.save(step, False)
+        if self._pending:
+            self.save(step, self._pending is SaveWish.NOW)
 
     # -- how ----
 
     def save(self, step: int, waits: bool) -> None:
         """Save this step, on all ranks; `waits`: until all hosts have written it."""
-        self._is_pending = False
+        self._pending = SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
         self._lay_down_rng()
         meet(self._group, _SAVE)
@@ -123,6 +133,7 @@ class Saver:
                 self._end_writer()
         if waits:
             tell_all(self._face, "")
+            self._signals.saved(step)
 
     def _lay_down_rng(self) -> None:
         packed = pack(rng_state())

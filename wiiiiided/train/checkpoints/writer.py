@@ -81,7 +81,8 @@ def prune(newest: Path, keep: int) -> None:
 
 def main(fd: int, nbytes: int, path: str, keep: int) -> None:
     """Write the memory behind a descriptor; what went wrong is said on standard output."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the ranks; this ends by itself
+    for number in (signal.SIGINT, signal.SIGTERM):  # for the ranks; this ends by itself
+        signal.signal(number, signal.SIG_IGN)
     os.nice(5)
     try:
         write(path, [memoryview(mmap.mmap(fd, nbytes, prot=mmap.PROT_READ))], keep)

@@ -17,6 +17,7 @@ and the loop goes on from what it has got.
 
 from __future__ import annotations
 
+import functools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -29,6 +30,7 @@ from wiiiiided.errors import UsageError
 from wiiiiided.train.data.adaptive_batch import AUTO, AdaptiveBatch
 from wiiiiided.train.data.columns import ColumnDataset
 from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
+from wiiiiided.train.data.loader_worker import begin_worker, starting_workers
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
 from wiiiiided.train.data.places import Places, Stretch
@@ -404,7 +406,11 @@ class BatchLoader:
             if whole
             else {"batch_sampler": self._sampler}
         )
-        self._loader: DataLoader[Any] = DataLoader(data.dataset, **chosen, **options)
+        begun = {}
+        if options.get("num_workers"):
+            given = options.get("worker_init_fn")
+            begun["worker_init_fn"] = functools.partial(begin_worker, given)
+        self._loader: DataLoader[Any] = DataLoader(data.dataset, **chosen, **{**options, **begun})
 
     def __len__(self) -> int:
         return len(self._data)
@@ -414,7 +420,8 @@ class BatchLoader:
 
         def fetch() -> Iterator[Any]:
             self._sampler.parts = self._data.parts(fetched)
-            return iter(self._loader)
+            with starting_workers():
+                return iter(self._loader)
 
         return self._data.hand_out(fetch, fetched)
 
