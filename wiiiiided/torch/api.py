@@ -7,6 +7,7 @@ import operator
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,8 @@ from wiiiiided.errors import UsageError
 from wiiiiided.torch.compress import CompressedGradients
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
+from wiiiiided.train.checkpoints.exchange import FileExchange
+from wiiiiided.train.checkpoints.one_file import OneFile
 from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.checks import Updates
 from wiiiiided.train.data.batches import Batches
@@ -140,6 +143,48 @@ def shared_dataset(
         return build_alone(make)
     face = _ours(group, "shared_dataset")
     return build_together(make, face, face.engine_group)
+
+
+def save(
+    path: str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    extra: Mapping[str, Any] | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> None:
+    """Save a model (also one in DDP), its optimizer, and a dict of values, on all ranks.
+
+    A collective call of the group; without a group this process saves alone. One rank of each host
+    writes its own file there, whole or not at all, and what was there before stays until then.
+    Returns when all hosts have written it, and raises on all ranks if one could not. docs/data.md.
+    """
+    if model is None and optimizer is None and extra is None:
+        raise UsageError("wide.save has nothing to save: give model=, optimizer= or extra=")
+    _one_file(path, group, "save").save(model, optimizer, extra)
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, Any] | None:
+    """Take back what `save` wrote, on all ranks; returns `extra`, or None if no host has a file.
+
+    Hosts that have no file, an older or a damaged one are sent that of a host that has it.
+    """
+    return _one_file(path, group, "load").load(model, optimizer)
+
+
+def _one_file(path: Any, group: dist.ProcessGroup | None, name: str) -> OneFile:
+    if not isinstance(path, str | os.PathLike):
+        raise UsageError(f"wide.{name}({path!r}): the first argument is a path")
+    if group is None and not dist.is_initialized():
+        return OneFile(Path(path), FileExchange(None, None))
+    face = _ours(group, name)
+    return OneFile(Path(path), FileExchange(face, face.engine_group))
 
 
 def monitored_barrier(

@@ -32,7 +32,7 @@ from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
-from wiiiiided.train.checkpoints.file import model_digest
+from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
 from wiiiiided.train.checkpoints.resuming import Resumer
 from wiiiiided.train.checkpoints.safetensors import export
 from wiiiiided.train.checkpoints.saving import Saver
@@ -273,16 +273,20 @@ class Parallel:
             self._steps.end_round()
         saver.save(loop_step.number, True)
 
-    def resume(self) -> int:
+    def resume(self, dcp: str | os.PathLike[str] | None = None) -> int:
         """Go on from the newest step that any host has saved, on all ranks, before the first step.
 
         Returns its number; 0: nothing was there. The number of ranks and hosts may be another.
+        Where nothing was there, training begins with the model and the optimizer of `dcp`, a
+        folder that torch.distributed.checkpoint has written.
         """
         saver, loop_step = self._savers("resume")
         found = self._resumer.find()
         if found is not None:
             self._load(found)
             loop_step.go_on_after(found["step"])
+        elif dcp is not None:
+            self._load(self._resumer.take(Path(dcp).absolute(), self._read_dcp))
         saver.begin_after(loop_step.number)
         return loop_step.number
 
@@ -300,8 +304,15 @@ class Parallel:
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
+            "optimizer_names": optimizer_names(self._model, self._optimizer),
             "run": {**self._host_state(), **self._loop.state()},
         }
+
+    def _read_dcp(self, path: Path) -> dict[str, Any]:
+        from wiiiiided.train.checkpoints.dcp import read_dcp  # DCP takes a second to import
+
+        found = read_dcp(path, self._model, self._optimizer)
+        return {**found, "run": HostNumber.of(self._group).state({}), "rng": {}}
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         """All ranks have the same state before them. One rank of a host writes the weights."""

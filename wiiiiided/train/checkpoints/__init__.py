@@ -5,6 +5,9 @@ file          the bytes of a file, its name, its checks
 writer        a process of its own that writes one: atomically, and only then removes old ones
 signals       what warn_signal and SIGTERM ask for
 saving        when to save, the copy between two steps, the writer's end
-resuming      the newest step that any host has, brought to all of them
+exchange      the newest file that any host has, brought to all of them
+resuming      what a run goes on from
+one_file      `wide.save` and `wide.load`
+dcp           torch's distributed checkpoint: it reads ours, and a run starts from one of its
 safetensors   the model alone, for others to read
 """

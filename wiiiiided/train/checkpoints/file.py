@@ -54,12 +54,21 @@ class FileHead:
         return f"step-{self.step:010}.host-{self.host}.{self.model}.wide"
 
 
-def model_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> str:
+def model_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
     """Of what must be the same for a checkpoint to fit."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     said = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
-    said.append(f"{type(optimizer).__name__} {[len(g['params']) for g in optimizer.param_groups]}")
+    if optimizer is not None:
+        counts = [len(held["params"]) for held in optimizer.param_groups]
+        said.append(f"{type(optimizer).__name__} {counts}")
     return hashlib.sha256("\n".join(said).encode()).hexdigest()[:16]
+
+
+def optimizer_names(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[str]:
+    """The names of its parameters, in the order of its numbers."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    return [names.get(id(parameter), str(i)) for i, parameter in enumerate(held)]
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class FileImage:
     def of(cls, head: FileHead, value: dict[str, Any]) -> FileImage:
         """UsageError with the path of what cannot be saved."""
         packed = pack(value)
-        said = {"format": _FORMAT, **asdict(head), "names": list(value["model"])}
+        said = {"format": _FORMAT, **asdict(head), "names": list(value.get("model", ()))}
         text = json.dumps(said).encode()
         text += b" " * (-len(text) % 64)
         front = _JSON_AT + len(text) + len(packed.head)
@@ -106,19 +115,28 @@ class FileImage:
             whole[begin : begin + nbytes].copy_(bytes_tensor(buffer))
 
 
-def check(path: Path, model: str) -> FileHead:
-    """The head of a good file. HostError says in a sentence how one is damaged, UsageError why a
-    whole one cannot be used."""
+def check(path: Path, model: str | None) -> FileHead:
+    """The head of a good file; `model` None: of any model. HostError says in a sentence how one is
+    damaged, UsageError why a whole one cannot be used."""
+    return _read(path, model, with_digest=True)
+
+
+def read_head(path: Path) -> FileHead:
+    """What a file says of itself, without reading all of it; raises as `check` does."""
+    return _read(path, None, with_digest=False)
+
+
+def _read(path: Path, model: str | None, with_digest: bool) -> FileHead:
     try:
         with open(path, "rb") as file:
-            return _check(path, model, file)
+            return _check(path, model, file, with_digest)
     except OSError as problem:
         raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise HostError(f"{path} is no checkpoint: its head makes no sense") from None
 
 
-def _check(path: Path, model: str, file: Any) -> FileHead:
+def _check(path: Path, model: str | None, file: Any, with_digest: bool) -> FileHead:
     size, front = os.fstat(file.fileno()).st_size, file.read(_JSON_AT)
     if front[: len(MAGIC)] == bytes(len(MAGIC)):
         raise HostError(f"{path} was not written to its end")
@@ -127,20 +145,24 @@ def _check(path: Path, model: str, file: Any) -> FileHead:
     json_bytes, _, total = _SIZES.unpack_from(front, DIGESTED_FROM)
     if size != total:
         raise HostError(f"{path} is cut off or damaged: it has {size:,} of {total:,} bytes")
-    digest = hashlib.sha256(front[DIGESTED_FROM:])
-    text = file.read(json_bytes)
-    digest.update(text)
-    while piece := file.read(CHUNK):
-        digest.update(piece)
-    if digest.digest() != front[len(MAGIC) : DIGESTED_FROM]:
+    text = file.read(min(json_bytes, size))
+    if with_digest and _digest(front, text, file) != front[len(MAGIC) : DIGESTED_FROM]:
         raise HostError(f"{path} is damaged: its digest is another")
     said = json.loads(text)
     if said["format"] != _FORMAT:
         raise UsageError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
     head = FileHead(*(said[name] for name in ("step", "host", "hosts", "ranks", "model")))
-    if head.model != model:
+    if model is not None and head.model != model:
         raise UsageError(f"{path} is of another model or optimizer")
     return head
+
+
+def _digest(front: bytes, text: bytes, rest: Any) -> bytes:
+    digest = hashlib.sha256(front[DIGESTED_FROM:])
+    digest.update(text)
+    while piece := rest.read(CHUNK):
+        digest.update(piece)
+    return digest.digest()
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -1,33 +1,32 @@
-"""The newest step that any host has whole, brought to the hosts that have not.
+"""What a run goes on from: the newest step that any host has whole, or another checkpoint.
 
     each host's place 0    looks through its folder, newest first, and checks digests
-    all ranks              tell each other which step that is: the newest of all is taken
-    a host that has it     sends the file, as it is, to place 0 of those that lack it
-    these                  write it to their folders, and check its digest
+    the newest of all      is brought to the hosts that lack it (`exchange`)
     every rank             maps its host's file
 
 A host that has its own file of that step takes that one: what is a host's own is in there.
+
+A checkpoint of torch's is read by one host that has it, written as one of ours, and brought to the
+others in the same way.
 """
 
 from __future__ import annotations
 
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
-from wiiiiided.errors import HostError, WiiiiideError
-from wiiiiided.train.agreement import tell_all
-from wiiiiided.train.checkpoints.file import NewestFile, check, load, newest
-from wiiiiided.train.checkpoints.writer import sync_folder
-from wiiiiided.train.residuals import HostNumber
+from wiiiiided.errors import UsageError, WiiiiideError
+from wiiiiided.train.checkpoints.exchange import FileExchange
+from wiiiiided.train.checkpoints.file import FileHead, FileImage, NewestFile, load, newest
+from wiiiiided.train.checkpoints.writer import write
 
-_PIECE: Final = 16 << 20  # bytes of a message
+_NOTHING = NewestFile(None, 0, [])
 
 
 class Resumer:
@@ -35,87 +34,42 @@ class Resumer:
 
     def __init__(self, folder: Path, model: str, face: dist.ProcessGroup, group: Group) -> None:
         """`group`: of all ranks."""
-        self._folder, self._model, self._face, self._group = folder, model, face, group
+        self._folder, self._model = folder, model
+        self._exchange = FileExchange(face, group)
 
     def find(self) -> dict[str, Any] | None:
         """The newest state, on all ranks; None: there is none. A collective call."""
-        rank = self._face.rank()
-        mine = NewestFile(None, 0, [])
-        if self._group.team.rank == 0:
-            mine = newest(self._folder, self._model, HostNumber.of(self._group).host)
+        mine = _NOTHING
+        if self._exchange.is_first:
+            mine = newest(self._folder, self._model, self._exchange.number.host)
             for why in mine.passed_over:
-                log.warn(self._group.who, why)
-        name = mine.path.name if mine.path is not None else ""
-        told = [json.loads(text) for text in tell_all(self._face, json.dumps([mine.step, name]))]
-        step = max(found for found, _ in told)
-        if not step:
-            return None
-        source = next(r for r, (found, _) in enumerate(told) if found == step)
-        problem, path = "", mine.path
-        if rank == source:
-            assert path is not None
-            self._send(path, [r for r in self._first_ranks() if told[r][0] != step])
-        elif rank in self._first_ranks() and mine.step != step:
-            path = self._folder / told[source][1]
-            problem = self._receive(path, source)
-        return load(self._agree(path, problem, step))
+                log.warn(self._exchange.who, why)
+        path = self._exchange.bring(mine, self._folder, "", self._model)
+        return None if path is None else load(path)
 
-    def _agree(self, path: Path | None, problem: str, step: int) -> Path:
-        """Where this host's file is; raises on all ranks if a host could not take it."""
-        told = [json.loads(text) for text in tell_all(self._face, json.dumps([problem, str(path)]))]
-        for rank, (theirs, _) in enumerate(told):
-            if theirs:
-                raise HostError(f"rank {rank} cannot take over the state of step {step}: {theirs}")
-        return Path(told[self._group.team.ranks[0]][1])
+    def take(self, path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
+        """What `read(path)` gives on one host that has the path, on all ranks. Collective."""
+        exchange = self._exchange
+        told = exchange.tell("1" if exchange.is_first and path.exists() else "")
+        if "1" not in told:
+            raise UsageError(f"no host has {path}")
+        here, problem, mine = self._folder / f".taken.{os.getpid()}.wide", "", _NOTHING
+        if exchange.rank == told.index("1"):
+            try:
+                self._write(here, read(path))
+                mine = NewestFile(here, 1, [])
+            except (OSError, WiiiiideError) as error:
+                problem = str(error)
+        exchange.settle(problem, f"start from {path}")
+        found = exchange.bring(mine, self._folder, "", self._model)
+        assert found is not None
+        value = load(found)
+        exchange.tell("")  # all ranks have mapped it
+        if exchange.is_first:
+            found.unlink(missing_ok=True)  # another host was first, in a folder that they share
+        return value
 
-    def _first_ranks(self) -> list[int]:
-        """Of each host."""
-        wide = self._group.wide
-        return [self._group.team.ranks[0]] if wide is None else [ranks[0] for ranks in wide.hosts]
-
-    def _send(self, path: Path, ranks: list[int]) -> None:
-        size = path.stat().st_size
-        for rank in ranks:
-            to = dist.get_global_rank(self._face, rank)
-            dist.send(torch.tensor([size]), to, self._face)
-            with open(path, "rb") as file:
-                while piece := file.read(_PIECE):
-                    dist.send(torch.frombuffer(bytearray(piece), dtype=torch.uint8), to, self._face)
-
-    def _receive(self, path: Path, rank: int) -> str:
-        """Why it could not be written; all of it is taken from the link in any case."""
-        source, problem = dist.get_global_rank(self._face, rank), ""
-        size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, source, self._face)
-        left, temporary = int(size), path.with_name(f"{path.name}.{os.getpid()}.tmp")
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch()
-        except OSError as error:
-            problem, temporary = str(error), Path(os.devnull)
-        with open(temporary, "wb") as file:
-            while left:
-                piece = torch.empty(min(left, _PIECE), dtype=torch.uint8)
-                dist.recv(piece, source, self._face)
-                left -= piece.numel()
-                problem = problem or _append(file, piece)
-        return problem or self._keep(temporary, path)
-
-    def _keep(self, temporary: Path, path: Path) -> str:
-        try:
-            check(temporary, self._model)
-            temporary.replace(path)
-            sync_folder(str(path.parent))
-        except (OSError, WiiiiideError) as error:
-            return str(error)
-        return ""
-
-
-def _append(file: Any, piece: torch.Tensor) -> str:
-    try:
-        file.write(piece.numpy())
-        file.flush()
-        os.fsync(file.fileno())
-    except OSError as error:
-        return str(error)
-    return ""
+    def _write(self, path: Path, value: dict[str, Any]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        head = FileHead(1, *self._exchange.number, self._exchange.ranks, self._model)
+        write(str(path), FileImage.of(head, value).chunks(), None)

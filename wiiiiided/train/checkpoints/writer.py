@@ -27,8 +27,11 @@ CHUNK = 4 << 20
 NAME = re.compile(r"step-(\d{10})\.host-(\d+)\.([0-9a-f]{16})\.wide")
 
 
-def write(path: str, chunks: Iterable[bytes | memoryview], keep: int) -> None:
-    """Write these bytes as a checkpoint; the first chunk has at least the digest's place."""
+def write(path: str, chunks: Iterable[bytes | memoryview], keep: int | None) -> None:
+    """Write these bytes as a checkpoint; the first chunk has at least the digest's place.
+
+    `keep`: of the steps in its folder so many stay; None: all others are left alone.
+    """
     temporary = f"{path}.{os.getpid()}.tmp"  # a writer of a run that was killed may still be there
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -51,7 +54,8 @@ def write(path: str, chunks: Iterable[bytes | memoryview], keep: int) -> None:
         os.close(fd)
     os.replace(temporary, path)
     sync_folder(os.path.dirname(path))
-    prune(Path(path), keep)
+    if keep is not None:
+        prune(Path(path), keep)
 
 
 def sync_folder(folder: str) -> None:
