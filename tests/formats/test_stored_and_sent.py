@@ -75,6 +75,7 @@ NAMES: dict[type, str] = {
     j.Job: "job",
     j.Owner: "owner",
     j.Result: "result",
+    j.Saved: "saved",
     j.Versions: "versions",
     rank_layout.Layout: "layout",
     rank_layout.AllocationSpec: "allocation",

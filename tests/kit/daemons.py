@@ -120,6 +120,7 @@ class PrivateDaemon:
         collect: tuple[str, ...] = (),
         checkpoints: tuple[str, ...] = (),
         hold: bool = False,
+        resumes: int | None = None,
         work: Path | None = None,
         **rest: Any,
     ) -> int:
@@ -139,7 +140,7 @@ class PrivateDaemon:
         empty.mkdir(exist_ok=True)
         packed = pack(str(work or empty))
         try:
-            return self.client.submit(spec, packed, secrets or {}, hold=hold).id
+            return self.client.submit(spec, packed, secrets or {}, hold=hold, resumes=resumes).id
         finally:
             packed.remove()
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cluster.control.world import GIB, World, spec, stops
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.actions import AnyAction, PrepareWorkers, RunNotify, StartWorkers
-from wiiiiided.cluster.control.job import Stopping
+from wiiiiided.cluster.control.job import Saved, Stopping
 from wiiiiided.cluster.control.node_table import NodeRow
 from wiiiiided.cluster.control.node_texts import (
     node_why,
@@ -24,6 +24,7 @@ from wiiiiided.cluster.control.placement import NeverRuns, plan
 from wiiiiided.cluster.control.state import State
 from wiiiiided.cluster.control.step import step
 from wiiiiided.cluster.control.version_check import listed
+from wiiiiided.cluster.handlers.resumption import waited_for
 from wiiiiided.cluster.state.views import view
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.node import Node
@@ -413,6 +414,52 @@ def test_one_node_needs_no_checkpoints_but_those_of_another() -> None:
     world.feed(e.WorkersPrepared(world.now, job, 3, "b", "3.11.7", "2.13.0", "0.6.0", moved))
     assert sources(world, job)[0]
     assert f"on b {moved}" in world.told(job)
+
+
+def test_files_of_wide_parallel_move_where_no_machine_of_before_is_used_again() -> None:
+    world = three()
+    policy = {"restart": Restart(max=9, backoff_s=1.0)}
+    job = world.submit(spec(policy=policy, resources={"nodes": (1, 1)}))
+    world.started_on(job)
+    world.ended_on(job, code=137)
+    world.pass_time(1.0)
+    assert sources(world, job) == (True, ("a",), ())
+    world.started_on(job)
+    world.feed(e.NodeDrained(world.now, "a", "root", "x"))
+    world.ended_on(job, code=137)
+    world.pass_time(2.0)
+    assert sources(world, job) == (False, ("b",), ("a",))
+
+    several = world.submit(spec(policy=policy, resources={"nodes": (1, 2), "avoid": ("b",)}))
+    world.started_on(several)
+    assert sources(world, several)[1] == ("c",)
+    world.feed(e.NodeResumed(world.now, "a", "root"))
+    world.ended_on(several, code=137)
+    world.pass_time(1.0)
+    assert sources(world, several) == (False, ("a", "c"), ())  # c has its files; resume sends them
+    world.node_left("c")  # before the start: a alone has none of them
+    world.ended_on(several, code=143, reason="stopped")
+    assert sources(world, several) == (False, ("a",), ("c",))
+
+
+def test_a_job_begins_with_the_checkpoints_of_another_until_it_has_begun() -> None:
+    world = three()
+    policy = {"restart": Restart(max=9, backoff_s=1.0)}
+    made = spec(policy=policy, resources={"nodes": (1, 1)})
+    job = world.submit(made, resumes=Saved(17, ("a", "b")))
+    assert "submitted by ada, goes on from job 17" in world.told(job)
+    assert sources(world, job) == (False, ("a",), ("a", "b"))  # of another job, though it is on a
+    world.node_left("a")
+    assert sources(world, job) == (False, ("b",), ("a", "b"))
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.saved == Saved(17, ("a", "b"))
+    assert waited_for(world.state.jobs.values()) == {17}
+    world.started_on(job)
+    assert waited_for(world.state.jobs.values()) == set()
+    world.ended_on(job, code=137)
+    world.pass_time(1.0)
+    assert sources(world, job) == (True, ("b",), ())  # what it has itself saved since
 
 
 def test_a_failure_while_all_are_heard_is_no_lost_node() -> None:

@@ -18,7 +18,7 @@ from wiiiiided.cluster.control.actions import (
     StopWorkers,
     Tell,
 )
-from wiiiiided.cluster.control.job import Job, Owner
+from wiiiiided.cluster.control.job import Job, Owner, Saved
 from wiiiiided.cluster.control.placement import cores_on, fitting
 from wiiiiided.cluster.control.state import State, is_ready
 from wiiiiided.cluster.control.step import step
@@ -78,12 +78,15 @@ class World:
             assert action.node in attempt.unheard
         known.append(type(action))
 
-    def submit(self, given: JobSpec | None = None, *, hold: bool = False) -> int:
+    def submit(
+        self, given: JobSpec | None = None, *, hold: bool = False, resumes: Saved | None = None
+    ) -> int:
         number = self._next
         self._next += 1
         given = given or spec()
         waits = tuple(n for n in given.policy.after if n in self.state.jobs)
-        self.feed(e.JobSubmitted(self.now, number, given, ADA, "0" * 64, waits, hold))
+        job = (number, given, ADA, "0" * 64, waits, hold)
+        self.feed(e.JobSubmitted(self.now, *job, resumes=resumes))
         return number
 
     def job(self, number: int) -> Job:

@@ -143,8 +143,12 @@ class FakeWorkers:
         self.stopped.append((job.id, attempt, grace_s, reason))
         self.following.pop((job.id, attempt), None)
 
-    def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        command = shim_command("--tar", str(self.job_dirs.work(number)), *globs)
+    def tar(
+        self, number: int, globs: tuple[str, ...], names: bool = False
+    ) -> subprocess.Popen[bytes]:
+        command = shim_command(
+            "--names" if names else "--tar", str(self.job_dirs.work(number)), *globs
+        )
         quiet = subprocess.DEVNULL
         self.tars.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=quiet))
         return self.tars[-1]

@@ -93,6 +93,19 @@ def test_the_number_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon, fold
     assert (request.secrets, request.hold) == ({}, False)
 
 
+def test_a_job_that_goes_on_from_another_is_asked_for_as_such(
+    cli: Cli, daemon: FakeDaemon, folder: Path, node: None
+) -> None:
+    refusal = m.Refusal(1, "job 3 has no checkpoints: it never ran")
+    daemon.answers(m.SubmitResuming, refusal)
+    for number in ("3", "0"):
+        result = cli("submit", str(folder), "--resume", number)
+        assert (result.code, "it never ran" in result.err) == (1, True)
+    assert [request.resumes for request in daemon.asked(m.SubmitResuming)] == [3, 0]
+    bad = cli("submit", str(folder), "--resume", "s3")
+    assert (bad.code, "s3 is a sweep" in bad.err) == (2, True)
+
+
 def test_on_a_terminal_it_is_friendly(program: Program, daemon: FakeDaemon, folder: Path) -> None:
     accepts(daemon, "waits for a \x1b[2J")
     shown = program.on_terminal("submit", str(folder)).out

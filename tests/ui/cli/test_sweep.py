@@ -149,6 +149,12 @@ def test_what_is_wrong_is_listed_as_for_set(cli: Cli, daemon: FakeDaemon, folder
     assert daemon.requests == []
 
 
+def test_checkpoints_of_another_are_for_one_job(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
+    result = cli("submit", "--resume", "3", str(folder), *SEED)
+    assert (result.code, "share no checkpoints" in result.err) == (2, True)
+    assert daemon.requests == []
+
+
 def test_following_is_for_one_job(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
     result = cli("submit", "-f", str(folder), *SEED)
     assert (result.code, "-f follows one job" in result.err) == (2, True)

@@ -1,4 +1,5 @@
-"""Before a later attempt of a job: every node of it gets the same checkpoints.
+"""Before a later attempt of a job, or one that goes on from another job: every node of it gets the
+same checkpoints.
 
     bring ──► a tar, whole ──► mark ──► helper, as the jobs' user (shim/checkpoints) ──► no mark
 
@@ -33,6 +34,7 @@ from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.shim.checkpoints import ASIDE, Placing
 from wiiiiided.cluster.shim.workdir import NO_ROOM
 from wiiiiided.cluster.system.settings import Settings
+from wiiiiided.domain.checkpoint_files import checkpoint_globs
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.text import plain
 
@@ -94,7 +96,7 @@ class Placer:
         given = Placing(
             work=str(self.job_dirs.work(job.id)),
             attempt=attempt,
-            patterns=list(job.spec.output.checkpoints),
+            patterns=list(checkpoint_globs(job.spec.output)),
             limit_bytes=settings.outputs_bytes,
             limit_files=settings.archive_files,
             archive_bytes=settings.archive_bytes,

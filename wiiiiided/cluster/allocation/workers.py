@@ -529,9 +529,14 @@ class Workers:
             if path.exists():
                 shutil.rmtree(path)
 
-    def tar(self, number: int, globs: tuple[str, ...]) -> subprocess.Popen[bytes]:
-        """A process that writes the files matching `globs` as a tar to its stdout."""
-        command = shim_command("--tar", str(self.job_dirs.work(number)), *globs)
+    def tar(
+        self, number: int, globs: tuple[str, ...], names: bool = False
+    ) -> subprocess.Popen[bytes]:
+        """A process that writes the files matching `globs` as a tar to its stdout; `names`: without
+        their content."""
+        command = shim_command(
+            "--names" if names else "--tar", str(self.job_dirs.work(number)), *globs
+        )
         return spawn(command, self.here.user, env=HELPER_ENV, stdout=subprocess.PIPE)
 
     def _spawn_task(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

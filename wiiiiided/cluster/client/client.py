@@ -208,12 +208,14 @@ class Client:
         secrets: dict[str, str],
         *,
         hold: bool = False,
+        resumes: int | None = None,
         progress: Progress = lambda sent, total: None,
     ) -> m.Submitted:
         """Queue a job, once, through a restart of the daemon too; its archive is sent when the
-        daemon does not have it yet."""
+        daemon does not have it yet. `resumes`: the job whose checkpoints it begins with."""
         nonce = os.urandom(16).hex()
-        request = m.Submit(spec, archive.sha256, archive.bytes, secrets, hold, nonce)
+        given = (spec, archive.sha256, archive.bytes, secrets, hold, nonce)
+        request = m.Submit(*given) if resumes is None else m.SubmitResuming(*given, resumes)
         return self._submit_once(request, m.Submitted, archive, progress)
 
     def submit_sweep(

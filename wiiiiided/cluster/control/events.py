@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import msgspec
 
-from wiiiiided.cluster.control.job import Job, Owner
+from wiiiiided.cluster.control.job import Job, Owner, Saved
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.spec import JobSpec
 
@@ -33,6 +33,7 @@ class JobSubmitted(Event, frozen=True, tag="JobSubmitted"):
     sweep: int = 0  # that it belongs to
     setting: dict[str, str] = {}  # in that
     nonce: str = ""  # of the request: the same one again is the same job
+    resumes: Saved | None = None  # another job's checkpoints, with which it begins
 
 
 class SweepSubmitted(Event, frozen=True, tag="SweepSubmitted"):

@@ -48,6 +48,13 @@ class Versions(msgspec.Struct, frozen=True):
     wiiiiided: str
 
 
+class Saved(msgspec.Struct, frozen=True):
+    """Where checkpoints lie: in a job's working directory on these nodes, in the order of ranks."""
+
+    job: int
+    nodes: tuple[str, ...]
+
+
 class Attempt(msgspec.Struct, frozen=True):
     """One try at running a job.
 
@@ -63,10 +70,11 @@ class Attempt(msgspec.Struct, frozen=True):
     results: dict[str, Result] = {}  # nodes whose allocation has ended
     prepared: dict[str, Versions] = {}  # nodes that are ready to start
     ordered: bool = True  # its allocations were told to start; before that none of them runs
-    # Nodes of the last attempt that began, in the order of ranks: the checkpoints of one of them
-    # are given to all nodes before this one is ordered. Empty: there is nothing to give.
+    # Nodes in `saved`: the checkpoints of one of them are given to all nodes before this one is
+    # ordered. Empty: there is nothing to give.
     checkpoints_from: tuple[str, ...] = ()
     apart: str = ""  # which ranks train at other steps than the first, a sentence
+    saved: Saved | None = None  # by the last attempt that was ordered, or the job it goes on from
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -164,6 +172,7 @@ class Job(msgspec.Struct, frozen=True):
     sweep: int = 0  # that it belongs to: the number of its first job
     setting: dict[str, str] = {}  # in that: key of the job file → value
     requeued_at: float = 0.0  # when a person last requeued it
+    resumes: Saved | None = None  # another job's checkpoints, with which its first attempt begins
 
     @property
     def name(self) -> str:
@@ -173,6 +182,18 @@ class Job(msgspec.Struct, frozen=True):
     @property
     def state(self) -> State:
         return self.phase.state
+
+    @property
+    def saved(self) -> Saved | None:
+        """What its next attempt goes on from. An attempt that was never ordered has written
+        nothing: the next has what that one was to have."""
+        last = self.attempt
+        if last is None:
+            return self.resumes
+        if last.ordered:
+            return Saved(self.id, last.nodes)
+        older = last.checkpoints_from  # all that an earlier release has noted
+        return last.saved or (Saved(self.id, older) if older else None)
 
     @property
     def queue_key(self) -> tuple[int, int]:

@@ -51,19 +51,29 @@ def start_what_fits(machine: Machine) -> None:
 
 def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
     nodes = tuple(allocation.node for allocation in layout.allocations)
-    sources = checkpoints_from(job, nodes)
-    ordered = len(nodes) == 1 and not sources
-    return Attempt(_next(job), layout, machine.at, ordered=ordered, checkpoints_from=sources)
+    saved, sources = job.saved, checkpoints_from(job, nodes)
+    return Attempt(
+        *(_next(job), layout, machine.at),
+        ordered=len(nodes) == 1 and not sources,
+        checkpoints_from=sources,
+        saved=saved,
+    )
 
 
 def checkpoints_from(job: Job, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The nodes whose checkpoints these need: rank 0's node of the last attempt first. An attempt
-    that was never ordered has written none: the next gets those that it was to have."""
-    last = job.attempt
-    if not job.spec.output.checkpoints or last is None:
+    """The nodes whose checkpoints these need: rank 0's node of the last attempt first.
+
+    What a job file names is rank 0's to give to all. Files of wide.parallel are each host's own,
+    and `run.resume` brings them to hosts that have none: they move if no node of before is here.
+    """
+    saved = job.saved
+    if saved is None:
         return ()
-    sources = last.nodes if last.ordered else last.checkpoints_from
-    return () if nodes == sources[:1] else sources
+    if saved.job != job.id:
+        return saved.nodes
+    if not job.spec.output.checkpoints:
+        return () if set(nodes) & set(saved.nodes) else saved.nodes
+    return () if nodes == saved.nodes[:1] else saved.nodes
 
 
 def start(machine: Machine, job: Job, attempt: Attempt) -> None:

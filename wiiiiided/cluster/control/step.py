@@ -142,10 +142,12 @@ def _submitted(machine: Machine, event: e.JobSubmitted) -> None:
         waits_for=event.waits_for,
         sweep=event.sweep,
         setting=event.setting,
+        resumes=event.resumes,
     )
     machine.check("new", job.phase)
     machine.state.put(job)
-    machine.tell(job, f"submitted by {by}" + (", held" if event.hold else ""))
+    goes_on = f", goes on from job {event.resumes.job}" if event.resumes is not None else ""
+    machine.tell(job, f"submitted by {by}{goes_on}" + (", held" if event.hold else ""))
 
 
 def _cancel_requested(

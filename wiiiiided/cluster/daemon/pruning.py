@@ -6,6 +6,7 @@ What could not be removed when a daemon ended has files and no row: the next one
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from wiiiiided.cluster.allocation.workers import Workers
@@ -21,8 +22,15 @@ class Pruner:
     """Of one queue. `settings.keep` is how many jobs that are over stay."""
 
     def __init__(
-        self, store: StateStore, workers: Workers, collector: Collector, links: Links | None
+        self,
+        store: StateStore,
+        workers: Workers,
+        collector: Collector,
+        links: Links | None,
+        wanted: Callable[[], set[int]],
     ) -> None:
+        """`wanted`: jobs whose files others are still to be given."""
+        self._wanted = wanted
         self._store = store
         self._workers = workers
         self._collector = collector
@@ -44,7 +52,9 @@ class Pruner:
     async def _prune(self) -> None:
         """Old jobs' files, then their rows, then archives that no job names."""
         try:
-            old = self._store.ended_before_latest(self._workers.settings().keep)
+            wanted = self._wanted()
+            over = self._store.ended_before_latest(self._workers.settings().keep)
+            old = [number for number in over if number not in wanted]
             # The rows first: a job without one cannot be requeued under our hands.
             self._store.forget(old)
             if self._links is not None:

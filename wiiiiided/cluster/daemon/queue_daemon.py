@@ -33,6 +33,7 @@ from wiiiiided.cluster.handlers.dispatch import Requests
 from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
 from wiiiiided.cluster.handlers.nodes import Cluster
+from wiiiiided.cluster.handlers.resumption import waited_for
 from wiiiiided.cluster.membership.dispatch import Assigner, Performer
 from wiiiiided.cluster.membership.roles import Roles
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
@@ -85,7 +86,7 @@ class QueueDaemon(DaemonProcess):
         handle = self.roles.before(self.requests.handle)
         self.api = RpcServer(self.paths.socket, self.paths.mode == "system", handle, self.node.name)
         self.port = None if self.cluster is None else self._port(self.cluster)
-        self.pruner = Pruner(store, self.workers, self.collector, links)
+        self.pruner = Pruner(store, self.workers, self.collector, links, self._wanted)
         self._status: asyncio.TimerHandle | None = None
 
     def _cluster_role(self, identity: Identity | None) -> ClusterRole:
@@ -140,6 +141,9 @@ class QueueDaemon(DaemonProcess):
         self.collector = Collector(requests.ranks.outputs, node_rpc, self.controller, limit)
         directory = self.paths.state / "checkpoints"
         self.checkpoints = Checkpoints(directory, node_rpc, self.controller, limit)
+
+    def _wanted(self) -> set[int]:
+        return waited_for(self.controller.state.jobs.values())
 
     def _outputs_limit(self) -> int:
         return self.settings.outputs_bytes

@@ -165,7 +165,7 @@ class LocalAllocations:
             raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
         if request.checkpoints:
             self._check_whole(request.id)
-        process = self.workers.tar(request.id, request.globs)
+        process = self.workers.tar(request.id, request.globs, request.names)
         assert process.stdout is not None
         reader = asyncio.StreamReader()
         pipe, _ = await asyncio.get_running_loop().connect_read_pipe(

@@ -4,6 +4,11 @@
       does not answer, or has none: the next one of the last attempt, and the story names both
       no node answers: the attempt fails, and says so; it never begins with half a set
 
+That is so for files that the job file names. Those of `wide.parallel` are found by their names: the
+node with the newest step gives them. Whether a job has any is not known before nodes are asked, so
+that where none answers an attempt begins without, and the story says so. A job that begins with the
+checkpoints of another (`submit --resume`) gets those, or fails.
+
 A set is one machine's, and once its tar is whole it is the attempt's: a coordinator that restarts
 meanwhile gives the same one to the nodes that have none yet. It goes when the attempt is ordered,
 or is over. It is bounded as outputs are, and of what a job left plain files alone are used.
@@ -17,7 +22,8 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from wiiiiided.cluster.control.job import Job, Starting
+from wiiiiided.cluster.control.job import Job, Saved, Starting
+from wiiiiided.cluster.handlers.checkpoint_search import holders
 from wiiiiided.cluster.handlers.merge_tars import END, BadTar
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
 from wiiiiided.cluster.handlers.output_store import PIECE_BYTES, IncomingTar, TooLarge
@@ -27,6 +33,7 @@ from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.state.controller import Controller
 from wiiiiided.cluster.system.threads import in_thread
+from wiiiiided.domain.checkpoint_files import checkpoint_globs
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
 from wiiiiided.errors import HostError
 from wiiiiided.metrics.forecast import as_bytes
@@ -135,50 +142,80 @@ class Checkpoints:
         if job is None or job.attempt is None:
             raise HostError("the attempt is not being prepared any more")
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        missing: dict[str, str] = {}
+        sources, missing = job.attempt.checkpoints_from, {}
+        saved = job.attempt.saved or Saved(job.id, sources)
+        globs, absent = checkpoint_globs(job.spec.output), self.controller.state.absent
+        if saved.job != job.id or not job.spec.output.checkpoints:
+            found = await holders(self.node_rpc, absent, saved, globs)
+            sources, missing = found.nodes, found.missing
         empty: list[str] = []
-        for node in job.attempt.checkpoints_from:
-            try:
-                said = await self._receive(job, node, path)
-                self.controller.tell(
-                    job, said if not missing else f"{said}, since {_listed(missing)}"
-                )
+        for node in sources:
+            asked = p.NodePull(saved.job, globs, checkpoints=True)
+            if said := await self._try(job, node, asked, path, missing, empty):
+                since = f", since {_listed(missing)}" if missing else ""
+                self.controller.tell(job, f"{said}{since}")
                 return path
-            except Refuse as no:
-                if no.code == NO_SUCH:
-                    empty.append(node)
-                else:
-                    missing[node] = plain(str(no))
-            except (NoAnswer, BadTar) as no:
-                missing[node] = plain(str(no))
-            except TooLarge as no:
-                raise HostError(f"those on {node} are too large: {no}") from no
-            except OSError as problem:
-                why = f"those of {node} cannot be kept on {self.node_rpc.own}: {problem.strerror}"
-                raise HostError(why) from problem
-        if missing:
-            raise HostError(_listed(missing))
+        self._tell_without(job, saved, missing, empty)
         path.write_bytes(END)
-        self.controller.tell(
-            job, f"no checkpoints: {', '.join(empty)} never had its working directory"
-        )
         return path
 
-    async def _receive(self, job: Job, node: str, path: Path) -> str:
+    async def _try(
+        self,
+        job: Job,
+        node: str,
+        asked: p.NodePull,
+        path: Path,
+        missing: dict[str, str],
+        empty: list[str],
+    ) -> str:
+        """Take a node's set; a sentence about it. "": `missing` or `empty` has why there is none.
+        HostError: nor will another node's do."""
+        try:
+            return await self._receive(job, node, asked, path)
+        except Refuse as no:
+            if no.code == NO_SUCH:
+                empty.append(node)
+            else:
+                missing[node] = plain(str(no))
+        except (NoAnswer, BadTar) as no:
+            missing[node] = plain(str(no))
+        except TooLarge as no:
+            raise HostError(f"those on {node} are too large: {no}") from no
+        except OSError as problem:
+            why = f"those of {node} cannot be kept on {self.node_rpc.own}: {problem.strerror}"
+            raise HostError(why) from problem
+        return ""
+
+    def _tell_without(
+        self, job: Job, saved: Saved, missing: dict[str, str], empty: list[str]
+    ) -> None:
+        """The attempt begins without checkpoints. HostError: it must not."""
+        if saved.job != job.id:
+            raise HostError(_listed(missing) or f"job {saved.job} has none any more")
+        if job.spec.output.checkpoints:
+            if missing:
+                raise HostError(_listed(missing))
+            never = f"no checkpoints: {', '.join(empty)} never had its working directory"
+            self.controller.tell(job, never)
+        elif missing:
+            text = "begins without checkpoints of wide.parallel, if there are any"
+            self.controller.tell(job, f"{text}: {_listed(missing)}")
+
+    async def _receive(self, job: Job, node: str, asked: p.NodePull, path: Path) -> str:
         """One machine's whole set, kept under its name when it is here; a sentence about it."""
         state, limit = self.controller.state, self.limit()
         if node in state.absent:
             raise NoAnswer(f"{node} does not answer")
-        asked = p.NodePull(job.id, job.spec.output.checkpoints, checkpoints=True)
         with IncomingTar(path, limit, limit) as incoming:
             await self.node_rpc.pull_into(incoming.take, node, asked)
             part = await in_thread(incoming.finish)
         assert job.attempt is not None
+        of = node if asked.id == job.id else f"job {asked.id} on {node}"
         others = ", ".join(name for name in job.attempt.nodes if name != node) or node
         count = part.files - incoming.links
         files = "1 file" if count == 1 else f"{count} files"
         links = f"; {incoming.links} links among them are left out" if incoming.links else ""
-        return f"checkpoints of {node} go to {others}: {files}, {as_bytes(part.bytes)}{links}"
+        return f"checkpoints of {of} go to {others}: {files}, {as_bytes(part.bytes)}{links}"
 
     def _path(self, key: Key) -> Path:
         return self.directory / f"{key[0]}-{key[1]}.tar"

@@ -22,6 +22,7 @@ from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
 from wiiiiided.cluster.handlers.nodes import Cluster, NodeRequest, NodeRequests
 from wiiiiided.cluster.handlers.ranks import RankRequests
+from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.status import DaemonFacts, status_of
 from wiiiiided.cluster.handlers.submissions import Submissions
 from wiiiiided.cluster.rpc import messages as m
@@ -52,7 +53,9 @@ class Requests:
         self.metrics = metrics
         self.cluster_role = cluster_role
         self.jobs = JobRequests(controller, facts.node.name, archives.has, metrics.starts)
-        self.submissions = Submissions(self.jobs, archives, settings)
+        self.submissions = Submissions(
+            self.jobs, archives, settings, Resumption(self.jobs, node_rpc)
+        )
         self.ranks = RankRequests(self.jobs, node_rpc, metrics, Path(facts.state_directory))
         self.nodes = NodeRequests(self.jobs, cluster)
 

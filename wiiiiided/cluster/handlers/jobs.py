@@ -198,7 +198,7 @@ class JobRequests:
         await connection.say(m.EndOfAnswers())
 
 
-def check_owner(caller: Caller, job: Job, own: str) -> None:
+def check_owner(caller: Caller, job: Job, own: str, what: str = "change it") -> None:
     """Refuse a caller who may not change a job; `own` is the name of this node."""
     here = caller.node or own
     if caller.admin or (here, caller.uid) == (job.owner.node, job.owner.uid):
@@ -206,7 +206,7 @@ def check_owner(caller: Caller, job: Job, own: str) -> None:
     whose, who = f"{job.owner.user}'s", caller.user
     if here != job.owner.node:
         whose, who = f"{whose} on {job.owner.node}", f"{who} on {here}"
-    raise Refuse(NOT_ALLOWED, f"job {job.id} is {whose}; {who} may not change it", "root may")
+    raise Refuse(NOT_ALLOWED, f"job {job.id} is {whose}; {who} may not {what}", "root may")
 
 
 def _with_start(view: m.JobView, job: Job, estimate: Estimate | None) -> m.JobView:

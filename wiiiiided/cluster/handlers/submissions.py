@@ -15,11 +15,12 @@ from collections.abc import Callable
 
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.control import events as e
-from wiiiiided.cluster.control.job import Owner
+from wiiiiided.cluster.control.job import Owner, Saved
 from wiiiiided.cluster.control.placement import NeverRuns, plan
 from wiiiiided.cluster.control.start_estimate import LOOKS
 from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.quota import Quota
+from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.uploads import Uploads
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import Caller, RpcConnection
@@ -38,9 +39,14 @@ class Submissions:
     """New jobs."""
 
     def __init__(
-        self, jobs: JobRequests, archives: Archives, settings: Callable[[], Settings]
+        self,
+        jobs: JobRequests,
+        archives: Archives,
+        settings: Callable[[], Settings],
+        resumption: Resumption,
     ) -> None:
         self.jobs = jobs
+        self.resumption = resumption
         self.archives = archives
         self.quota = Quota(lambda: jobs.controller.state.jobs, settings)
         self.uploads = Uploads(archives, settings, jobs.controller.store.unneeded_archives)
@@ -52,6 +58,7 @@ class Submissions:
             return
         self.check(caller, request)
         await self._check_fit(request)
+        resumes = await self.resumption.of(caller, request)
         with self.archives.pinned(request.archive):
             if not self.archives.has(request.archive):
                 owner = self.owner(caller)
@@ -60,7 +67,7 @@ class Submissions:
             # An upload takes its time: the others may have moved, and this one may be here twice.
             if not (found := self.known(caller, request.nonce)):
                 self.check(caller, request)
-                found = self._store(caller, request)
+                found = self._store(caller, request, resumes)
         await connection.say(found)
 
     def known(self, caller: Caller, nonce: str) -> m.Submitted | m.Swept | None:
@@ -91,7 +98,9 @@ class Submissions:
             return m.Swept(first, tuple(range(first, first + swept)), why, starts)
         return m.Submitted(first, why, starts)
 
-    def _store(self, caller: Caller, request: m.Submission) -> m.Submitted | m.Swept:
+    def _store(
+        self, caller: Caller, request: m.Submission, resumes: Saved | None
+    ) -> m.Submitted | m.Swept:
         controller = self.jobs.controller
         self.jobs.catch_up()
         first, at = controller.store.next_id(), controller.clock()
@@ -108,6 +117,7 @@ class Submissions:
                 sweep=sweep,
                 setting=job.setting,
                 nonce=request.nonce if number == first else "",
+                resumes=resumes,
             )
             for number, job in enumerate(jobs_of(request), first)
         )

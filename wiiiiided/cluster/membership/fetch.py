@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from wiiiiided.cluster.allocation.archive_cache import PIECE_WITHIN_S, Archives
+from wiiiiided.cluster.allocation.archive_cache import PIECE_WITHIN_S, Archives, check_room
 from wiiiiided.cluster.membership.dial import Dialer
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import framing
@@ -65,6 +65,7 @@ class Fetcher:
                     size += len(piece)
                     if size > limit:
                         raise HostError(f"they are more than {limit} bytes (limits.outputs)")
+                    check_room(file.fileno(), len(piece))
                     file.write(piece)
                 async with asyncio.timeout(PIECE_WITHIN_S):
                     sent = p.decode_sent(await connection.message())

@@ -316,6 +316,7 @@ class NodePull(Message, frozen=True, tag="NodePull"):
     id: int
     globs: tuple[str, ...]
     checkpoints: bool = False  # refused where they are not a whole set of one machine
+    names: bool = False  # no file's content; one of an earlier release sends it all the same
 
 
 NodeRequest = NodeLogs | NodeStacks | NodeRanks | NodePull

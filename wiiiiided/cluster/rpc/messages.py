@@ -67,6 +67,13 @@ class Submit(Message, frozen=True, tag="Submit"):
     __repr__ = _without_secrets
 
 
+class SubmitResuming(Submit, frozen=True, tag="SubmitResuming"):
+    """A job that begins with the checkpoints of another. Of a kind of its own: a daemon that does
+    not know it must not queue one that begins without."""
+
+    resumes: int = 0  # the other job's number
+
+
 class SweepJob(msgspec.Struct, frozen=True):
     """One job of a sweep: what it runs, and the values that tell it from the others."""
 
@@ -88,7 +95,7 @@ class SubmitSweep(Message, frozen=True, tag="SubmitSweep"):
     __repr__ = _without_secrets
 
 
-Submission = Submit | SubmitSweep  # an archive may follow
+Submission = Submit | SubmitResuming | SubmitSweep  # an archive may follow
 
 
 class FindSubmission(Message, frozen=True, tag="FindSubmission"):
@@ -265,6 +272,7 @@ class Renew(Message, frozen=True, tag="Renew"):
 
 Request = (
     Submit
+    | SubmitResuming
     | SubmitSweep
     | FindSubmission
     | ListJobs

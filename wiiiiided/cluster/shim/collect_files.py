@@ -25,8 +25,8 @@ MAX_PATTERNS = 100
 MAX_PATTERN_CHARS = 1000
 
 
-def tar(directory: str, patterns: list[str], out: IO[bytes]) -> list[str]:
-    """Write the tar; sentences about what was left out."""
+def tar(directory: str, patterns: list[str], out: IO[bytes], names: bool = False) -> list[str]:
+    """Write the tar, `names`: without any content; sentences about what was left out."""
     is_wanted = matcher(patterns)
     roots = {os.path.abspath(directory), os.path.realpath(directory)}  # either may be in a link
     problems: list[str] = []
@@ -34,7 +34,7 @@ def tar(directory: str, patterns: list[str], out: IO[bytes]) -> list[str]:
         for path, name, parent in walk(directory, problems):
             if is_wanted(path):
                 try:
-                    _add(archive, path, name, parent, roots)
+                    _add(archive, path, name, parent, roots, names)
                 except OSError as problem:
                     if problem.filename is None:
                         raise  # of the output, not of a file
@@ -155,7 +155,9 @@ def relative(path: str, target: str, roots: set[str]) -> str:
     return target
 
 
-def _add(archive: tarfile.TarFile, path: str, name: str, parent: int, roots: set[str]) -> None:
+def _add(
+    archive: tarfile.TarFile, path: str, name: str, parent: int, roots: set[str], names: bool
+) -> None:
     found = os.lstat(name, dir_fd=parent)
     entry = tarfile.TarInfo(path)
     entry.mtime = int(found.st_mtime)
@@ -163,6 +165,8 @@ def _add(archive: tarfile.TarFile, path: str, name: str, parent: int, roots: set
     if stat.S_ISLNK(found.st_mode):
         target = os.readlink(name, dir_fd=parent)
         entry.type, entry.linkname = tarfile.SYMTYPE, relative(path, target, roots)
+        archive.addfile(entry)
+    elif stat.S_ISREG(found.st_mode) and names:
         archive.addfile(entry)
     elif stat.S_ISREG(found.st_mode):
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
@@ -185,13 +189,13 @@ class _Steady:
         return data + b"\0" * (size - len(data))
 
 
-def main(directory: str, patterns: list[str]) -> int:
-    """`--tar DIR GLOB...`: 0, or 1 with sentences on stderr."""
+def main(directory: str, patterns: list[str], names: bool) -> int:
+    """`--tar DIR GLOB...`, `--names DIR GLOB...`: 0, or 1 with sentences on stderr."""
     if sentence := check(patterns):
         print(sentence, file=sys.stderr)
         return 2
     try:
-        problems = tar(directory, patterns, sys.stdout.buffer)
+        problems = tar(directory, patterns, sys.stdout.buffer, names)
         sys.stdout.buffer.flush()
     except OSError as problem:
         print(f"{directory} cannot be sent: {problem.strerror}", file=sys.stderr)

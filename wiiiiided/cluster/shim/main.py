@@ -4,6 +4,7 @@
     run.py --sweep ATTEMPT_DIR                          end what a killed shim left behind
     run.py --remove DIR...                              delete trees
     run.py --tar DIR GLOB...                            a tar of some files, on stdout
+    run.py --names DIR GLOB...                          the same, without their content
     run.py --place JSON TAR_FD ARCHIVE_FD               checkpoints into a working directory
 
 The daemon starts it as the jobs' user. Its stderr may go nowhere: why an attempt failed is in its
@@ -52,10 +53,10 @@ def main(arguments: list[str]) -> int:
             return _as_helper(path, cleanup.main)
         case ["--remove", *paths] if paths:
             return max(_as_helper(path, _remove) for path in paths)
-        case ["--tar", path, *patterns]:
+        case ["--tar" | "--names" as what, path, *patterns]:
             from wiiiiided.cluster.shim import collect_files  # tarfile would stay in every shim
 
-            return collect_files.main(path, patterns)
+            return collect_files.main(path, patterns, what == "--names")
         case ["--place", given, source, archive] if source.isdecimal() and archive.isdecimal():
             from wiiiiided.cluster.shim import checkpoints
 

@@ -131,8 +131,8 @@ def notes(job: LoadedJob) -> Iterator[str]:
         yield (
             "it may run on several machines and be restarted, and each has a working directory of "
             "its own: what rank 0 saves the others do not find there. output.checkpoints = "
-            '["ckpt/**"] gives it to all before a restart; not needed where every machine saves, '
-            "or all save to a shared file system"
+            '["ckpt/**"] gives it to all before a restart; not needed with wide.parallel(save=…), '
+            "where every machine saves, or with a shared file system"
         )
     if spec.policy.hang_timeout_s is not None and spec.network.backend != "wiiiiide":
         yield (

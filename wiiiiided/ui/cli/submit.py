@@ -23,6 +23,7 @@ from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
+from wiiiiided.domain.states import ENDED
 from wiiiiided.ui.cli import plan, screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.candidates import LIVE, jobs
@@ -43,6 +44,7 @@ from wiiiiided.ui.cli.options import DryRun, Json
 from wiiiiided.ui.cli.progress import counted, waiting
 from wiiiiided.ui.cli.sections import put
 from wiiiiided.ui.cli.text import clean
+from wiiiiided.ui.cli.units_text import job_id
 from wiiiiided.ui.jobfile.problem import Invalid
 
 Result = TypeVar("Result")
@@ -83,6 +85,15 @@ def command(
             autocompletion=jobs(LIVE),
         ),
     ] = None,
+    resumed: Annotated[
+        str | None,
+        typer.Option(
+            "--resume",
+            metavar="ID",
+            help="Begin with the checkpoints of this job, which is over.",
+            autocompletion=jobs(ENDED, sweeps=False),
+        ),
+    ] = None,
     sets: Sets = None,
     name: Annotated[
         str | None, typer.Option(metavar="NAME", help="Call it so, whatever the job file says.")
@@ -97,13 +108,19 @@ def command(
     """
     if sweeps and following:
         raise typer.BadParameter("-f follows one job; without it, wiiiiide wait waits for a sweep")
+    if sweeps and resumed is not None:
+        raise typer.BadParameter(
+            "--resume is for one job: those of a sweep share no checkpoints; submit each by itself"
+        )
+    resumes = job_id(resumed) if resumed is not None else None
     earlier = _earlier([text for texts in after or () for text in texts.split(",")])
     made = partial(read, file, sets, name, earlier)
     if sweeps:
         from wiiiiided.ui.cli import submit_sweep
 
         return submit_sweep.run(sweeps, made, hold, dry_run, as_json)
-    return queue(made, dry_run=dry_run, hold=hold, following=following, as_json=as_json)
+    given = {"dry_run": dry_run, "hold": hold, "following": following, "as_json": as_json}
+    return queue(made, resumes=resumes, **given)
 
 
 def queue(
@@ -111,6 +128,7 @@ def queue(
     *,
     dry_run: bool = False,
     hold: bool = False,
+    resumes: int | None = None,
     following: bool = False,
     as_json: bool = False,
 ) -> int:
@@ -118,8 +136,8 @@ def queue(
     try:
         job = made()
         if dry_run:
-            return _dry_run(job, as_json)
-        return _submit(job, hold, following, as_json)
+            return _dry_run(job, resumes, as_json)
+        return _submit(job, hold, resumes, following, as_json)
     except Invalid as invalid:
         return report(invalid, as_json)
     except PackError as problem:
@@ -135,7 +153,7 @@ def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def _dry_run(job: LoadedJob, as_json: bool) -> int:
+def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
     with waiting("looking at the folder"):
         ships = survey(job.directory)
     job.secrets()
@@ -147,6 +165,8 @@ def _dry_run(job: LoadedJob, as_json: bool) -> int:
         put([plan.section(title, job, ships, dry)])
     for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
+    if resumes is not None:
+        screen.say(f"note: whether job {resumes} has checkpoints is looked up when it is queued")
     return 0
 
 
@@ -194,12 +214,14 @@ def _forecast(name: str) -> tuple[RunForecast | None, str]:
     return found, found.text
 
 
-def _submit(job: LoadedJob, hold: bool, following: bool, as_json: bool) -> int:
+def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as_json: bool) -> int:
     secrets = job.secrets()
     client = connect()
 
     def ask(packed: Packed, progress: Progress) -> Submitted:
-        return client.submit(job.spec, packed, secrets, hold=hold, progress=progress)
+        return client.submit(
+            job.spec, packed, secrets, hold=hold, resumes=resumes, progress=progress
+        )
 
     submitted, sent = send(client, job, ask, as_json)
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
