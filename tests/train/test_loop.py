@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
 from wiiiiided.backend.engine.process import stats_page
-from wiiiiided.backend.shm.stats import SAMPLES, STEP
+from wiiiiided.backend.shm.stats import SAMPLES, STEP, TOTAL
 from wiiiiided.errors import UsageError
 from wiiiiided.torch import Batches, parallel, progress
 from wiiiiided.train.rng import rng_state, set_rng_state
@@ -41,7 +41,7 @@ def _weights(model: nn.Module) -> list[float]:
 
 
 def _two_epochs(me: Rank, clips: bool) -> tuple[list[float], list[int]]:
-    data = _data()
+    data = _data(epochs=2)
     model, optimizer, scheduler, run = _made(data)
     seen: list[int] = []
     for _ in range(2):
@@ -55,7 +55,7 @@ def _two_epochs(me: Rank, clips: bool) -> tuple[list[float], list[int]]:
             scheduler.step()
     assert data.state_dict()["epoch"] == 2
     page = stats_page()
-    assert page.words[STEP] == 6 + 1
+    assert (page.words[STEP], page.words[TOTAL]) == (6 + 1, 6 + 1)
     assert page.words[SAMPLES] == len(seen)
     assert run.state_dict()["step"] == 6
     return _weights(model), seen

@@ -118,4 +118,5 @@ class LoopStep:
         page = stats_page()
         if not page.is_scripts:
             page.admit(("epoch",))
-            page.say(self.number, None, None, samples, {"epoch": data.epochs_done})
+            total = data.total_steps(self.number)
+            page.say(self.number, total, None, samples, {"epoch": data.epochs_done})

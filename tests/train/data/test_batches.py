@@ -271,6 +271,24 @@ class Stream(IterableDataset[int]):
         return iter(range(3))
 
 
+def test_the_steps_of_all_epochs_are_known_once_their_number_is() -> None:
+    data = Batches(list(range(22)), 8, epochs=4)  # three batches an epoch
+    assert data.total_steps(0) is None
+    batches = iter(data)
+    next(batches)
+    data.committed()
+    assert data.total_steps(1) == 12
+    next(batches), next(batches)
+    data.committed()  # both in one step: two steps for three batches
+    assert data.total_steps(2) == 8
+    assert data.total_steps(3) == 12
+    for _ in range(4):
+        list(data)
+        data.committed()
+    assert data.total_steps(15) == 15  # the script goes on longer than it said
+    assert Batches(list(range(22)), 8).total_steps(1) is None
+
+
 @pytest.mark.parametrize(
     ("make", "sentence"),
     [
@@ -282,6 +300,7 @@ class Stream(IterableDataset[int]):
         (lambda: Batches([1], batch_size=0), "batch_size=0 is not"),
         (lambda: Batches([1], batch_size=True), "batch_size=True is not"),
         (lambda: Batches([1], seed=-1), "seed=-1 is not"),
+        (lambda: Batches([1], epochs=0), "epochs=0 is not"),
         (lambda: Batches([1]).set_epoch(-1), "an epoch is"),
         (lambda: Batches([1]).loader(shuffle=True), "shuffle is what wide.Batches decides"),
         (lambda: Batches([1]).loader(in_order=False), "in another order"),

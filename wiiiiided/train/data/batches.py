@@ -70,8 +70,10 @@ class Batches:
         group: dist.ProcessGroup | None = None,
         between: tuple[int, int] | None = None,
         lr_rule: str = "sqrt",
+        epochs: int | None = None,
     ) -> None:
-        """`batch_size` is that of all ranks together. The same arguments on every rank.
+        """`batch_size` is that of all ranks together. The same arguments on every rank. `epochs`:
+        how many the script means to train, for those who watch.
 
         "auto": as data= of wide.parallel it follows the gradient noise scale `between` two bounds,
         and learning rates go along by `lr_rule`: "sqrt", "linear" or "none".
@@ -79,7 +81,7 @@ class Batches:
         self.adaptive = AdaptiveBatch(between, lr_rule) if batch_size == AUTO else None
         size: Any = batch_size if self.adaptive is None else self.adaptive.least
         self.batch_size: int = size
-        self.dataset, self.seed = dataset, seed
+        self.dataset, self.seed, self.epochs = dataset, seed, epochs
         self._length = _length(dataset)
         self._shuffle, self._drop_last, self._group = bool(shuffle), bool(drop_last), group
         self._refuse()
@@ -130,6 +132,14 @@ class Batches:
         """How many epochs have been trained: 2.25 is a quarter of the third."""
         epoch, place, _ = self._cursor.committed
         return epoch + place / self._length
+
+    def total_steps(self, step: int) -> int | None:
+        """Of all epochs, when so many are done: as many steps for each batch as until now."""
+        epoch, place, _ = self._cursor.committed
+        done = epoch * len(self) - (-place // self.batch_size)
+        if self.epochs is None or not done:
+            return None
+        return step + round(max(0, self.epochs * len(self) - done) * step / done)
 
     def set_epoch(self, epoch: int) -> None:
         """To the beginning of another epoch; the one that training is in goes on where it is."""
@@ -383,6 +393,9 @@ class Batches:
             raise UsageError(f'batch_size={size!r} is neither a whole number from 1 on nor "auto"')
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise UsageError(f"seed={seed!r} is not a whole number from 0 to 2**64")
+        epochs = self.epochs
+        if epochs is not None and (type(epochs) is not int or epochs < 1):
+            raise UsageError(f"epochs={epochs!r} is not a whole number from 1 on")
         if not len(self):
             short = ", and drop_last leaves it out" if self._length else ""
             raise UsageError(f"the data set has {self._length} samples{short}: there is no batch")
