@@ -4,6 +4,7 @@ import argparse
 
 from closing import summarize
 from commands import farewell, introduce, say, submission, type_in
+from killing import kill_a_rank
 from private import QUOTED_LINES, PrivateDaemon
 from record import WAYS, Record
 from rich.console import Console
@@ -36,7 +37,8 @@ def play(options: argparse.Namespace, stop: StopRequest) -> bool:
         type_in(console, ["wiiiiide", "logs", "-f", str(records[0].job)], "what it says, drawn:")
         with View(console, records) as shown:
             follow(daemon, records, shown)
-    agree = summarize(console, records)
+        agree = summarize(console, records)
+        agree = kill_a_rank(console, daemon) and agree
     farewell(console)
     return agree
 

@@ -22,6 +22,7 @@ class Way:
 
     name: str
     settings: tuple[str, ...] = ()
+    closing: str = "writing a sample"  # what it does after its last step
 
 
 WAYS = {
@@ -60,7 +61,7 @@ class Record:
             return self.view.state
         if not self.parameters:
             return "starting"
-        return "training" if len(self.losses) < self.steps else "writing a sample"
+        return "training" if len(self.losses) < self.steps else self.way.closing
 
     @property
     def is_over(self) -> bool:

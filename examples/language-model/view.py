@@ -115,7 +115,7 @@ class View:
     def job_changed(self, record: Record) -> None:
         """A plain view says so at once; a live one shows it at the next tick."""
         if not self.live and record.state != "queued":  # that, `submit` has said
-            self.console.print(Text(about(record)), soft_wrap=True)
+            self.console.print(Text(about(record)), width=min(self.console.width, MAX_WIDTH))
 
     def step_done(self, record: Record) -> None:
         if not self.live and len(record.losses) % PLAIN_EVERY == 0:
@@ -179,7 +179,7 @@ def panel(record: Record, width: int, has_curve: bool = True) -> Panel:
     rows: list[RenderableType] = [bar, facts]
     if has_curve:
         rows.append(Text(sparkline(record.losses, inner) or " ", style="cyan", no_wrap=True))
-    active = record.state in ("starting", "training", "writing a sample")
+    active = record.state in ("starting", "training", record.way.closing)
     return Panel(
         Group(*rows),
         title=Text(record.way.name, style="bold"),

@@ -20,12 +20,12 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml"))
 
 
-def submit(daemon: PrivateDaemon, folder: str, *sets: str) -> int:
-    """What `wiiiiide submit examples/FOLDER/job.toml --set …` does."""
+def submit(daemon: PrivateDaemon, folder: str, *sets: str, resumes: int | None = None) -> int:
+    """What `wiiiiide submit examples/FOLDER/job.toml --set … --resume …` does."""
     spec = read_file(EXAMPLES / folder / "job.toml", sets)
     packed = pack(str(EXAMPLES / folder))
     try:
-        return daemon.client.submit(spec, packed, {}).id
+        return daemon.client.submit(spec, packed, {}, resumes=resumes).id
     finally:
         packed.remove()
 
@@ -114,6 +114,20 @@ def test_a_killed_rank_is_started_again_and_goes_on_from_its_checkpoint(
         assert collected(daemon, job) == set(
             read_file(EXAMPLES / folder / "job.toml").output.collect
         )
+
+
+@pytest.mark.soak
+def test_another_job_goes_on_with_another_number_of_ranks() -> None:
+    quick = ("run.env.PAUSE=0", "run.env.SAVE_EVERY=10")
+    with private_daemon() as daemon:
+        first = submit(daemon, "resume", *quick, "run.env.EPOCHS=1")
+        assert daemon.end_of(first, within_s=100).state == "done", daemon.output(first)
+        more = ("run.env.EPOCHS=2", "resources.workers_per_node=3")
+        second = submit(daemon, "resume", *quick, *more, resumes=first)
+        assert daemon.end_of(second, within_s=100).state == "done", daemon.output(second)
+        lines = daemon.output(second)
+        assert lines[0] == "3 ranks go on after step 40, in epoch 1", lines
+        assert not [line for line in lines if line.startswith("epoch   0")], lines
 
 
 def collected(daemon: PrivateDaemon, job: int) -> set[str]:
