@@ -90,7 +90,7 @@ ALLOWED = {
     # what people see and write
     "ui/jobfile": {"domain", "errors"},
     "ui/report": {"cluster/rpc", "metrics", "domain", "text"},
-    "ui/top": {"cluster/client", "cluster/rpc", "domain", "text", "config", "errors"},
+    "ui/top": {"cluster/client", "cluster/rpc", "metrics", "domain", "text", "config", "errors"},
     "ui/cli": {
         *("cluster/archive", "cluster/client", "cluster/control", "cluster/monitoring"),
         *("cluster/rpc", "cluster/shim", "cluster/system", "ui/jobfile", "ui/report", "ui/top"),

@@ -71,6 +71,7 @@ NAMES: dict[type, str] = {
     f.Rates: "rates",
     f.RunRecord: "run record",
     f.Straggler: "straggler",
+    f.TrainingFigures: "training figures",
     j.Attempt: "attempt",
     j.Job: "job",
     j.Owner: "owner",

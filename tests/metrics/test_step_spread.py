@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from tests.metrics.samples import sample
+from wiiiiided.domain.metrics import TrainingFigures
 from wiiiiided.metrics.step_spread import ADVICE, StepsFinder, sentence
 
 NODES = {0: "a", 1: "b", 2: "b"}
@@ -17,6 +19,7 @@ def run(
     seconds: int,
     step: Callable[[int, float], float | None],
     every: Callable[[int], int] = lambda rank: 1,
+    **more: Any,
 ) -> StepsFinder:
     """Ranks of which `step(rank, t)` is the step at a time; each says one of so many."""
     finder = StepsFinder()
@@ -33,7 +36,7 @@ def run(
             for rank, node in NODES.items():
                 clock, (word, then) = AHEAD[node], said.get(rank, (0, 0.0))
                 has = {"step": word, "said_at": clock + then} if rank in said else {}
-                ranks[rank] = (node, sample(rank, clock + now, **has))
+                ranks[rank] = (node, sample(rank, clock + now, **has, **more))
             finder.take(now, ranks)
     return finder
 
@@ -65,6 +68,14 @@ def test_a_difference_that_passes_is_none() -> None:
 
 def test_ranks_that_are_not_in_step_at_all_are_not_compared() -> None:
     assert run(60, lambda rank, t: (10 + 8 * rank) * t).why == ""
+
+
+def test_hosts_that_make_unequal_steps_by_design_are_not_compared() -> None:
+    def steps(rank: int, t: float) -> float:
+        return (10 + (rank == 0)) * t + 100 * rank  # so alike that it could be one pace
+
+    assert run(120, steps).why
+    assert run(120, steps, training=TrainingFigures(own_steps=True)).why is None
 
 
 def test_of_a_rank_that_says_no_step_or_one_for_ever_nothing_can_be_told() -> None:

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm import stats
 from wiiiiided.torch import parallel
 from wiiiiided.train import balance
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
@@ -96,6 +98,12 @@ def _trains(me: Rank, clips: bool) -> tuple[float, ...]:
         optimizer.step()
         optimizer.zero_grad()
     assert run.share == run.shares[me.rank]
+    told = stats_page().words[stats.FIGURES_AT : stats.WORDS].cast("B").cast("d").tolist()
+    found = dict(zip(stats.FIGURES, told, strict=True))
+    assert found["share"] == 1 / 3  # which it had, whatever it should take
+    assert found["wanted_share"] == run.share
+    assert found["speed_spread"] > 1
+    assert found["balance_gain"] == 1.0
     return run.shares
 
 

@@ -7,6 +7,8 @@ import torch
 from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm import stats
 from wiiiiided.torch import Between, parallel
 from wiiiiided.train import layout
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
@@ -76,6 +78,12 @@ def _trains(me: Rank, every: int, clips: bool, small: bool) -> float:
         optimizer.zero_grad()
     found = run.noise_scale
     assert found is not None
+    told = stats_page().words[stats.FIGURES_AT : stats.WORDS].cast("B").cast("d").tolist()
+    assert told[stats.FIGURES.index("noise_scale")] == found
+    rounds = {"round_steps": 4.0, "share": 1 / 4} if every > 1 else {}
+    for name in ("round_steps", "share"):
+        assert told[stats.FIGURES.index(name)] == rounds.get(name, 0.0)
+    assert (0 < told[stats.FIGURES.index("round_compute")] < 1) == (every > 1)
     return found
 
 

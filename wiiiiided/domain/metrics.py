@@ -20,6 +20,20 @@ METRICS = 8  # of a job
 Metrics = dict[str, float | None]  # by name, eight at most; None: not a finite number
 
 
+class TrainingFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What `wide.parallel` measures of a run and a rank tells, as far as it is known."""
+
+    noise_scale: float | None = None  # the batch that gradients want, in samples
+    noise_batches: float | None = None  # the same in batches of a rank: samples are not counted
+    share: float | None = None  # of all samples of a step or round, that this rank had; 0 to 1
+    wanted_share: float | None = None  # what `run.share` says, by measured speeds
+    speed_spread: float | None = None  # the fastest rank's speed to the slowest one's
+    balance_gain: float | None = None  # how much longer a step with even parts would take
+    round_steps: float | None = None  # of this host, between two exchanges with others
+    round_compute: float | None = None  # of the last round's time, not exchanging or waiting
+    own_steps: bool = False  # hosts make unequal steps by design: they are not to be compared
+
+
 class RankSample(msgspec.Struct, frozen=True):
     """A rank's counters at one moment, checked: the page they come from is not trusted."""
 
@@ -51,6 +65,7 @@ class RankSample(msgspec.Struct, frozen=True):
     cpu: float | None = None  # cores that the rank's processes use
     cpu_s: float | None = None  # processor seconds they have used so far
     metrics: Metrics = {}  # what else the script reports
+    training: TrainingFigures = TrainingFigures()
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -101,6 +116,7 @@ class RankNow(msgspec.Struct, frozen=True):
     cpu: float | None = None  # cores in use
     metrics: Metrics = {}
     waits_for: int | None = None  # the peer it waited for longest of late; None: for no rank
+    training: TrainingFigures = TrainingFigures()
 
 
 class JobNow(msgspec.Struct, frozen=True):

@@ -167,4 +167,5 @@ class AttemptMetrics:
             codec=sample.codec,
             codec_why=sample.codec_why,
             waits_for=self._meter(rank).waits_for if rank in self.fresh else None,
+            training=sample.training,
         )

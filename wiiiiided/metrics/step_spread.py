@@ -8,7 +8,8 @@ with another number. Nothing fails and nothing waits; the steps they report are 
 
 What is no sign: a step or two (samples of two machines are seconds apart), a rank that reports
 seldom (its step is carried on to now, by its pace and the age of its word), a difference that
-passes, and ranks that are not in step at all, since their pace differs.
+passes, and ranks that are not in step at all: their pace differs, or their run says so, since its
+hosts make as many steps between two exchanges as each of them can.
 """
 
 from __future__ import annotations
@@ -106,7 +107,7 @@ def _side(steps: int) -> str:
 
 
 def _mark(sample: RankSample) -> StepMark | None:
-    if sample.step is None or sample.said_at is None:
+    if sample.step is None or sample.said_at is None or sample.training.own_steps:
         return None
     return StepMark(sample.pid, sample.step, sample.said_at, max(0.0, sample.at - sample.said_at))
 

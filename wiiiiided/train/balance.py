@@ -102,14 +102,16 @@ class Balance:
         self.shares = parts.before
         self.spread = 1.0  # the fastest one's speed to the slowest one's
         self.gain = 1.0  # the time of the whole as it was divided before to that with these shares
+        self._speeds: Sequence[float] = parts.before  # as they were told last
 
     def hear(self, told: Sequence[RankSpeed]) -> str:
         """All have told their speeds: why shares change, in a sentence; empty: they do not."""
-        speeds, even = [speed.samples_per_s for speed in told], self._parts.before
+        speeds = [speed.samples_per_s for speed in told]
         if min(speeds) <= 0:
             return ""
+        self._speeds = speeds
         self.spread = max(speeds) / min(speeds)
-        self.gain = _whole_s(even, speeds) / _whole_s(self.shares, speeds)
+        self.gain = self.gain_of(self.shares)
         if min(speed.measured_s for speed in told) < self._wait_s:
             return ""
         wanted = _shares(speeds, _LEAST / len(speeds))
@@ -117,7 +119,7 @@ class Balance:
         if max(off) <= _IGNORED:
             return ""
         before, self.shares, self._wait_s = self.shares, wanted, self._least_s
-        self.gain = _whole_s(even, speeds) / _whole_s(wanted, speeds)
+        self.gain = self.gain_of(wanted)
         most, (taker, whole, _) = off.index(max(off)), self._parts
         return (
             f"{taker}s take their parts of {whole} by their speeds, which lie {self.spread:.2f} "
@@ -125,6 +127,11 @@ class Balance:
             f"{100 * before[most]:.3g} %; as it was divided at the beginning {whole} would take "
             f"{self.gain:.2f} times as long"
         )
+
+    def gain_of(self, parts: Sequence[float]) -> float:
+        """The time of the whole as it was divided at the beginning to that with these parts, by
+        the speeds told last."""
+        return _whole_s(self._parts.before, self._speeds) / _whole_s(parts, self._speeds)
 
 
 def _shares(speeds: Sequence[float], least: float) -> tuple[float, ...]:

@@ -54,6 +54,7 @@ from wiiiiided.train.optimizer import shown
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.round_length import RoundTimes, next_length, outer_constants
 from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
+from wiiiiided.train.run_figures import tell_own_steps, tell_round
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.sync_step import SyncStep
@@ -149,7 +150,7 @@ class OuterStep:
         self._first_settings = self._settings.digest()
         self._steps = 0  # of this round
         self._samples, self._counted_steps = 0.0, 0
-        self._since = time.monotonic()
+        self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
         self._origin = 0.0  # of weights that were loaded in this round, a digest
         self._loads = shared.memory.loads()
@@ -163,6 +164,7 @@ class OuterStep:
         if loop.data is None:
             return StepRounds(self._length)
         hosts, rank = self._wide.hosts, self._group.rank
+        tell_own_steps()
         return DataRounds(loop.data, loop.scheduler, hosts, rank, self._length)
 
     def _cut(self) -> Iterator[_WeightStretch]:
@@ -459,6 +461,7 @@ class OuterStep:
             if said and self._face.rank() == 0:
                 log.tell(self._group.who, said)
         self._times.add_exchange(taken_s)
+        self._tell_round(told)
         self._origin = 0.0
         self._steps, self._counted_steps, self._samples = 0, 0, 0.0
 
@@ -476,6 +479,13 @@ class OuterStep:
                 )
             )
         return found
+
+    def _tell_round(self, told: Sequence[_RoundReport]) -> None:
+        """For `wiiiiide top`. Since this round's last step the rank has waited and exchanged."""
+        now, mine = time.monotonic(), told[self._face.rank()].samples
+        compute = (self._since - self._round_since) / max(now - self._round_since, 1e-9)
+        tell_round(self._steps, compute, mine / max(sum(row.samples for row in told), 1e-9))
+        self._round_since = now
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""

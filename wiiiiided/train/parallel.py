@@ -29,6 +29,7 @@ from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
+from wiiiiided.train import run_figures
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
@@ -74,6 +75,7 @@ class Parallel:
         loop: TrainingLoop,
     ) -> None:
         refuse(model, optimizer, updates, group)
+        run_figures.begin()
         if not updates.sync:
             loop.refuse_async()
         agree(face, named_parameters(model), optimizer, updates, between, loop)
@@ -100,7 +102,7 @@ class Parallel:
             inside = Between() if seldom else between
             shared = SharedModel(model, optimizer, host, self._group, inside)
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
-            steps = self._steps = SyncStep(shared, model)
+            steps = self._steps = SyncStep(shared, model, is_whole=not seldom)
             if seldom:
                 self._steps = OuterStep(steps, shared, model, face, group, between, loop)
             if not loop.is_empty:

@@ -32,6 +32,7 @@ from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
+from wiiiiided.train.run_figures import tell_balance, tell_noise
 from wiiiiided.train.shared_model import SharedModel, no_gradients
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -50,8 +51,9 @@ _SAVE: Final = 32  # times a SaveWish
 class SyncStep:
     """The steps of one `Parallel` whose ranks go together."""
 
-    def __init__(self, shared: SharedModel, model: torch.nn.Module) -> None:
-        self._shared, self._model = shared, model
+    def __init__(self, shared: SharedModel, model: torch.nn.Module, is_whole: bool) -> None:
+        """`is_whole`: these are all ranks of the run, and not those of one host among several."""
+        self._shared, self._model, self._is_whole = shared, model, is_whole
         self._has_buffers = any(True for _ in model.buffers()) and shared.face.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.face)
@@ -229,6 +231,7 @@ class SyncStep:
         own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
         if self.noise is not None and self._measured and own and math.isfinite(own):
             self.noise.add(own / len(records), mean, self._measured)
+            tell_noise(self.noise.value, self.samples is not None)
         self._measured = None
 
     def _batch_sizes(self, weights: Weights, records: Sequence[Record]) -> BatchSizes | None:
@@ -249,6 +252,9 @@ class SyncStep:
             self._clock.begin_anew()
             if self._shared.face.rank() == 0:
                 log.tell(self._shared.group.who, why)
+        if self._is_whole and min(speed.samples_per_s for speed in told) > 0:
+            samples = [_float(record, _SAMPLES) for record in records]
+            tell_balance(self.balance, samples, self._shared.face.rank())
 
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""

@@ -130,3 +130,13 @@ def test_metrics_of_a_process_that_had_the_page_before_are_gone(tmp_path: Path) 
 def test_everything_is_on_the_page() -> None:
     assert stats.WORDS * 8 <= PAGE_BYTES
     assert stats.METRICS == METRICS
+
+
+def test_what_a_run_measures_stays_when_the_script_begins_to_say_how_far_it_is() -> None:
+    page = StatsPage()
+    page.tell(noise_scale=1900.0, own_steps=1.0)
+    page.leave_to_script()
+    figures = page.words[stats.FIGURES_AT : stats.WORDS].tolist()
+    assert [bool(word) for word in figures] == [True, *(False,) * 7, True]
+    page.tell(noise_scale=0.0)
+    assert page.words[stats.FIGURES_AT] == 0

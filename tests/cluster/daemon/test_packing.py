@@ -25,7 +25,7 @@ from wiiiiided.cluster.peering.metrics_codec import (
     pack,
     unpack,
 )
-from wiiiiided.domain.metrics import RankSample
+from wiiiiided.domain.metrics import RankSample, TrainingFigures
 
 WEEK_S = 7 * 86400
 WHY = (
@@ -63,6 +63,16 @@ def busy(rank: int, at: float, chance: random.Random) -> RankSample:
         said_at=at - chance.random(),
         cpu=2 * off,
         cpu_s=2 * WEEK_S * off,
+        training=TrainingFigures(
+            noise_scale=1912.345,
+            share=chance.random() / 4,
+            wanted_share=0.125,
+            speed_spread=3.1,
+            balance_gain=1.5,
+            round_steps=16.0,
+            round_compute=0.93,
+            own_steps=True,
+        ),
     )
 
 
@@ -71,7 +81,7 @@ def test_eight_ranks_after_a_week_are_about_a_kilobyte() -> None:
     found = [Observed(busy(rank, at, chance), WEEK_S + rank / 7) for rank in range(8)]
     ranks = AttemptFigures(123_456, 12, pack(at, found), (3, "lz4", WHY[:WHY_BYTES]))
     message = MetricsUpdate(NodeFigures(at, 0.713, 0.384, False, (ranks,)))
-    assert len(encode(message)) <= 1100
+    assert len(encode(message)) <= 1200
     assert decode_from_member(encode(message)) == message
 
 
@@ -91,6 +101,9 @@ def test_what_was_packed_comes_out_to_the_millisecond() -> None:
         assert new.memory == pytest.approx(old.memory, abs=1024)
         assert new.cpu == pytest.approx(old.cpu, abs=0.01)
         assert new.cpu_s == pytest.approx(old.cpu_s, abs=0.01)
+        for name in TrainingFigures.__struct_fields__:
+            told, heard = getattr(old.training, name), getattr(new.training, name)
+            assert heard == (None if told is None else pytest.approx(told, abs=1e-6))
         longest = sorted(old.waited_for, key=lambda peer: -old.waited_for[peer])[:PEERS]
         assert set(new.waited_for) == set(longest)
 
@@ -204,7 +217,7 @@ def test_a_version_with_more_columns_is_understood(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_version_with_fewer_columns_is_understood(monkeypatch: pytest.MonkeyPatch) -> None:
-    fewer = metrics_codec.COLUMNS - 2 - 2 * PEERS
+    fewer = metrics_codec.RankRow.__struct_fields__.index("peer1")
     text = with_columns(fewer, monkeypatch, operations=5, waited_for={1: 2.0})
     found = [replace(sample(rank, 1.0, operations=5)) for rank in (0, 1)]
     assert [one.sample for one in unpack(1.0, text)] == found

@@ -19,7 +19,7 @@ from tests.kit.prometheus import parse
 from wiiiiided.cluster.monitoring import prometheus
 from wiiiiided.cluster.monitoring.prometheus import FAMILIES, RANKS, absent, exposition
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler
+from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingFigures
 
 DASHBOARD = Path(__file__).parents[3] / "docs/grafana.json"
 ME = (("job_id", "17"), ("name", "digits"))
@@ -40,6 +40,14 @@ RATES = Rates(
 NODE = NodeNow(
     "a", "ok", cores=8, memory=1 << 34, cpu=0.5, memory_used=0.25, rates=RATES, codec="lz4"
 )
+TOLD = TrainingFigures(
+    noise_scale=1900.0,
+    share=0.25,
+    speed_spread=3.0,
+    balance_gain=1.5,
+    round_steps=16.0,
+    round_compute=0.93,
+)
 NOW = JobNow(
     17,
     RATES,
@@ -51,7 +59,10 @@ NOW = JobNow(
     straggler=Straggler(1, "b", 0.41, "rank 1"),
     cpu=3.5,
     metrics={"accuracy": 0.91, "lr": None},
-    ranks=(RankNow(0, "a", RATES, memory=1 << 29, cpu=1.5), RankNow(1, "b", RATES)),
+    ranks=(
+        RankNow(0, "a", RATES, memory=1 << 29, cpu=1.5, training=TOLD),
+        RankNow(1, "b", RATES, training=replace(TOLD, noise_scale=2100.0)),
+    ),
 )
 
 
@@ -68,6 +79,7 @@ def test_what_ranks_use_and_report_is_written_with_their_labels() -> None:
     assert f'wiiiiide_rank_memory_bytes{{{me},rank="0",node="a"}} 536870912\n' in page
     assert 'rank="1",node="b"} ' in page  # the straggler; of what it uses nothing is known
     assert page.count("wiiiiide_rank_cpu_cores{") == 1
+    assert f'wiiiiide_rank_share_ratio{{{me},rank="0",node="a"}} 0.25\n' in page
     assert f'wiiiiide_job_metric{{{me},metric="accuracy"}} 0.91\n' in page
     assert f'wiiiiide_job_metric{{{me},metric="lr"}} NaN\n' in page
 
@@ -101,6 +113,9 @@ def test_a_running_job_has_all_its_figures() -> None:
         "remaining_seconds": 350,
         "memory_bytes": 1 << 30,
         "cpu_cores": 3.5,
+        "noise_scale_samples": 2000,
+        "speed_spread_ratio": 3,
+        "balance_gain_ratio": 1.5,
         "samples_per_second": 64,
         "steps_per_second": 2,
         "operations_per_second": 10,

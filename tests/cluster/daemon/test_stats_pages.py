@@ -16,7 +16,7 @@ from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.monitoring import stats_pages as module
 from wiiiiided.cluster.monitoring.host_stats import Usage
 from wiiiiided.cluster.monitoring.stats_pages import Pages, Reading
-from wiiiiided.domain.metrics import RankSample
+from wiiiiided.domain.metrics import RankSample, TrainingFigures
 
 
 class Attempt:
@@ -404,3 +404,19 @@ def test_a_name_that_is_none_has_no_metric(attempt: Attempt, name: bytes) -> Non
     found = attempt.sample()
     assert found is not None
     assert found.metrics == {"accuracy": 0.5}
+
+
+def test_what_a_run_measures_is_read_as_far_as_it_can_be(attempt: Attempt) -> None:
+    page = attempt.make()
+    sample = attempt.sample()
+    assert sample is not None
+    assert sample.training == TrainingFigures()
+    page.tell(noise_scale=1900.0, share=0.25, speed_spread=math.nan, balance_gain=-1.0)
+    page.tell(round_steps=1e300, own_steps=1.0)
+    sample = attempt.sample()
+    assert sample is not None
+    assert sample.training == TrainingFigures(noise_scale=1900.0, share=0.25, own_steps=True)
+
+
+def test_the_page_has_a_word_for_every_figure() -> None:
+    assert TrainingFigures.__struct_fields__ == stats.FIGURES

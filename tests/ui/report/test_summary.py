@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from tests.ui.report.runs import MIB, diverged, point, rank, records, restarted, run, unmeasured
-from wiiiiided.domain.metrics import Point, Rates
+from wiiiiided.domain.metrics import Point, Rates, TrainingFigures
 from wiiiiided.ui.report.attempt_table import attempt_rows
 from wiiiiided.ui.report.history import history
 from wiiiiided.ui.report.rank_charts import batches_words
+from wiiiiided.ui.report.rank_table import rank_rows
 from wiiiiided.ui.report.ranks import Split, nodes_of, split_of
 from wiiiiided.ui.report.sanitize import sanitized, sanitized_run
 from wiiiiided.ui.report.summary import (
     NOT_MEASURED,
+    codec_words,
     ending,
     facts,
     figures,
@@ -47,6 +50,41 @@ def test_a_run_in_a_few_lines() -> None:
         "wire": "400 MiB sent to other hosts travelled as 240 MiB: 40 % saved by lz4",
         "memory": "300 MiB at most in a rank",
     }
+
+
+def test_what_the_run_measured_is_told() -> None:
+    told = {"noise_scale": 1890.0, "speed_spread": 3.0, "balance_gain": 1.5, "own_steps": True}
+    lossy = {"codec": "int8"}
+    uneven = run(
+        ranks=(
+            rank(
+                0, step=900, codec_why="3.94 times smaller, 0.71 % left", **lossy,
+                training=TrainingFigures(share=0.75, **told),
+            ),
+            rank(
+                1, "b", step=300, codec_why="3.94 times smaller, 0.74 % left", **lossy,
+                training=TrainingFigures(share=0.25, **told),
+            ),
+        )
+    )  # fmt: skip
+    found = dict(figures(sanitized_run(uneven)))
+    assert found["batch"] == (
+        "about 1,900 samples a step are worth it (gradient noise scale); it has 213"
+    )
+    assert found["shares"] == (
+        "a 75 %, b 25 % of the samples; speeds 3 times apart: with even parts a step would take "
+        "1.5 times as long"
+    )
+    assert codec_words(uneven) == " int8: 3.94 times smaller, 0.71 % left."
+    assert "by design" in batches_words(uneven)
+    assert [row[8] for row in rank_rows(uneven)] == ["75 %", "25 %"]
+
+
+def test_figures_that_cannot_be_are_not_told() -> None:
+    absurd = TrainingFigures(noise_scale=math.nan, share=-1.0, round_steps=math.inf)
+    assert sanitized_run(run(ranks=(rank(training=absurd),))).ranks[0].totals.training == (
+        TrainingFigures()
+    )
 
 
 def test_where_no_one_rank_was_slow_they_took_turns() -> None:

@@ -51,6 +51,7 @@ WHY = "the fan is broken and the new one comes on Tuesday, says the shop"
 
 SIZES = ((40, 16), (60, 20), (80, 24), (120, 34), (200, 50))
 TRAINING = Scene(s.training(), log=s.training_log(), losses=s.training_losses())
+BALANCED = replace(TRAINING, snapshot=s.balanced())
 JOB = replace(TRAINING, ui=Ui(page="details"), detail=Detail(job=s.training_detail()))
 NODE = replace(
     TRAINING,
@@ -124,6 +125,9 @@ def _scenes() -> dict[str, tuple[Scene, int, int]]:
         "training-ascii": (replace(TRAINING, ui=Ui(ascii=True)), 100, 34),
         "no-log": (replace(TRAINING, ui=Ui(log=False)), 80, 24),
         **{f"job-{w}x{h}": (JOB, w, h) for w, h in ((40, 12), (80, 24), (120, 60))},
+        **{f"balanced-{w}": (BALANCED, w, 36) for w in (80, 120)},
+        **{f"balanced-job-{w}": (replace(BALANCED, ui=JOB.ui), w, 34) for w in (60, 100)},
+        "rounds-job": (replace(JOB, snapshot=s.rounds()), 100, 30),
         **{f"node-{w}x{h}": (NODE, w, h) for w, h in ((40, 12), (80, 24), (120, 40))},
     }  # fmt: skip
 
@@ -154,6 +158,7 @@ SCREENS: dict[str, Callable[[], str]] = {
         for name in ("training-80x24", "diverged", "gone", "lost", "confirm", "troubled-100")
     },
     "training-120.svg": lambda: _picture(TRAINING, 120),
+    "balanced-job.svg": lambda: _picture(replace(BALANCED, ui=JOB.ui), 100),
     "training-60.svg": lambda: _picture(TRAINING, 60),
 }
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.kit.fake_daemon import ended, line, view
 from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, Snapshot, StoryLine
-from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler
+from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingFigures
 from wiiiiided.ui.top.ui import LogView
 
 __all__ = ["ended", "job", "line", "node", "snapshot", "three", "view"]
@@ -260,6 +260,54 @@ def training() -> Snapshot:
     over = replace(ended(14, name="ddp"), ended_at=AT - 1900)
     rows = (row, queued(18, name="next", why=waits), JobRow(failed), JobRow(over))
     return snapshot(*nodes, jobs=rows)
+
+
+EVEN = replace(FAST, steps=3.0, samples=768.0, exchange=0.12, waiting=0.04)
+
+
+def balanced() -> Snapshot:
+    """The same where every machine takes by its speed, and gradients travel in int8."""
+    found = training()
+    row = found.jobs[0]
+    assert row.now is not None
+    shares = (0.4286, 0.4286, 0.1428)
+    why = "3.94 times smaller, 0.71 % left for the next exchange"
+    ranks = tuple(
+        replace(
+            rank, rates=replace(EVEN, samples=768 * shares[rank.rank]), waits_for=None,
+            codec="int8", codec_why=why,
+            training=TrainingFigures(
+                noise_scale=1890.0, share=shares[rank.rank], wanted_share=shares[rank.rank],
+                speed_spread=3.0, balance_gain=2.33,
+            ),
+        )
+        for rank in row.now.ranks
+    )  # fmt: skip
+    now = replace(row.now, ranks=ranks, straggler=None, rates=EVEN)
+    nodes = tuple(
+        replace(one, state="ok", cpu=0.97, codec="int8", codec_why=why, rates=rank.rates)
+        for one, rank in zip(found.nodes, ranks, strict=True)
+    )
+    return replace(found, nodes=nodes, jobs=(replace(row, now=now), *found.jobs[1:]))
+
+
+def rounds() -> Snapshot:
+    """The same where hosts exchange seldom, and each makes as many steps as it can meanwhile."""
+    found = balanced()
+    row = found.jobs[0]
+    assert row.now is not None
+    told = tuple(
+        replace(
+            rank, step=1430 if rank.rank < 2 else 477,
+            training=TrainingFigures(
+                share=rank.training.share, own_steps=True, round_compute=0.93,
+                round_steps=16.0 if rank.rank < 2 else 5.0,
+            ),
+        )
+        for rank in row.now.ranks
+    )  # fmt: skip
+    now = replace(row.now, ranks=told)
+    return replace(found, jobs=(replace(row, now=now), *found.jobs[1:]))
 
 
 def training_losses() -> dict[int, tuple[float, ...]]:

@@ -81,9 +81,22 @@ _OWN = {
     "wiiiiide_job_memory_bytes": "Resident memory of all its ranks together.",
     "wiiiiide_job_cpu_cores": "Cores that all its ranks use together.",
     "wiiiiide_job_metric": "A number that the script reports by name, the mean over ranks.",
+    "wiiiiide_job_noise_scale_samples": "The batch that gradients want: their noise scale.",
+    "wiiiiide_job_speed_spread_ratio": "The fastest rank's speed to the slowest one's.",
+    "wiiiiide_job_balance_gain_ratio": "How much longer a step with even parts would take.",
+    "wiiiiide_rank_share_ratio": "The rank's part of all samples.",
+    "wiiiiide_rank_round_steps": "Steps of its host between two exchanges with other hosts.",
+    "wiiiiide_rank_round_compute_ratio": "Share of the time that such a round computes.",
     "wiiiiide_rank_memory_bytes": "Resident memory of the rank's processes.",
     "wiiiiide_rank_cpu_cores": "Cores that the rank's processes use.",
     "wiiiiide_job_straggler_behind_ratio": "How much of a step the named rank is behind the rest.",
+}
+
+# Of a job: family → the name of what ranks tell.
+_TRAINING = {
+    "wiiiiide_job_noise_scale_samples": "noise_scale",
+    "wiiiiide_job_speed_spread_ratio": "speed_spread",
+    "wiiiiide_job_balance_gain_ratio": "balance_gain",
 }
 
 # Name → help.
@@ -215,15 +228,28 @@ def _running(now: JobNow, me: tuple[Label, ...]) -> Iterator[Sample]:
     yield "wiiiiide_job_cpu_cores", me, now.cpu
     for name, value in list(now.metrics.items())[:METRICS]:
         yield "wiiiiide_job_metric", (*me, ("metric", name)), math.nan if value is None else value
+    yield from _training(now.ranks, me)
     if now.straggler is not None:
         who = (("rank", str(now.straggler.rank)), ("node", now.straggler.node))
         yield "wiiiiide_job_straggler_behind_ratio", (*me, *who), now.straggler.behind
     yield from _rates("wiiiiide_job_", me, now.rates)
 
 
+def _training(ranks: Sequence[RankNow], me: tuple[Label, ...]) -> Iterator[Sample]:
+    """What `wide.parallel` measures of all ranks: one tells it as well as another; hosts that
+    exchange seldom have noise scales of their own."""
+    told = [rank.training for rank in ranks]
+    for family, name in _TRAINING.items():
+        values = [value for one in told if (value := getattr(one, name)) is not None]
+        yield family, me, sum(values) / len(values) if values else None
+
+
 def _ranks(ranks: Sequence[RankNow], me: tuple[Label, ...]) -> Iterator[Sample]:
     for rank in ranks:
         who = (*me, ("rank", str(rank.rank)), ("node", rank.node))
+        yield "wiiiiide_rank_share_ratio", who, rank.training.share
+        yield "wiiiiide_rank_round_steps", who, rank.training.round_steps
+        yield "wiiiiide_rank_round_compute_ratio", who, rank.training.round_compute
         yield "wiiiiide_rank_memory_bytes", who, rank.memory
         yield "wiiiiide_rank_cpu_cores", who, rank.cpu
 

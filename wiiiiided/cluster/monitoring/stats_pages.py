@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from wiiiiided.backend.shm import stats
 from wiiiiided.cluster.allocation.job_dirs import JobDirs, open_untrusted
 from wiiiiided.cluster.monitoring.host_stats import Usage
-from wiiiiided.cluster.peering.metrics_codec import LARGEST, LARGEST_STEP
-from wiiiiided.domain.metrics import Metrics, RankSample
+from wiiiiided.cluster.peering.metrics_codec import LARGEST, LARGEST_FIGURE, LARGEST_STEP
+from wiiiiided.domain.metrics import Metrics, RankSample, TrainingFigures
 from wiiiiided.errors import HostError
 from wiiiiided.metrics.rates import fell
 from wiiiiided.text import plain
@@ -68,6 +68,7 @@ class CodecWords(NamedTuple):
 
 
 NOTHING_SAID: Final = Said()
+NO_FIGURES: Final = TrainingFigures()
 NO_CODEC: Final = CodecWords()
 
 
@@ -205,6 +206,7 @@ class Pages:
             cpu=last.cpu,
             cpu_s=last.cpu_s,
             metrics=last.said.metrics,
+            training=_training(words),
         )
         if last.sample is not None and fell(last.sample, sample):
             return None
@@ -276,6 +278,17 @@ def _metrics(words: Words, page: bytes) -> Metrics:
             value = _as_float(words[stats.METRICS_AT + place])
             found[name] = value if math.isfinite(value) else None
     return found
+
+
+def _training(words: Words) -> TrainingFigures:
+    """Those that can be: all of them are above 0."""
+    told = words[stats.FIGURES_AT : stats.FIGURES_AT + len(stats.FIGURES)]
+    if not any(told):
+        return NO_FIGURES
+    values = zip(stats.FIGURES, map(_as_float, told), strict=True)
+    found = {name: value for name, value in values if 0 < value <= LARGEST_FIGURE}
+    own_steps = found.pop("own_steps", None) is not None
+    return TrainingFigures(**found, own_steps=own_steps)
 
 
 def _as_float(word: int) -> float:

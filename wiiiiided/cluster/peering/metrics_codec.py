@@ -30,7 +30,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from wiiiiided.domain.metrics import Metrics, RankSample
+from wiiiiided.domain.metrics import Metrics, RankSample, TrainingFigures
 
 LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
 LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
@@ -42,7 +42,10 @@ VARINT_BYTES: Final = 10
 COLUMNS_MOST: Final = 128
 METRIC_RANKS: Final = 8  # whose metrics are in one message
 MOST_LOSS: Final = 3.4e38  # what four bytes hold
-MEASURED, DIVERGED, HAS_LOSS = 1, 2, 4  # bits of the flags
+LARGEST_FIGURE: Final = 1e9  # of those that training measures
+MEASURED, DIVERGED, HAS_LOSS, OWN_STEPS = 1, 2, 4, 8  # bits of the flags
+MICRO: Final = 1_000_000  # training's figures travel in millionths
+FIGURES: Final = tuple(name for name in TrainingFigures.__struct_fields__ if name != "own_steps")
 
 _FLOAT: Final = struct.Struct("<f")
 _WORD: Final = struct.Struct("<I")
@@ -52,6 +55,7 @@ Pid = Annotated[int, Meta(gt=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Ms = Annotated[int, Meta(ge=0, le=LARGEST_MS)]
 Step = Annotated[int, Meta(ge=0, le=LARGEST_STEP + 1)]
+Micro = Annotated[int, Meta(ge=0, le=int(LARGEST_FIGURE) * MICRO)]
 Kib = Annotated[int, Meta(ge=0, le=LARGEST >> 10)]
 
 
@@ -88,6 +92,15 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     other_waited_ms: Ms = 0
     cpu1: Annotated[int, Meta(ge=0, le=100 << 20)] = 0  # hundredths of a core
     cpu_s1: Ms = 0  # hundredths of a second: as the kernel counts
+    # What training measures, in the order of FIGURES; 0: not known.
+    noise_scale: Micro = 0
+    noise_batches: Micro = 0
+    share: Micro = 0
+    wanted_share: Micro = 0
+    speed_spread: Micro = 0
+    balance_gain: Micro = 0
+    round_steps: Micro = 0
+    round_compute: Micro = 0
 
 
 COLUMNS: Final = len(RankRow.__struct_fields__)
@@ -149,7 +162,7 @@ def unpack(at: float, text: str) -> list[Observed]:
 def _row(at: float, one: Observed) -> RankRow:
     sample = one.sample
     flags = MEASURED * sample.measured + DIVERGED * sample.diverged
-    flags += HAS_LOSS * (sample.loss is not None)
+    flags += HAS_LOSS * (sample.loss is not None) + OWN_STEPS * sample.training.own_steps
     peers = sorted(sample.waited_for.items(), key=lambda peer: -peer[1])[:PEERS]
     waited = [word for peer, seconds in peers for word in (peer + 1, _ms(seconds))]
     times = (sample.exchange_s, sample.waiting_s, sample.encode_s, sample.decode_s)
@@ -168,6 +181,7 @@ def _row(at: float, one: Observed) -> RankRow:
         _loss_word(sample.loss or 0.0),
         *[*waited, 0, 0, 0, 0][: 2 * PEERS],
         *(0 if value is None else round(100 * value) + 1 for value in (sample.cpu, sample.cpu_s)),
+        *(round(MICRO * (getattr(sample.training, name) or 0.0)) for name in FIGURES),
     ]
     return RankRow(*words)
 
@@ -193,8 +207,14 @@ def _observed(at: float, row: RankRow) -> Observed:
         said_at=None if said_ms is None else read_at - said_ms / 1000,
         cpu=None if cpu is None else cpu / 100,
         cpu_s=None if cpu_s is None else cpu_s / 100,
+        training=_training(row),
     )
     return Observed(sample, None if lived_ms is None else lived_ms / 1000)
+
+
+def _training(row: RankRow) -> TrainingFigures:
+    told = {name: word / MICRO for name in FIGURES if (word := getattr(row, name))}
+    return TrainingFigures(**told, own_steps=bool(row.flags & OWN_STEPS))
 
 
 def _known(word: int) -> int | None:

@@ -17,7 +17,15 @@ from wiiiiided.ui.report.over_time import happened_title, quantities
 from wiiiiided.ui.report.rank_table import TITLES, rank_rows, shown_columns
 from wiiiiided.ui.report.ranks import is_measured, measured, nodes_of, split_of
 from wiiiiided.ui.report.sanitize import sanitized
-from wiiiiided.ui.report.summary import facts, has_figures, is_loud, latest, why_nothing, wire_words
+from wiiiiided.ui.report.summary import (
+    codec_words,
+    facts,
+    has_figures,
+    is_loud,
+    latest,
+    why_nothing,
+    wire_words,
+)
 from wiiiiided.ui.report.timeline import straggler_spells
 
 LEAST, DRAWN = 40, 100  # columns: fewer are not drawn for, more make charts no clearer
@@ -40,6 +48,7 @@ RANK_COLUMNS = {
     "compute": TableColumn("COMPUTE", right=True, leaves=2),
     "exchange": TableColumn("EXCHANGE", right=True, leaves=3),
     "waiting": TableColumn("WAITING", right=True, leaves=1),
+    "share": TableColumn("SHARE", right=True, leaves=5),
     "waits most for": TableColumn("WAITS MOST FOR", leaves=8, least=12),
     "sent": TableColumn("SENT", right=True, leaves=9),
     "received": TableColumn("RECEIVED", right=True, leaves=11),
@@ -271,7 +280,7 @@ def _wire(run: RunRecord, look: ReportStyle) -> Iterator[str]:
     """Two bars a node: before the codec, and as it travelled."""
     if not (told := wire_words(run)):
         return
-    yield from _section("sent to other hosts", told, look)
+    yield from _section("sent to other hosts", f"{told}.{codec_words(run)}", look)
     nodes = nodes_of(run)
     most = max(max(node.raw, node.wire) for node in nodes) or 1
     pairs = [

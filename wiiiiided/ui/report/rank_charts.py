@@ -12,7 +12,6 @@ from wiiiiided.ui.report.ranks import (
     RANKS,
     NodeSum,
     Split,
-    codecs_of,
     is_measured,
     measured,
     nodes_of,
@@ -20,7 +19,7 @@ from wiiiiided.ui.report.ranks import (
     split_of,
     spread,
 )
-from wiiiiided.ui.report.summary import has_figures, split_words, wire_words
+from wiiiiided.ui.report.summary import codec_words, has_figures, split_words, wire_words
 from wiiiiided.ui.report.ticks import Scale, amounts, sizes
 
 NODES = 64  # bars; the sums count all
@@ -104,7 +103,10 @@ def batches_words(run: RunRecord) -> str:
         who = "All ranks are" if len(run.ranks) > 1 else "Its one rank is"
         return f"{who} at {words.count(int(steps.high), what)}."
     apart = words.share(steps.share)
-    return f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart."
+    told = f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart"
+    if any(rank.totals.training.own_steps for rank in run.ranks):
+        told += ", by design: each host makes as many steps as it can between two exchanges"
+    return f"{told}."
 
 
 def _wire(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
@@ -120,9 +122,7 @@ def _wire(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
             ("wire", float(node.wire), f"{wire} travelled"),
         )
         bars.append(Bar(node.name, f"{raw} → {wire}", parts))
-    why = "".join(f" {name}: {reason}." for name, reason in codecs_of(run) if reason)
     keys = (("raw", "before the codec"), ("wire", "as it travelled"))
     chart = BarChart(sizes(most), bars, stacked=False)
-    yield ChartFigure(
-        "Sent to other hosts", f"{told}.{why}" + _left_out(len(nodes), NODES), chart, keys
-    )
+    said = f"{told}.{codec_words(run)}" + _left_out(len(nodes), NODES)
+    yield ChartFigure("Sent to other hosts", said, chart, keys)

@@ -11,7 +11,7 @@ from wiiiiided.ui.report.history import length_of
 from wiiiiided.ui.report.ranks import RANKS, split_of, waits_most_for
 
 TITLES = (
-    *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting"),
+    *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting", "share"),
     *("waits most for", "sent", "received", "codec", "coding", "memory", "cpu", "slowest for"),
 )
 NAME = 24  # characters of a name in a row; the charts show the whole of it on hovering
@@ -40,6 +40,7 @@ def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
         words.number(total.samples),
         "nan" if total.diverged else words.number(total.loss),
         *map(words.share, shares),
+        words.share(total.training.share),
         words.UNKNOWN if peer is None else f"rank {peer[0]}, {words.span(peer[1])}",
         words.size(total.wire_out) if total.wire_out else words.UNKNOWN,
         words.size(total.wire_in) if total.wire_in else words.UNKNOWN,

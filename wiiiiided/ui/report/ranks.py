@@ -187,6 +187,6 @@ def metrics_of(run: RunRecord) -> Metrics:
 
 
 def codecs_of(run: RunRecord) -> tuple[tuple[str, str], ...]:
-    """Each codec that was in use between hosts with its reason, once."""
-    said = ((rank.totals.codec, rank.totals.codec_why) for rank in run.ranks if rank.totals.codec)
-    return tuple(dict.fromkeys(said))[:8]
+    """Each codec that was in use between hosts, with the reason of the first rank that had it."""
+    said = {r.totals.codec: r.totals.codec_why for r in reversed(run.ranks) if r.totals.codec}
+    return tuple(said.items())[::-1][:8]

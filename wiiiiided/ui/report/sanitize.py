@@ -21,6 +21,7 @@ from wiiiiided.domain.metrics import (
     RankSample,
     Rates,
     RunRecord,
+    TrainingFigures,
 )
 from wiiiiided.ui.report.words import LATEST, known
 
@@ -108,7 +109,15 @@ def _sample(sample: RankSample) -> RankSample:
         cpu=_cores(sample.cpu),
         cpu_s=None if sample.cpu_s is None else _seconds(sample.cpu_s),
         metrics=_metrics(sample.metrics),
+        training=_training(sample.training),
     )
+
+
+def _training(told: TrainingFigures) -> TrainingFigures:
+    names = (name for name in told.__struct_fields__ if name != "own_steps")
+    values = {name: known(getattr(told, name)) for name in names}
+    found = {name: value for name, value in values.items() if value is not None and value > 0}
+    return TrainingFigures(**found, own_steps=told.own_steps)
 
 
 def _metrics(said: Metrics) -> Metrics:

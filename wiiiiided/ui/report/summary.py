@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RankRecord, RunRecord
 from wiiiiided.metrics.straggler import of_run, turns_of_run
+from wiiiiided.metrics.training_words import RankFigures, training_facts
 from wiiiiided.ui.report import ranks, words
 from wiiiiided.ui.report.history import is_running, length_of
 
@@ -141,6 +142,8 @@ def figures(run: RunRecord) -> Iterator[Pair]:
             f"{cores:.2f} cores in the mean"
             + ("" if len(run.ranks) == 1 else ", all ranks together"),
         )
+    trained = [RankFigures(rank.rank, rank.node, rank.totals.training) for rank in run.ranks]
+    yield from training_facts(trained, samples / step if samples and step else None)
     if metrics := ranks.metrics_of(run):
         yield "metrics", ", ".join(f"{name} {metric_words(v)}" for name, v in metrics.items())
     if slowest := slowest_of(run):
@@ -203,6 +206,11 @@ def wire_words(run: RunRecord) -> str:
     if raw <= 0 or wire >= raw:
         return told + ", headers included"
     return f"{told}: {words.share(1 - wire / raw)} saved" + (f" by {names}" if names else "")
+
+
+def codec_words(run: RunRecord) -> str:
+    """Why each codec was in use; of gradients that lose something, how much: sentences."""
+    return "".join(f" {name}: {reason}." for name, reason in ranks.codecs_of(run) if reason)
 
 
 def slowest_of(run: RunRecord) -> RankRecord | None:

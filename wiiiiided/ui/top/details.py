@@ -15,6 +15,7 @@ from rich.text import Text
 
 from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, StoryLine
 from wiiiiided.domain.metrics import METRICS, JobNow, NodeNow, RankNow, Rates
+from wiiiiided.metrics.training_words import RankFigures, training_facts
 from wiiiiided.text import compact_bytes, span
 from wiiiiided.ui.top import nodes, numbers
 from wiiiiided.ui.top.jobs import SIGNS, attempts, rate_text, reason, step_text
@@ -28,6 +29,7 @@ KEY = 11  # columns of what stands on the left
 CHART = 8  # lines
 STORY = 200  # lines at most
 ERROR = 30
+CODECS = 4  # of a job
 Fact = tuple[str, RenderableType]
 
 
@@ -120,8 +122,7 @@ def _work(node: NodeNow, scene: Scene, width: int) -> Iterator[Fact]:
     yield "network", Text(f"{up}B/s up, {down}B/s down")
     yield "memory bus", Text(f"{numbers.short(rates.shm)}B/s given to collectives")
     if node.codec:
-        why = f": {words(node.codec_why, scene.ui.ascii)}" if node.codec_why else ""
-        yield "codec", Text(f"{words(node.codec, scene.ui.ascii)}{why}")
+        yield "codec", _codec(node.codec, node.codec_why, scene)
         coding = f"{numbers.percent(rates.encode)} % encoding, {numbers.percent(rates.decode)} %"
         yield "ratio", Text(f"{numbers.times(rates.ratio)}; {coding} decoding")
 
@@ -205,9 +206,27 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
     uses += [] if now.memory is None else [f"{compact_bytes(now.memory)} memory{_each(now)}"]
     if uses:
         yield "uses", Text(", ".join(uses))
+    yield from _training(now, scene)
     for name, value in list(now.metrics.items())[:METRICS]:
         shown = Text("nan", "bad") if value is None else Text(numbers.loss(value))
         yield words(name, scene.ui.ascii), shown
+
+
+def _training(now: JobNow, scene: Scene) -> Iterator[Fact]:
+    """What `wide.parallel` measures, and how gradients travel to other hosts."""
+    told = [RankFigures(rank.rank, rank.node, rank.training) for rank in now.ranks]
+    rates = now.rates
+    samples = rates.samples / rates.steps if rates.samples and rates.steps else None
+    for name, text in training_facts(told, samples):
+        yield name, Text(words(text, scene.ui.ascii))
+    codecs = {rank.codec: rank.codec_why for rank in reversed(now.ranks) if rank.codec}
+    for codec, why in list(codecs.items())[::-1][:CODECS]:
+        yield "codec", _codec(codec, why, scene)
+
+
+def _codec(name: str, why: str, scene: Scene) -> Text:
+    reason = f": {words(why, scene.ui.ascii)}" if why else ""
+    return Text(f"{words(name, scene.ui.ascii)}{reason}")
 
 
 def _each(now: JobNow) -> str:

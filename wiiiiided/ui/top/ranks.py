@@ -30,14 +30,17 @@ TITLES = {
     "took": "step time",
     "time": "where the time goes",
     "peer": "waits for",
+    "share": "share",
     "cpu": "cores",
     "mem": "memory",
 }
-RIGHT = {"step", "took", "cpu", "mem"}
+RIGHT = {"step", "took", "share", "cpu", "mem"}
 WIDER = (
     *(("peer", 9), ("time", 19), ("mem", 6), ("cpu", 5), ("rank", 10), ("step", 8), ("time", 26)),
     *(("rank", 16), ("time", 40), ("time", 60)),
 )
+
+SHARE = "share", 6  # of all samples, where it is told: a fast rank may take more
 
 
 def shown(scene: Scene) -> JobRow | None:
@@ -87,7 +90,9 @@ def _loss(losses: tuple[float, ...], scene: Scene, width: int) -> RenderableType
 
 def ranks_rows(ranks: tuple[RankNow, ...], scene: Scene, room: int) -> RenderableType:
     """A heading, and a row each."""
-    sizes = fitted({"rank": 5, "step": 6, "took": 9, "time": 8}, WIDER, room)
+    shares = any(rank.training.share is not None for rank in ranks)
+    wider = (*WIDER[:1], SHARE, *WIDER[1:]) if shares else WIDER
+    sizes = fitted({"rank": 5, "step": 6, "took": 9, "time": 8}, wider, room)
     sizes = {key: sizes[key] for key in TITLES if key in sizes}
     rows = [RowStrip([(_heading(key, size), size) for key, size in sizes.items()])]
     for rank in ranks:
@@ -109,12 +114,14 @@ def _cells(rank: RankNow, scene: Scene) -> dict[str, Mark]:
     memory = numbers.UNKNOWN if rank.memory is None else compact_bytes(rank.memory)
     cores = numbers.known(rank.cpu)
     unknown = cell((numbers.UNKNOWN, "dim"))
+    share = numbers.known(rank.training.share)
     return {
         "rank": cell((str(rank.rank), "bold"), f" {node}"),
         "step": cell(step, right=True),
         "took": cell(numbers.step_time(rates.steps), right=True),
         "time": TimeBar(rates.exchange, rates.waiting) if rates.measured else unknown,
         "peer": cell((peer, "warn" if rank.waits_for is not None else "dim")),
+        "share": cell(numbers.UNKNOWN if share is None else f"{100 * share:.3g} %", right=True),
         "cpu": cell(numbers.UNKNOWN if cores is None else f"{cores:.1f}", right=True),
         "mem": cell(memory, right=True),
     }
