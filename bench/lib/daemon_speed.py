@@ -162,7 +162,8 @@ def command_line(rounds: int) -> Chapter:
         host.end_of(host.submit(PRINTS))
         empty = host.home / "empty_typer.py"
         empty.write_text(EMPTY_TYPER)
-        commands = {"`wiiiiide --version`": ("--version",), "`wiiiiide why 1`": ("why", "1")}
+        lines = ("--version", "why 1", "history -n 5")
+        commands = {f"`wiiiiide {each}`": tuple(each.split()) for each in lines}
         ratios: dict[str, list[float]] = {what: [] for what in commands}
         times: list[float] = []
         for turn in range(rounds + 1):

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from tests.kit.fake_daemon import FakeDaemon, machine, view
+from tests.kit.fake_daemon import FakeDaemon, ended, machine, view
 from tests.ui.cli.kit import Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.cli.group import COMMANDS
@@ -48,7 +48,7 @@ def imported(program: Program, *words: str) -> set[str]:
     [
         *(("ps",), ("why", "17"), ("--version",), ("ps", "--json"), ("cancel", "17")),
         *(("nodes",), ("nodes", "--json"), ("nodes", "lost", "a"), ("drain", "a", "fan")),
-        *(("renew",), ("report", "17")),
+        *(("renew",), ("report", "17"), ("history", "-n", "5")),
     ],
     ids=" ".join,
 )
@@ -61,6 +61,7 @@ def test_simple_commands_import_nothing_heavy(
     daemon.answers(m.Drain, machine())
     daemon.answers(m.DeclareLost, machine())
     daemon.answers(m.Renew, m.ClusterView("lab", "member", "b"))
+    daemon.answers(m.ListHistory, m.JobList((ended(),)))
     daemon.answers(m.GetRecords, m.JobRecords(view(), (), ()))
     assert not imported(program, *words) & set(HEAVY)
 
