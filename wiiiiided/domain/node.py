@@ -18,6 +18,7 @@ class Node(msgspec.Struct, frozen=True):
     address: str = ""  # of its one port, an IP; empty: a machine alone has none
     port: int = 0
     version: str = ""  # of the wiiiiided on it
+    interface: str = ""  # that has the address: eth0; empty: it is not known
 
     @property
     def endpoint(self) -> str:

@@ -127,3 +127,15 @@ def test_a_port_that_is_taken_is_said_before_anything_is_changed() -> None:
         with pytest.raises(HostError, match=f"port {port}: another program listens.*--port"):
             own_address.check_port("127.0.0.1", port)
     own_address.check_port("127.0.0.1", port)
+
+
+@needs_namespaces
+def test_the_interface_of_an_address_is_known_by_its_name() -> None:
+    cards = card(1, "10.9.0.5/24", "fd09::5/64") + card(2, "10.8.0.5/24")
+    call = "interface_of('10.8.0.5'), own_address.interface_of('fd09::5')"
+    assert on_a_machine(cards, call) == "c2 c1"
+
+
+def test_an_address_that_no_interface_has_gives_no_name() -> None:
+    assert own_address.interface_of("127.0.0.1") == "lo"
+    assert own_address.interface_of("192.0.2.77") == ""

@@ -81,6 +81,7 @@ def test_json_has_every_field(cli: Cli, daemon: FakeDaemon) -> None:
             "address": "10.0.0.1",
             "port": 9461,
             "version": "0.1.0",
+            "interface": "",
         },
         "state": "ok",
         "why": "runs jobs 3 and 17",

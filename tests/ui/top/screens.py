@@ -57,7 +57,9 @@ NODE = replace(
     TRAINING,
     ui=Ui(focus="nodes", node="m3", page="details"),
     detail=Detail(
-        node=NodeView(Node("m3", 8, 1 << 34, 0, "", "10.0.0.3", 9461, "0.1.0"), "ok", "runs job 17")
+        node=NodeView(
+            Node("m3", 8, 1 << 34, 0, "", "10.0.0.3", 9461, "0.1.0", "eth0"), "ok", "runs job 17"
+        )
     ),
 )
 

@@ -24,6 +24,7 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.shim_order import HostContext
 from wiiiiided.cluster.handlers.cluster_role import ClusterRole
 from wiiiiided.cluster.handlers.status import DaemonFacts
+from wiiiiided.cluster.membership.own_address import interface_of
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.cluster.system.probe import this_node
 from wiiiiided.cluster.system.sd_notify import Notifier
@@ -71,8 +72,9 @@ class DaemonProcess:
         own = replace(detected, name=store.fact("node", detected.name), version=__version__)
         self.own = self.node = own  # when it is alone, and as it is called now
         if identity is not None:
-            place = (identity.node, identity.address, identity.port)
-            self.node = replace(own, name=place[0], address=place[1], port=place[2])
+            place = {"address": identity.address, "port": identity.port}
+            interface = interface_of(identity.address)
+            self.node = replace(own, name=identity.node, interface=interface, **place)
         self.here = HostContext.of(self.node, paths.mode == "system")
         self.runs = JobDirs(paths.jobs, self.here.user)
         self.archives = Archives(paths.state / "archives")

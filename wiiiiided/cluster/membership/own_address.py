@@ -121,6 +121,14 @@ def addresses() -> list[str]:
     return [str(one) for one in sorted(found, key=lambda one: one.version) if _is_reachable(one)]
 
 
+def interface_of(address: str) -> str:
+    """The interface of this machine that has an address; empty: none has it."""
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address.partition("%")[0] == address for entry in entries):
+            return name
+    return ""
+
+
 def _is_reachable(address: _Ip) -> bool:
     # fe80:: means nothing without the name of the other machine's interface.
     inside = address.is_loopback or address.is_unspecified or address.is_multicast

@@ -98,7 +98,8 @@ def _machine(node: NodeNow, scene: Scene) -> Iterator[Fact]:
     if known is not None and known.node.name == node.name:
         yield "why", Text(words(known.why, scene.ui.ascii))
         if known.node.address:
-            yield "interface", Text(words(known.node.endpoint, scene.ui.ascii))
+            reached = filter(None, (known.node.interface, known.node.endpoint))
+            yield "interface", Text(words(", ".join(reached), scene.ui.ascii))
         if known.node.version:
             yield "version", Text(words(known.node.version, scene.ui.ascii))
     has = [f"{node.cores} cores"] if node.cores else []
