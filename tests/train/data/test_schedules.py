@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 
 from wiiiiided.train.data.batches import Batches, HostPlace
 from wiiiiided.train.data.order import split
-from wiiiiided.train.data.rounds import HostSizes, Round, cut_round, settle_rounds
+from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, settle_rounds
 
 EPOCHS = 2
 
@@ -61,8 +61,8 @@ class Training:
         self.state: dict[str, Any] | None = None
 
     def commit(self, epoch: int, ranks: list[SimulatedRank]) -> None:
-        for rank in ranks:
-            self.trained[epoch] += rank.got
+        for rank in ranks:  # a rest that is left out may have led to another epoch
+            self.trained.setdefault(epoch, []).extend(rank.got)
             rank.got.clear()
         states = [rank.state_dict() for rank in ranks]
         assert all(state == states[0] for state in states)
@@ -73,7 +73,7 @@ class Training:
         return self.state is not None and self.state["epoch"] >= EPOCHS
 
     def check(self) -> None:
-        for seen in self.trained.values():
+        for seen in [self.trained[epoch] for epoch in range(EPOCHS)]:
             assert len(set(seen)) == len(seen), "a sample came twice"
             missing = self.length - len(seen)
             assert missing == 0 or (self.drop and missing < 12), "a sample was lost"
@@ -197,6 +197,6 @@ def test_hosts_that_went_beyond_their_round_have_left_a_part_of_the_next() -> No
 
 
 def test_a_round_is_cut_by_counts() -> None:
-    assert cut_round(10, 1000, HostSizes((4, 2), (3, 1))) == Round(
+    assert cut_round(10, 1000, HostSizes((4, 2), (3, 1))) == HostRound(
         ((10, 22), (22, 24)), (3, 1), False
     )

@@ -33,7 +33,7 @@ from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
 from wiiiiided.train.data.loader_worker import begin_worker, starting_workers
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
-from wiiiiided.train.data.places import Places, Stretch
+from wiiiiided.train.data.places import PlaceRange, PlacesLeft
 from wiiiiided.train.data.rounds import HostSizes, rounds_from
 
 # Of the state; the second has places that hosts have left behind.
@@ -263,17 +263,17 @@ class Batches:
             self.batch_size = min(max(size, self.adaptive.least), self.adaptive.most)
         self._loop += 1
 
-    def _left(self, position: int, stretches: Iterable[Any]) -> Places:
+    def _left(self, position: int, stretches: Iterable[Any]) -> PlacesLeft:
         """What hosts have left behind, as it was saved."""
         try:
-            left = tuple(Stretch(int(begin), int(end)) for begin, end in stretches)
+            left = tuple(PlaceRange(int(begin), int(end)) for begin, end in stretches)
         except (TypeError, ValueError):
             raise UsageError("this is no state of wide.Batches") from None
         tail = position + sum(stretch.size for stretch in left)
         ends = [0, *(place for stretch in left for place in stretch), tail]
         if ends != sorted(ends) or tail > self._length:
             raise UsageError(f"a state cannot have left {list(map(list, left))} of {self!r}")
-        return Places(tail, left)
+        return PlacesLeft(tail, left)
 
     # -- the parts of this rank ----
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.order import BatchSpan
-from wiiiiided.train.data.places import Places
+from wiiiiided.train.data.places import PlacesLeft
 from wiiiiided.train.data.rounds import HostSizes, cut_round, settle_rounds
 
 
@@ -31,7 +31,7 @@ class EpochPlace(NamedTuple):
 
     epoch: int
     place: int
-    places: Places = Places()
+    places: PlacesLeft = PlacesLeft()
 
     def saved(self) -> EpochPlace:
         """Without what was trained."""

@@ -18,8 +18,8 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
-class Stretch(NamedTuple):
-    """Places or numbers, from one to before another."""
+class PlaceRange(NamedTuple):
+    """PlacesLeft or numbers, from one to before another."""
 
     begin: int
     end: int
@@ -30,45 +30,45 @@ class Stretch(NamedTuple):
         return self.end - self.begin
 
 
-class Places(NamedTuple):
+class PlacesLeft(NamedTuple):
     """Numbers → places; from `tail` on they are the same."""
 
     tail: int = 0
-    left: tuple[Stretch, ...] = ()  # places before the tail, whose numbers end at it
+    left: tuple[PlaceRange, ...] = ()  # places before the tail, whose numbers end at it
 
     @property
     def begin(self) -> int:
         """The first number."""
         return self.tail - sum(stretch.size for stretch in self.left)
 
-    def of(self, begin: int, end: int) -> Iterator[Stretch]:
+    def of(self, begin: int, end: int) -> Iterator[PlaceRange]:
         """The places of these numbers, in their order."""
         at = self.begin
         for stretch in self.left:
             low, high = max(begin, at), min(end, at + stretch.size)
             if low < high:
-                yield Stretch(stretch.begin + low - at, stretch.begin + high - at)
+                yield PlaceRange(stretch.begin + low - at, stretch.begin + high - at)
             at += stretch.size
         if end > max(begin, self.tail):
-            yield Stretch(max(begin, self.tail), end)
+            yield PlaceRange(max(begin, self.tail), end)
 
-    def after(self, end: int, left: Iterable[Stretch]) -> Places:
+    def after(self, end: int, left: Iterable[PlaceRange]) -> PlacesLeft:
         """All numbers before `end` were handed out, and these of them were not trained."""
         tail = max(self.tail, end)
-        numbers = [*left, Stretch(end, tail)]
-        return Places(tail, _joined(p for n in numbers for p in self.of(*n)))
+        numbers = [*left, PlaceRange(end, tail)]
+        return PlacesLeft(tail, _joined(p for n in numbers for p in self.of(*n)))
 
-    def rest(self, begin: int) -> Places:
+    def rest(self, begin: int) -> PlacesLeft:
         """Without what lies before a number."""
-        return Places(self.tail, tuple(self.of(begin, self.tail)) if begin < self.tail else ())
+        return PlacesLeft(self.tail, tuple(self.of(begin, self.tail)) if begin < self.tail else ())
 
 
-def _joined(stretches: Iterable[Stretch]) -> tuple[Stretch, ...]:
+def _joined(stretches: Iterable[PlaceRange]) -> tuple[PlaceRange, ...]:
     """In the order of places, those that touch as one."""
-    found: list[Stretch] = []
+    found: list[PlaceRange] = []
     for stretch in sorted(stretches):
         if found and found[-1].end == stretch.begin:
-            found[-1] = Stretch(found[-1].begin, stretch.end)
+            found[-1] = PlaceRange(found[-1].begin, stretch.end)
         else:
             found.append(stretch)
     return tuple(found)

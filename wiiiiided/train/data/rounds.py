@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from wiiiiided.train.data.order import split
-from wiiiiided.train.data.places import Stretch
+from wiiiiided.train.data.places import PlaceRange
 
 
 class HostSizes(NamedTuple):
@@ -36,10 +36,10 @@ class HostSizes(NamedTuple):
         return tuple(b * n for b, n in zip(self.batches, self.counts, strict=True))
 
 
-class Round(NamedTuple):
+class HostRound(NamedTuple):
     """The numbers of one round."""
 
-    ranges: tuple[Stretch, ...]  # by host, one behind the other
+    ranges: tuple[PlaceRange, ...]  # by host, one behind the other
     counts: tuple[int, ...]  # batches of each host
     last: bool  # of its epoch
 
@@ -48,26 +48,26 @@ class Round(NamedTuple):
         """Behind the last host's."""
         return self.ranges[-1].end
 
-    def batch(self, host: int, number: int, size: int) -> Stretch:
+    def batch(self, host: int, number: int, size: int) -> PlaceRange:
         """The numbers of a host's batch; an empty one is a step that does not count."""
         begin, end = self.ranges[host]
         low = min(begin + number * size, end)
-        return Stretch(low, min(low + size, end))
+        return PlaceRange(low, min(low + size, end))
 
 
-def cut_round(position: int, end: int, sizes: HostSizes) -> Round:
+def cut_round(position: int, end: int, sizes: HostSizes) -> HostRound:
     """The round that begins at a number, of an epoch that ends at another."""
     samples, left = sizes.samples, end - position
     if left > sum(samples):
         cuts = [position + sum(samples[:host]) for host in range(len(samples) + 1)]
-        return Round(_between(cuts), sizes.counts, False)
+        return HostRound(_between(cuts), sizes.counts, False)
     cuts = [position + cut for cut in split(left, len(samples), samples)]
     ranges = _between(cuts)
     counts = (max(1, -(-r.size // b)) for r, b in zip(ranges, sizes.batches, strict=True))
-    return Round(ranges, tuple(counts), True)
+    return HostRound(ranges, tuple(counts), True)
 
 
-def rounds_from(position: int, end: int, sizes: HostSizes) -> Iterator[Round]:
+def rounds_from(position: int, end: int, sizes: HostSizes) -> Iterator[HostRound]:
     """The round at a number and those behind it, if hosts go on as they are."""
     while True:
         found = cut_round(position, end, sizes)
@@ -81,7 +81,7 @@ class RoundEnd(NamedTuple):
     """What rounds have come to at an exchange."""
 
     end: int  # all before it was given to a host
-    left: list[Stretch]  # and this of it was not trained
+    left: list[PlaceRange]  # and this of it was not trained
     is_epochs_last: bool  # nothing of the epoch is left
 
 
@@ -93,7 +93,7 @@ def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]
         for host, (stretch, size) in enumerate(zip(found.ranges, sizes.batches, strict=True)):
             trained = min(stretch.begin + missing[host] * size, stretch.end)
             if trained < stretch.end:
-                left.append(Stretch(trained, stretch.end))
+                left.append(PlaceRange(trained, stretch.end))
             missing[host] = max(0, missing[host] - found.counts[host])
         if not any(missing):
             break
@@ -101,5 +101,5 @@ def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]
     return RoundEnd(found.end, left, found.last and not left)
 
 
-def _between(cuts: Sequence[int]) -> tuple[Stretch, ...]:
-    return tuple(itertools.starmap(Stretch, itertools.pairwise(cuts)))
+def _between(cuts: Sequence[int]) -> tuple[PlaceRange, ...]:
+    return tuple(itertools.starmap(PlaceRange, itertools.pairwise(cuts)))
