@@ -39,10 +39,11 @@ class Contender:
     backend: str | None = "wiiiiide"
     gradients: str = _EXACT
     every: int | str = 1
+    fragments: int = 1
 
     @property
     def between(self) -> dict[str, Any]:
-        return {"gradients": self.gradients, "every": self.every}
+        return {"gradients": self.gradients, "every": self.every, "fragments": self.fragments}
 
     @property
     def is_exact(self) -> bool:
@@ -68,7 +69,8 @@ SELDOM = Contender("every=16, int8", gradients="int8", every=16)
 LONG = Contender("every=64, int8", gradients="int8", every=64)
 AUTO = Contender('every="auto", int8', gradients="int8", every="auto")
 EVERY_STEP = (ALONE, GLOO, DDP, EXACT, BF16, INT8, INT4, TOPK)
-CONTENDERS = (*EVERY_STEP, SELDOM, LONG, AUTO)
+MEANWHILE = Contender("every=16 in 4 fragments, int8", gradients="int8", every=16, fragments=4)
+CONTENDERS = (*EVERY_STEP, SELDOM, MEANWHILE, LONG, AUTO)
 FEW = (ALONE, GLOO, EXACT, INT8, SELDOM, AUTO)
 
 

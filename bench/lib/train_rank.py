@@ -133,6 +133,8 @@ class TrainingRank:
         )
         for _ in range(message.get("steps", _PROOF_STEPS)):
             trainer.step()
+        if run is not None:
+            run.agree()  # fragments that are still under way
         self._trainers[message["contender"]] = trainer
         if not message.get("proof", True):
             return {"parameters": parameters}

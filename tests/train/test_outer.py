@@ -14,6 +14,14 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from tests.kit.seldom import adam as _adam
+from tests.kit.seldom import average as _average
+from tests.kit.seldom import batch as _batch
+from tests.kit.seldom import make_step as _step
+from tests.kit.seldom import nesterov as _nesterov
+from tests.kit.seldom import net as _net
+from tests.kit.seldom import samples_of as _samples
+from tests.kit.seldom import sgd as _sgd
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, PeerLost, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
@@ -23,33 +31,6 @@ from wiiiiided.train.round_length import MOST, RoundTimes, next_length, outer_co
 
 STEPS = 13  # no multiple of the rounds': a run may end in the middle of one
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
-
-
-def _net() -> nn.Sequential:
-    torch.manual_seed(11)
-    return nn.Sequential(nn.Linear(6, 40), nn.Tanh(), nn.Linear(40, 3))
-
-
-def _batch(step: int, rank: int, samples: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    source = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(samples, 6, generator=source)
-    return x, x[:, :3].sin()
-
-
-def _sgd(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
-
-
-def _nesterov(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)
-
-
-def _adam(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=0.05)
-
-
-def _samples(rank: int, uneven: bool) -> int:
-    return 2 + 3 * rank if uneven else 4
 
 
 def _reference(hosts: str, every: int, outer: Outer | None, uneven: bool) -> list[nn.Module]:
@@ -94,22 +75,6 @@ def _train(
         _step(run, model, optimizer, step, me, uneven)
 
 
-def _step(
-    run: Parallel,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    step: int,
-    me: Rank,
-    uneven: bool = False,
-) -> None:
-    x, y = _batch(step, me.rank, _samples(me.rank, uneven))
-    if uneven:
-        run.samples(len(x))
-    nn.functional.mse_loss(model(x), y).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
 def _seldom(me: Rank, hosts: str, every: int, outer: Outer | None, uneven: bool) -> None:
     model = _net()
     if me.rank:  # rank 0's values count
@@ -122,10 +87,6 @@ def _seldom(me: Rank, hosts: str, every: int, outer: Outer | None, uneven: bool)
     wanted = _reference(hosts, every, outer, uneven)[sorted(set(hosts)).index(hosts[me.rank])]
     for mine, theirs in zip(model.parameters(), wanted.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-6)
-
-
-def _average(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, lr=1.0)
 
 
 @pytest.mark.parametrize("outer", [None, _nesterov, _adam], ids=["average", "nesterov", "adam"])
@@ -414,21 +375,21 @@ def test_the_length_of_a_round_follows_what_is_measured() -> None:
 
 def test_a_pause_between_steps_and_one_slow_exchange_do_not_count() -> None:
     times = RoundTimes()
-    assert (times.step_s, times.exchange_s) == (0.0, 0.0)
+    assert (times.step_s, times.busy_s, times.link_s) == (0.0, 0.0, 0.0)
     for _ in range(2):
         times.add_step(60.0)  # an evaluation
         for _ in range(3):
             times.add_step(0.1)
-            times.add_exchange(1.0)
-        times.add_exchange(9.0)
-    assert (times.step_s, times.exchange_s) == (0.1, 1.0)
+            times.add_exchange(0.25, 0.75)
+        times.add_exchange(2.25, 6.75)
+    assert (times.step_s, times.busy_s, times.link_s) == (0.1, 0.25, 0.75)
 
 
 def test_times_follow_a_link_that_became_slow() -> None:
     times = RoundTimes()
     for seconds in (1.0, 1.0, 1.0, 9.0, 9.0):
         times.add_exchange(seconds)
-    assert times.exchange_s == 9.0
+    assert times.busy_s == 9.0
 
 
 def test_the_outer_optimizer_suits_the_length_of_a_round() -> None:

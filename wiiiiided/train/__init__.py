@@ -10,6 +10,9 @@ gradient        what stands in `p.grad` between backward and step
 between         what a user says of the exchange between hosts
 round_length    how many steps between two exchanges, and how their average is applied
 outer_step      every step inside a host, every H steps between hosts
+fragments       parts of the weights, which travel at once or while ranks compute on
+outer_optimizer the optimizer that applies what hosts have learnt, fragment by fragment
+side_groups     process groups that a run makes for itself
 residuals       what lossy gradients leave for the next exchange, by parameter
 gradients       from each rank's backward to the average of all
 training_loop   the loop's data and scheduler, and their states

@@ -28,12 +28,15 @@ class Between:
                    "auto": an H with which hosts compute at least nine tenths of the time
     outer          makes the optimizer that applies the averaged change: outer(parameters); by
                    default plain averaging for short H, SGD with Nesterov momentum for long ones
+    fragments      1: hosts wait for an exchange. P: the weights in P parts, of which one after
+                   the other travels while the hosts make the next steps of a round
     """
 
     gradients: str = EXACT
     warmup_steps: int = 0
     every: int | str = 1
     outer: Outer | None = None
+    fragments: int = 1
 
     def __post_init__(self) -> None:
         by_name(self.gradients)
@@ -45,6 +48,13 @@ class Between:
             raise UsageError(
                 f"outer={self.outer!r} makes no optimizer: write outer=lambda parameters: "
                 "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
+            )
+        if not _is_count(self.fragments, 1):
+            raise UsageError(f"fragments={self.fragments!r} is not a whole number from 1 on")
+        if isinstance(self.every, int) and self.fragments > self.every:
+            raise UsageError(
+                f"fragments={self.fragments} is more than every={self.every}: a fragment travels "
+                "while a host makes a step at least, so a round has as many steps or more"
             )
 
     @classmethod
@@ -77,6 +87,8 @@ class Between:
             said.append(f"every={self.every!r}")
         if self.outer is not None:
             said.append(f"outer={getattr(self.outer, '__qualname__', type(self.outer).__name__)}")
+        if self.fragments > 1:
+            said.append(f"fragments={self.fragments}")
         return f"Between({', '.join(said)})"
 
 

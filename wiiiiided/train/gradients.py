@@ -105,10 +105,11 @@ class GradientStore:
         names: Sequence[str],
         layout: HostRows,
         between: Between,
+        when_left_out: Callable[[], None] = lambda: None,
     ) -> None:
+        """`when_left_out`: called on every rank before GradScaler leaves out a step."""
         self._memory, self._face, self._group = memory, face, group
-        # Called on every rank when GradScaler will leave out the step, before it does.
-        self.when_left_out: Callable[[], None] = lambda: None
+        self.when_left_out = when_left_out
         self._parameters, self._names, self._layout = parameters, names, layout
         me, places = memory.place, range(memory.places)
         self._rows = [memory.row(me, sender) for sender in places]

@@ -66,7 +66,7 @@ class LoopStep:
         if self._saver is not None:
             self._saver.begin()
             asked = SaveWish.DUE if self._is_asked else SaveWish.NO
-            self._steps.wishes_save = max(asked, self._saver.wishes())
+            self._steps.wishes_save = max(asked, self._saver.wishes(self.number + 1))
         self._steps.step(inner)
         if self._data is not None:
             samples = self._data.samples_of_step()

@@ -16,15 +16,23 @@ updates share r of all elements, counted over all parameters:
 
     host 0, two ranks     │      rank 0      │      rank 1      │
     host 1, three ranks   │   rank 2   │   rank 3  │   rank 4   │
+
+In fragments (`fragments`) a round has as many slots; at a slot's end one fragment is sent, and the
+one before it, which travelled while this host made the slot's steps, is merged:
+
+    slot      │ step step │ step step │ step step │ step step │ …       every=6, fragments=3
+    sent      │           0           1           2           0
+    merged                            0           1           2
+
+So hosts seldom have the same weights. They have after an *agreement*: what is under way is merged,
+and every fragment exchanged at once. With one fragment each exchange is one.
 """
 
 from __future__ import annotations
 
-import copy
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -32,49 +40,29 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided import log
-from wiiiiided.backend.collectives.pieces import share_bounds
-from wiiiiided.backend.collectives.wide.coded_all_reduce import shared_stretches
-from wiiiiided.backend.collectives.wide.segment_exchange import (
-    HostSegment,
-    count_pieces,
-    exchange_segments,
-)
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checkpoints.policy import SaveWish
-from wiiiiided.train.checks import ELEMENTWISE
+from wiiiiided.train.fragments import Fragment, Fragments
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
-from wiiiiided.train.memory import Common, meet, run_plan
+from wiiiiided.train.memory import Common, meet
 from wiiiiided.train.noise_scale import NoiseScale
-from wiiiiided.train.optimizer import shown
+from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
-from wiiiiided.train.round_length import RoundTimes, next_length, outer_constants
+from wiiiiided.train.round_length import RoundTimes, next_length
 from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
 from wiiiiided.train.run_figures import tell_own_steps, tell_round
 from wiiiiided.train.shared_model import SharedModel
-from wiiiiided.train.state import Piece, SharedState
+from wiiiiided.train.side_groups import side_group
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 
-_EXCHANGE: Final = "the exchange of weights in optimizer.step()"
 _EXCHANGED: Final = CallSignature.of("weights of other hosts")
 _WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
-_BLOCK: Final = 64 * 1024  # elements that are worked on while they are in the L2 cache
-
-
-def host_group(face: dist.ProcessGroup, group: Group) -> Any:
-    """A group of the ranks of this host. A collective call."""
-    ranks = [dist.get_global_rank(face, rank) for rank in group.team.ranks]
-    return dist.new_group(
-        ranks,
-        timeout=timedelta(seconds=group.timeout_s),
-        backend="wiiiiide",
-        use_local_synchronization=True,
-    )
 
 
 def spread_model(model: torch.nn.Module, face: dist.ProcessGroup) -> None:
@@ -85,21 +73,14 @@ def spread_model(model: torch.nn.Module, face: dist.ProcessGroup) -> None:
             dist.broadcast(tensor.detach(), source, face)
 
 
-class _WeightStretch(NamedTuple):
-    """Elements of one parameter that this rank exchanges."""
-
-    begin: int  # among all elements
-    weights: torch.Tensor  # flat: where the host's weights lie
-    parameter: torch.Tensor
-
-
 class _RoundReport(NamedTuple):
-    """What ranks tell each other at the end of a round."""
+    """What ranks tell each other at the end of a slot."""
 
-    samples: float
+    samples: float  # of this round
     counted_steps: float  # before which run.samples() was called
     step_s: float
-    exchange_s: float  # of the exchange before
+    busy_s: float  # of the ranks in the exchanges of the round before
+    link_s: float  # what those took on the link
     origin: float
     settings: float  # of the inner optimizer, a digest
     wishes_save: float  # a SaveWish
@@ -108,6 +89,17 @@ class _RoundReport(NamedTuple):
     measured_s: float  # since hosts' shares changed
     scheduled: float  # steps of the scheduler
     has_changed: float  # 1: settings are not those of the beginning
+    unsent: tuple[float, ...]  # by fragment: samples since it was sent
+
+    @classmethod
+    def read(cls, row: Sequence[float]) -> _RoundReport:
+        """From the numbers that travelled."""
+        named = len(cls._fields) - 1
+        return cls._make([*row[:named], tuple(row[named:])])
+
+    def row(self) -> torch.Tensor:
+        """The numbers that travel."""
+        return torch.tensor([*self[:-1], *self.unsent], dtype=torch.float64)
 
 
 class OuterStep:
@@ -115,50 +107,56 @@ class OuterStep:
 
     def __init__(
         self,
-        inner: SyncStep,
-        shared: SharedModel,
         model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
         face: dist.ProcessGroup,
         group: Group,
         between: Between,
         loop: TrainingLoop,
     ) -> None:
         """A collective call. All hosts have the same weights."""
-        self._inner, self._shared, self._model = inner, shared, model
-        self._face, self._group, self._between = face, group, between
+        self._model, self._face, self._group, self._between = model, face, group, between
         assert group.wide is not None
-        self._wide, place = group.wide, group.team.rank
+        self._wide = group.wide
+        host = side_group(self, face, group.team.ranks, group)
+        shared = self.shared = SharedModel(
+            model, optimizer, host, host.engine_group, Between(), self._left_out
+        )
+        self._inner = SyncStep(shared, model, False, self._begin_anew)
         self._length = 1 if between.every == AUTO else int(between.every)
         self._rounds = self._make_rounds(loop)
         self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]
         self._begins = [int(at) for at in np.cumsum([0, *counts])]
-        total = self._begins[-1]
-        self._begin, self._end = share_bounds(total, group.team.size)[place]
-        self._memory = Common(group, "weights on which all hosts agreed", 4 * total)
-        floats = self._memory.bytes.view(np.float32)
-        self._anchor = torch.from_numpy(floats)
-        self._mine = self._anchor[self._begin : self._end]
-        self._delta = torch.zeros(self._end - self._begin)
-        self._stretches = list(self._cut())
-        self._codec = between.codec()
+        self._memory = Common(group, "weights on which all hosts agreed", 4 * self._begins[-1])
+        self._anchor = torch.from_numpy(self._memory.bytes.view(np.float32))
+        codec = between.codec()
         self._exact_left = between.warmup_steps
-        self.residuals = self._make_residuals() if self._codec is not None else None
-        self._segments = list(self._host_segments(total))
-        self._outer, self._state = self._make_outer()
-        self._settings = GroupSettings(shared.optimizer, face)
+        self.residuals = self._make_residuals() if codec is not None else None
+        self._fragments = Fragments(
+            *(self._link_group(), shared.parameters, self._anchor),
+            *(between.fragments, self.residuals, codec),
+        )
+        self._outer = OuterOptimizer(between.outer, self._fragments.all, shared, face)
+        self._settings = GroupSettings(optimizer, face)
         self._first_settings = self._settings.digest()
-        self._steps = 0  # of this round
-        self._samples, self._counted_steps = 0.0, 0
         self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
+        self._unsent: list[float] = []  # by fragment: samples since it was sent
+        self._busy_s = 0.0  # in the exchanges of this round
         self._origin = 0.0  # of weights that were loaded in this round, a digest
         self._loads = shared.memory.loads()
-        inner.when_loaded = self._begin_anew
-        shared.gradients.when_left_out = self._left_out
         self.wishes_save = self.save_wished = SaveWish.NO
         self._take_anchor()
         meet(group, _WRITTEN)
+
+    def _link_group(self) -> Group:
+        """The group of what is under way: a program's own operations do not queue up behind it."""
+        if self._between.fragments == 1:
+            return self._group
+        made = side_group(self, self._face, range(self._face.size()), self._group)
+        group: Group = made.engine_group
+        return group
 
     def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:
         if loop.data is None:
@@ -167,54 +165,10 @@ class OuterStep:
         tell_own_steps()
         return DataRounds(loop.data, loop.scheduler, hosts, rank, self._length)
 
-    def _cut(self) -> Iterator[_WeightStretch]:
-        for parameter, begin, end in zip(
-            self._shared.parameters, self._begins, self._begins[1:], strict=False
-        ):
-            low, high = max(begin, self._begin), min(end, self._end)
-            if low < high:
-                flat = parameter.detach().as_strided((parameter.numel(),), (1,))
-                yield _WeightStretch(low, flat[low - begin : high - begin], parameter)
-
     def _make_residuals(self) -> Residuals:
-        parameters = self._shared.parameters
+        parameters = self.shared.parameters
         parts = [ParameterPart(i, 0, p.numel()) for i, p in enumerate(parameters)]
-        return Residuals(self._group, parts, parameters, self._shared.names)
-
-    def _host_segments(self, total: int) -> Iterator[HostSegment]:
-        first, delta = 0, self._delta.numpy()
-        for begin, end, members in shared_stretches(total, self._wide.hosts):
-            if members[self._wide.host] == self._group.rank:
-                left = None
-                if self.residuals is not None:
-                    left = self.residuals.stretch(begin, end - begin)
-                values = delta[begin - self._begin : end - self._begin]
-                yield HostSegment(values, members, first, left)
-            first += count_pieces(end - begin, 4)
-
-    def _make_outer(self) -> tuple[torch.optim.Optimizer, SharedState]:
-        whole = torch.nn.Parameter(self._anchor, requires_grad=False)
-        made = self._between.outer
-        outer = torch.optim.SGD([whole], lr=1.0) if made is None else made([whole])
-        if type(outer) not in ELEMENTWISE:
-            raise UsageError(
-                f"outer makes a {type(outer).__name__}, which does not treat each element by "
-                "itself: use SGD, or one of the Adam family"
-            )
-        if [len(held["params"]) for held in outer.param_groups] != [1]:
-            raise UsageError(
-                "outer makes an optimizer of more than the parameters it is given, which are all "
-                "weights in one tensor: write outer=lambda parameters: "
-                "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
-            )
-        settings = GroupSettings(outer, self._face)
-        told = gather(self._face, torch.tensor([settings.digest()])).flatten().tolist()
-        if len(set(told)) > 1:
-            raise settings.difference()
-        part = ParameterPart(0, self._begin, self._end)
-        pieces = [Piece(part, self._mine, self._begin == 0)] if self._mine.numel() else []
-        host = self._shared
-        return outer, SharedState(host.group, host.face, outer, [whole], pieces, True)
+        return Residuals(self._group, parts, parameters, self.shared.names)
 
     # -- what the divided optimizer calls ----
 
@@ -235,10 +189,22 @@ class OuterStep:
         self._since = now
         self._samples += 1.0 if samples is None else samples
         self._counted_steps += samples is not None
+        self._unsent = [count + (1.0 if samples is None else samples) for count in self._unsent]
         self._steps += 1
-        if self._rounds.is_over(self._steps):
-            self._exchange()
+        self._is_agreed = False
+        while self._slot_ends():
+            self._end_slot()
             self._since = time.monotonic()
+
+    @property
+    def _slots(self) -> int:
+        """Of this round; too short a one (every="auto" begins with 1) ends with an agreement."""
+        fragments = self._between.fragments
+        return fragments if self._length >= fragments else 1
+
+    def _slot_ends(self) -> bool:
+        """Whether this host's steps of the present slot are made."""
+        return self._steps > 0 and self._rounds.slots_over(self._steps, self._slots) > self._slot
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The inner optimizer's state: this host's."""
@@ -305,19 +271,22 @@ class OuterStep:
     @property
     def is_round_over(self) -> bool:
         """Whether all hosts have the same weights."""
-        return not self._steps
+        return self._is_agreed
 
     def end_round(self) -> None:
-        """Exchange now, if there is something to exchange. A collective call of all hosts."""
-        if self._steps:
-            self._exchange()
+        """Agree now, if hosts have not. A collective call of all hosts."""
+        if not self._is_agreed:
+            told = self._tell()
+            begun = time.monotonic()
+            self._agree(told)
+            self._end_round(told, begun)
             self._since = time.monotonic()
 
     def begin_round(self) -> None:
         """From the weights that all hosts have loaded."""
-        self._loads = self._shared.memory.loads()
+        self._loads = self.shared.memory.loads()
         self._take_anchor()
-        meet(self._shared.group, _WRITTEN)
+        meet(self.shared.group, _WRITTEN)
 
     def take_loaded(self) -> None:
         """Every rank has loaded the model, the first of each host the optimizer."""
@@ -329,13 +298,30 @@ class OuterStep:
 
     # -- the exchange ----
 
-    def _exchange(self) -> None:
-        """Average what the hosts' weights have changed by, and apply it."""
+    def _end_slot(self) -> None:
+        """Merge the fragment that is under way and send the next one, or agree on all of them."""
+        told = self._tell()
+        begun, is_last = time.monotonic(), self._slot + 1 == self._slots
+        if is_last and (self._slots == 1 or self.save_wished):
+            self._agree(told)
+        else:
+            self._merge()
+            fragment = self._fragments.all[self._slot]
+            self._fragments.send(fragment, *self._weighed(fragment, told))
+            self._slot += 1
+        if is_last:
+            self._end_round(told, begun)
+        else:
+            self._busy_s += time.monotonic() - begun
+
+    def _tell(self) -> list[_RoundReport]:
+        """What all ranks say, who are all there then; raises on all what does not fit together."""
         mine = _RoundReport(
             self._samples,
             self._counted_steps,
             self._times.step_s,
-            self._times.exchange_s,
+            self._times.busy_s,
+            self._times.link_s,
             self._origin,
             self._settings.digest(),
             self.wishes_save,
@@ -344,39 +330,61 @@ class OuterStep:
             self._rounds.measured_s,
             self._rounds.scheduled,
             self._settings.digest() != self._first_settings,
+            tuple(self._unsent),
         )
-        rows = gather(self._face, torch.tensor(mine, dtype=torch.float64)).tolist()
-        told = [_RoundReport(*row) for row in rows]
+        told = [_RoundReport.read(row) for row in gather(self._face, mine.row()).tolist()]
         self._compare(told)
         self.save_wished = SaveWish(int(max(report.wishes_save for report in told)))
-        begun = time.monotonic()
-        samples = [sum(told[rank].samples for rank in ranks) for ranks in self._wide.hosts]
-        total = sum(samples)
-        weight = samples[self._wide.host] / total if total else 1 / len(samples)
-        memory, number = self._shared.memory, self._inner.number
-        self._fill_delta(weight)
-        codec = None if self._exact_left else self._codec
-        self._exact_left = max(0, self._exact_left - 1)
-        text = _EXCHANGE if codec is None else f"{_EXCHANGE}, {codec.name}"
-        plan = exchange_segments(self._group, CallSignature.of(text), self._segments, codec)
-        run_plan(self._group, "the exchange of weights", plan, self._delta.numel() * 4)
-        self._average_buffers(weight)
+        return told
+
+    def _weighed(self, fragment: Fragment, told: Sequence[_RoundReport]) -> tuple[float, bool]:
+        """What this host counts for in an exchange of a fragment, and whether that is exact."""
+        weight = self._weight([report.unsent[fragment.number] for report in told])
+        self._unsent[fragment.number] = 0.0
+        exact = self._exact_left > 0
+        if fragment is self._fragments.all[-1]:
+            self._exact_left = max(0, self._exact_left - 1)
+        return weight, exact
+
+    def _weight(self, samples: Sequence[float]) -> float:
+        """This host's part of all samples; `samples`: by rank."""
+        by_host = [sum(samples[rank] for rank in ranks) for ranks in self._wide.hosts]
+        total = sum(by_host)
+        return by_host[self._wide.host] / total if total else 1 / len(by_host)
+
+    def _agree(self, told: Sequence[_RoundReport]) -> None:
+        """Exchange all, and wait for it: then all hosts have the same weights."""
+        self._merge()
+        for fragment in self._fragments.all:
+            self._fragments.exchange(fragment, *self._weighed(fragment, told))
+            self._write(fragment, fragment.take_anchor)
+        self._is_agreed = True
+
+    def _merge(self) -> None:
+        """Apply what was under way."""
+        fragment = self._fragments.arrive()
+        if fragment is not None:
+            self._write(fragment, fragment.add_anchor)
+
+    def _write(self, fragment: Fragment, write: Callable[[], None]) -> None:
+        """The outer optimizer's step on this rank's share of a fragment, and the weights of it."""
+        memory, number = self.shared.memory, self._inner.number
         memory.begin(number + 1)
         try:
-            meet(self._shared.group, _EXCHANGED)
+            meet(self.shared.group, _EXCHANGED)
             memory.check_left(number + 1)
         except BaseException:
             memory.leave(number + 1)
             raise
-        self._apply()  # from here on weights may be half old and half new
-        if self._state.look():
+        # From here on weights may be half old and half new.
+        if self._outer.step(fragment, self._length):
             memory.mark_fresh(number)
-        meet(self._shared.group, _WRITTEN)
+        write()
+        meet(self.shared.group, _WRITTEN)
         memory.begin(number)
         if memory.is_fresh(number):
-            self._state.share()
-        self._shared.weights.remember()
-        self._end_round(told, time.monotonic() - begun)
+            self._outer.share()
+        self.shared.weights.remember()
 
     def _compare(self, told: Sequence[_RoundReport]) -> None:
         """Raise on all ranks what hosts, which have not met since the last exchange, differ in."""
@@ -399,39 +407,6 @@ class OuterStep:
                 else ""
             )
 
-    def _fill_delta(self, weight: float) -> None:
-        for begin, weights, _ in self._stretches:
-            at = begin - self._begin
-            for low in range(0, weights.numel(), _BLOCK):
-                here = weights[low : low + _BLOCK]
-                delta = self._delta[at + low : at + low + here.numel()]
-                torch.sub(self._mine[at + low : at + low + here.numel()], here, out=delta)
-                delta.mul_(weight)
-
-    def _apply(self) -> None:
-        """The outer optimizer's step on this rank's share; then weights are the anchor."""
-        if self._between.outer is None:
-            rate, momentum = outer_constants(self._length)
-            for held in self._outer.param_groups:
-                held.update(lr=rate, momentum=momentum, nesterov=momentum > 0)
-        frozen = [stretch for stretch in self._stretches if not stretch.parameter.requires_grad]
-        untouched = [self._share_of(self._delta, stretch) == 0 for stretch in frozen]
-        if self._mine.numel():
-            self._mine.grad = self._delta
-            with shown(self._outer, self._state.working, [[self._mine]]):
-                self._outer.step()
-            self._mine.grad = None
-        # Nor does the outer optimizer change what is frozen, by a weight decay or a momentum.
-        for stretch, same in zip(frozen, untouched, strict=True):
-            mine = self._share_of(self._mine, stretch)
-            mine.copy_(torch.where(same, stretch.weights.float(), mine))
-        for stretch in self._stretches:
-            stretch.weights.copy_(self._share_of(self._mine, stretch))
-
-    def _share_of(self, mine: torch.Tensor, stretch: _WeightStretch) -> torch.Tensor:
-        """A stretch of what this rank exchanges."""
-        return mine[stretch.begin - self._begin :][: stretch.weights.numel()]
-
     def _average_buffers(self, weight: float) -> None:
         """Averages that a model keeps (BatchNorm's) by samples; counts stay a host's own."""
         buffers = [b for b in self._model.buffers() if b.is_floating_point() and b.numel()]
@@ -449,21 +424,32 @@ class OuterStep:
                 buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
                 at += buffer.numel()
 
-    def _end_round(self, told: Sequence[_RoundReport], taken_s: float) -> None:
+    def _end_round(self, told: Sequence[_RoundReport], begun: float) -> None:
+        """Of its last slot, whose exchange began then."""
+        self._average_buffers(self._weight([report.samples for report in told]))
         reports, why = self._host_reports(told), ""
         if self._between.every == AUTO:
             # What was told is of the exchanges before this one: all ranks know the same.
-            exchange_s = max(row.exchange_s for row in told)
             step_s = self._rounds.round_s(reports)
-            self._length, why = next_length(self._length, step_s, exchange_s)
+            busy_s, link_s = max(row.busy_s for row in told), max(row.link_s for row in told)
+            self._length, why = next_length(
+                self._length, step_s, busy_s, link_s, self._between.fragments
+            )
         may_differ = self._knows_schedule or not any(row.has_changed for row in told)
         for said in (why, self._rounds.end(self._length, reports, may_differ)):
             if said and self._face.rank() == 0:
                 log.tell(self._group.who, said)
-        self._times.add_exchange(taken_s)
+        taken_s = self._busy_s + time.monotonic() - begun
+        self._times.add_exchange(taken_s - self._fragments.waited_s, self._fragments.link_s)
         self._tell_round(told)
         self._origin = 0.0
-        self._steps, self._counted_steps, self._samples = 0, 0, 0.0
+        self._count_anew()
+
+    def _count_anew(self) -> None:
+        """A round begins."""
+        self._steps = self._slot = self._counted_steps = 0
+        self._samples = self._busy_s = 0.0
+        self._fragments.begin_times()
 
     def _host_reports(self, told: Sequence[_RoundReport]) -> list[HostReport]:
         found = []
@@ -489,14 +475,20 @@ class OuterStep:
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""
-        for parameter, begin in zip(self._shared.parameters, self._begins, strict=False):
+        self._fragments.arrive()  # of other weights
+        for parameter, begin in zip(self.shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
             self._anchor[begin : begin + flat.numel()].copy_(flat)
-        self._steps, self._counted_steps, self._samples = 0, 0, 0.0
+        self._forget_round()
+
+    def _forget_round(self) -> None:
+        """All hosts have the anchor's weights, and nothing to exchange."""
+        self._unsent, self._is_agreed = [0.0] * self._between.fragments, True
+        self._count_anew()
 
     def _begin_anew(self) -> None:
         """A rank of this host has loaded the model: a round begins from it."""
-        loads = self._shared.memory.loads()
+        loads = self.shared.memory.loads()
         if loads != self._loads:  # else it came before a state that was loaded
             self._loads = loads
             self._take_anchor()
@@ -506,59 +498,78 @@ class OuterStep:
 
     def outer_state(self) -> dict[str, Any]:
         """What this host has besides its model and its optimizer."""
-        self._shared.memory.whole()
+        self.shared.memory.whole()
         number = HostNumber.of(self._group)
+        under_way = self._fragments.state()  # residuals are whole once it has come
         saved = number.state({}) if self.residuals is None else self.residuals.state_dict()
-        self._state.refresh()
         saved["outer"] = {
             "anchor": self._anchor.clone(),
-            "outer": type(self._outer).__name__,
-            "optimizer": copy.deepcopy(self._outer.state_dict()),
+            "outer": self._outer.name,
+            "optimizer": self._outer.state_dict(),
             "every": self._length,
             "steps": self._steps,
             "samples": self._samples,
             "counted_steps": self._counted_steps,
         }
+        if self._between.fragments > 1:
+            saved["outer"]["fragments"] = {
+                "slot": self._slot,
+                "unsent": list(self._unsent),
+                "agreed": self._is_agreed,
+                "numbers": self._outer.numbers(),
+                "under_way": under_way,
+            }
         return saved
 
     def load_outer_state(self, saved: Mapping[str, Any]) -> None:
         """Take back what `outer_state` gave; all ranks call it, those of a host with the same.
 
-        Where a host has not its own state, of as many hosts, none is of use in the middle of a
-        round: then the round begins anew everywhere, from the anchor.
+        Where a host has not its own state, of as many hosts and fragments, none is of use in the
+        middle of a round: then the round begins anew everywhere, from the anchor.
         """
         number, _ = read_state(saved)
         outer = saved.get("outer")
         if outer is None or outer["anchor"].numel() != self._anchor.numel():
             raise UsageError("this state has no anchor of this model: it was saved without `every`")
-        if outer["outer"] != type(self._outer).__name__:
+        if outer["outer"] != self._outer.name:
             raise UsageError(
                 f"this state was saved with {outer['outer']} as the outer optimizer, which is "
-                f"{type(self._outer).__name__} here: the state of one is of no use to the other"
+                f"{self._outer.name} here: the state of one is of no use to the other"
             )
-        is_mine = number == HostNumber.of(self._group)
+        cut = outer.get("fragments") or {}
+        count = len(cut.get("unsent", [0.0]))
+        is_mine = number == HostNumber.of(self._group) and count == self._between.fragments
         origin = _digest(outer["anchor"])
-        mine = torch.tensor([origin, is_mine, outer["steps"]], dtype=torch.float64)
-        told = gather(self._face, mine).tolist()
+        place = [outer["steps"], cut.get("slot", 0), (cut.get("under_way") or {}).get("fragment")]
+        row = [origin, is_mine, *(-1 if at is None else at for at in place)]
+        told = gather(self._face, torch.tensor(row, dtype=torch.float64)).tolist()
         _check_origins([row[0] for row in told])
+        self._fragments.arrive()  # it is of no use any more
         if self.residuals is not None:
             self.residuals.load_state_dict(saved)
         self._anchor.copy_(outer["anchor"])
-        self._outer.load_state_dict(outer["optimizer"])
-        self._state.take(0)
+        self._outer.load(outer["optimizer"], cut.get("numbers", []))
         self._length = outer["every"] if self._between.every == AUTO else self._length
-        self._loads = self._shared.memory.loads()  # all ranks are here: none is loading
+        self._loads = self.shared.memory.loads()  # all ranks are here: none is loading
+        self._forget_round()
         # With data= samples count from exchange to exchange: a round begins anew, with its samples.
         goes_on = isinstance(self._rounds, StepRounds) or not outer["steps"]
         if goes_on and all(row[1] and row == told[0] for row in told):
-            self._steps, self._samples = outer["steps"], outer["samples"]
-            self._counted_steps = outer["counted_steps"]
+            self._go_on(outer, cut)
         else:
-            for stretch in self._stretches:
-                stretch.weights.copy_(self._share_of(self._mine, stretch))
-            self._steps, self._samples, self._counted_steps = 0, 0.0, 0
-        meet(self._shared.group, _WRITTEN)
-        self._shared.weights.remember()
+            for fragment in self._fragments.all:
+                fragment.take_anchor()
+        meet(self.shared.group, _WRITTEN)
+        self.shared.weights.remember()
+
+    def _go_on(self, outer: Mapping[str, Any], cut: Mapping[str, Any]) -> None:
+        """In the middle of a round. `cut`: what there is of fragments."""
+        self._steps, self._samples = outer["steps"], outer["samples"]
+        self._counted_steps, self._slot = outer["counted_steps"], cut.get("slot", 0)
+        self._unsent = list(cut.get("unsent", [self._samples]))
+        self._is_agreed = cut.get("agreed", not self._steps)
+        if cut.get("under_way"):
+            self._fragments.load(**cut["under_way"])
 
 
 def _digest(anchor: torch.Tensor) -> float:

@@ -46,7 +46,6 @@ from wiiiiided.train.outer_step import (
     OuterStep,
     check_floats,
     check_states,
-    host_group,
     spread_model,
 )
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
@@ -97,14 +96,13 @@ class Parallel:
                 check_floats(named_parameters(model))
                 check_states(states, group)
                 spread_model(model, face)
-            host: Any = host_group(face, group) if seldom else face
-            self._group = host.engine_group if seldom else group
-            inside = Between() if seldom else between
-            shared = SharedModel(model, optimizer, host, self._group, inside)
+                self._steps = OuterStep(model, optimizer, face, group, between, loop)
+                shared = self._steps.shared
+            else:
+                shared = SharedModel(model, optimizer, face, group, between)
+                self._steps = SyncStep(shared, model)
+            self._group = shared.group
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
-            steps = self._steps = SyncStep(shared, model, is_whole=not seldom)
-            if seldom:
-                self._steps = OuterStep(steps, shared, model, face, group, between, loop)
             if not loop.is_empty:
                 if loop.save is not None:
                     digest = model_digest(model, optimizer)
@@ -258,6 +256,20 @@ class Parallel:
         if self._residuals is not None:
             self._residuals.load_state_dict(saved)
 
+    def agree(self) -> None:
+        """With `every`: end the round now, on all ranks, after a step.
+
+        All hosts exchange what they have, and have the same weights afterwards. Without `every`
+        they have them after every step.
+        """
+        if isinstance(self._steps, OuterStep):
+            if self._steps.saves_at_exchange:
+                raise UsageError(
+                    "run.agree(): hosts are at different steps of a round; call it when the loop "
+                    "over the data has ended, which is at the end of one on all hosts"
+                )
+            self._steps.end_round()
+
     # -- checkpoints ----
 
     def save(self) -> None:
@@ -268,11 +280,10 @@ class Parallel:
         be written is a warning.
         """
         saver, loop_step = self._savers("save")
-        if isinstance(self._steps, OuterStep):
-            if self._steps.saves_at_exchange:
-                loop_step.save_soon()
-                return
-            self._steps.end_round()
+        if isinstance(self._steps, OuterStep) and self._steps.saves_at_exchange:
+            loop_step.save_soon()
+            return
+        self.agree()
         saver.save(loop_step.number, True)
 
     def resume(self, dcp: str | os.PathLike[str] | None = None) -> int:

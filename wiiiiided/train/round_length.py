@@ -4,7 +4,12 @@ With `every="auto"`, of a round of H steps and one exchange,
 
     computing = H · step / (H · step + exchange) ≥ SHARE     hence     H ≥ SHARE/(1 - SHARE) · x/s
 
-for the slowest host's step s and exchange x. H follows what is measured by at most a factor of two
+for the slowest host's step s and exchange x. Fragments that travel while hosts compute hold them up
+only by what ranks do themselves (delta, outer step), provided the link keeps up:
+
+    H · step ≥ link      and      H ≥ SHARE/(1 - SHARE) · busy/step      and      H ≥ fragments
+
+H follows what is measured by at most a factor of two
 a round, and not at all for less than a quarter: times on machines that do other things too vary.
 What is aimed at is a quarter more than that least H, so that an H that stays is not below it.
 Both times are medians of the last few, so that a pause in the loop (an evaluation, a checkpoint) or
@@ -35,15 +40,17 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
-        self._exchanges: deque[float] = deque(maxlen=_EXCHANGES)
+        self._busy: deque[float] = deque(maxlen=_EXCHANGES)
+        self._link: deque[float] = deque(maxlen=_EXCHANGES)
 
     def add_step(self, seconds: float) -> None:
         """A step without exchange, from the end of the step before."""
         self._steps.append(seconds)
 
-    def add_exchange(self, seconds: float) -> None:
-        """An exchange, once all hosts had come to it."""
-        self._exchanges.append(seconds)
+    def add_exchange(self, busy_s: float, link_s: float = 0.0) -> None:
+        """A round's exchange, once all hosts had come to it: what ranks did, what the link took."""
+        self._busy.append(busy_s)
+        self._link.append(link_s)
 
     @property
     def step_s(self) -> float:
@@ -51,9 +58,14 @@ class RoundTimes:
         return statistics.median(self._steps or (0.0,))
 
     @property
-    def exchange_s(self) -> float:
+    def busy_s(self) -> float:
         """The median; 0: there was none yet."""
-        return statistics.median(self._exchanges or (0.0,))
+        return statistics.median(self._busy or (0.0,))
+
+    @property
+    def link_s(self) -> float:
+        """The median; 0: there was none yet."""
+        return statistics.median(self._link or (0.0,))
 
 
 class OuterConstants(NamedTuple):
@@ -68,19 +80,44 @@ def outer_constants(steps: int) -> OuterConstants:
     return OuterConstants(1.0, 0.0) if steps < _LONG else OuterConstants(0.7, 0.9)
 
 
-def next_length(steps: int, step_s: float, exchange_s: float) -> tuple[int, str]:
+def next_length(
+    steps: int, step_s: float, busy_s: float, link_s: float = 0.0, fragments: int = 1
+) -> tuple[int, str]:
     """The next round's steps, and why, in a sentence; an empty one if nothing changes."""
-    if step_s <= 0 or exchange_s <= 0:
+    if step_s <= 0 or busy_s + link_s <= 0:
         return steps, ""
-    least = SHARE / (1 - SHARE) * exchange_s / step_s
-    wanted = math.ceil((1 + _IGNORED) * least - 1e-9)
-    wanted = min(max(wanted, 1), MOST)
-    if abs(wanted - steps) <= _IGNORED * steps:
+    wanted = min(_wanted(step_s, busy_s, link_s, fragments), MOST)
+    overlaps = fragments > 1 and wanted >= fragments
+    begins = overlaps and steps < fragments  # a little longer, and the link does not hold it up
+    if abs(wanted - steps) <= _IGNORED * steps and not begins:
         return steps, ""
     chosen = min(max(wanted, math.ceil(steps / 2)), 2 * steps)
-    share = chosen * step_s / (chosen * step_s + exchange_s)
-    return chosen, (
+    return chosen, _why(steps, chosen, step_s, busy_s, link_s, fragments)
+
+
+def _wanted(step_s: float, busy_s: float, link_s: float, fragments: int) -> int:
+    """A quarter more than the least steps that compute SHARE of the time."""
+    waiting = SHARE / (1 - SHARE) * (busy_s + link_s)
+    blocking = _more(waiting / step_s)
+    if fragments == 1 or blocking < fragments:
+        return blocking
+    computing = max(link_s, SHARE / (1 - SHARE) * busy_s)
+    return max(fragments, _more(computing / step_s))
+
+
+def _more(least: float) -> int:
+    return max(math.ceil((1 + _IGNORED) * least - 1e-9), 1)
+
+
+def _why(
+    steps: int, chosen: int, step_s: float, busy_s: float, link_s: float, fragments: int
+) -> str:
+    computing, meanwhile = chosen * step_s, ""
+    whole = computing + busy_s + link_s
+    if 1 < fragments <= chosen:
+        whole, meanwhile = max(computing, link_s) + busy_s, " beside them"
+    return (
         f"hosts exchange every {chosen} steps instead of every {steps}: a step takes "
-        f"{1e3 * step_s:.3g} ms and an exchange {1e3 * exchange_s:.3g} ms, so they compute "
-        f"{100 * share:.0f} % of the time"
+        f"{1e3 * step_s:.3g} ms and an exchange {1e3 * (busy_s + link_s):.3g} ms{meanwhile}, so "
+        f"they compute {100 * computing / whole:.0f} % of the time"
     )

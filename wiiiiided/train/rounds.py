@@ -43,9 +43,9 @@ class StepRounds:
     def __init__(self, length: int) -> None:
         self._length = length
 
-    def is_over(self, steps: int) -> bool:
-        """Whether the exchange comes after so many steps of a round."""
-        return steps >= self._length
+    def slots_over(self, steps: int, slots: int) -> int:
+        """How many of a round's slots are over after so many steps; the last ends with it."""
+        return min(((steps + 1) * slots - 1) // self._length, slots)
 
     def round_s(self, told: Sequence[HostReport]) -> float:
         """What a step of a round takes: that of the slowest host."""
@@ -123,9 +123,11 @@ class DataRounds:
         """Of a round, by host."""
         return self._balance.shares
 
-    def is_over(self, steps: int) -> bool:
-        """Whether this host has trained its part of the round."""
-        return self._data.is_round_over
+    def slots_over(self, steps: int, slots: int) -> int:
+        """How many of a round's slots are over; an epoch's end may end several at once."""
+        if self._data.is_round_over:
+            return slots
+        return min(self.batches * slots // max(1, self._sizes.counts[self._host]), slots - 1)
 
     def round_s(self, told: Sequence[HostReport]) -> float:
         """What a step of a round takes: the slowest host's time for its part, a global step."""

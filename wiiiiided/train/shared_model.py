@@ -82,14 +82,16 @@ class SharedModel(SharedParameters):
         face: dist.ProcessGroup,
         group: Group,
         between: Between,
+        when_left_out: Callable[[], None] = lambda: None,
     ) -> None:
-        """A collective call."""
+        """`when_left_out`: called before GradScaler leaves out a step. A collective call."""
         super().__init__(model, optimizer, face, group)
         self.divided = type(optimizer) in ELEMENTWISE
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
-            self.memory, face, group, self.parameters, self.names, self.layout, between
+            *(self.memory, face, group, self.parameters, self.names, self.layout),
+            *(between, when_left_out),
         )
         self._divide()
 

@@ -51,9 +51,17 @@ _SAVE: Final = 32  # times a SaveWish
 class SyncStep:
     """The steps of one `Parallel` whose ranks go together."""
 
-    def __init__(self, shared: SharedModel, model: torch.nn.Module, is_whole: bool) -> None:
-        """`is_whole`: these are all ranks of the run, and not those of one host among several."""
+    def __init__(
+        self,
+        shared: SharedModel,
+        model: torch.nn.Module,
+        is_whole: bool = True,
+        when_loaded: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`is_whole`: these are all ranks of the run, and not those of one host among several.
+        `when_loaded`: called on every rank when one has loaded the model, before any writes."""
         self._shared, self._model, self._is_whole = shared, model, is_whole
+        self._when_loaded = when_loaded
         self._has_buffers = any(True for _ in model.buffers()) and shared.face.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.face)
@@ -72,8 +80,6 @@ class SyncStep:
         self._clock, self._heard = StepClock(), 0  # the last step in which speeds were told
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
-        # Called on every rank when one has loaded the model, before any rank writes a weight.
-        self.when_loaded: Callable[[], None] = lambda: None
         self.wishes_save = SaveWish.NO  # this rank wants a checkpoint after the next step
         self.save_wished = SaveWish.NO  # a rank did, before the last step: all know
 
@@ -383,7 +389,7 @@ class SyncStep:
             meet(self._shared.group, _LOADED)
             self._shared.weights.remember()
         if loaders:
-            self.when_loaded()
+            self._when_loaded()
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_OPTIMIZER]
         if loaders:
             self._shared.state.take(loaders[0])

@@ -98,17 +98,19 @@ class Saver:
         self._is_begun, self._pending = True, SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
 
-    def wishes(self) -> SaveWish:
-        """Whether a signal came to this rank, or it is time, by rank 0's clock."""
+    def wishes(self, step: int) -> SaveWish:
+        """Whether a signal came to this rank, or it is time after this step: by rank 0's clock, or
+        by the number of steps."""
         if self._signals.asked:
             return SaveWish.NOW
+        if self._policy.steps is not None:
+            return SaveWish(step - self._last_step >= self._policy.steps)
         late = time.monotonic() - self._last_s >= self._policy.seconds
-        return SaveWish(self._policy.steps is None and self._face.rank() == 0 and late)
+        return SaveWish(self._face.rank() == 0 and late)
 
     def stepped(self, step: int, wished: SaveWish) -> None:
         """All ranks have made a step, and know what one of them wished then."""
-        steps = self._policy.steps
-        if wished or (steps is not None and step - self._last_step >= steps):
+        if wished:
             self._pending = max(wished, self._pending, SaveWish.DUE)
             self._last_step, self._last_s = step, time.monotonic()
 

@@ -1,0 +1,66 @@
+"""Process groups that a run makes for itself; a later run takes over what an earlier one left.
+
+torch and the engine hold on to a group until it is destroyed. Destroying those of a run that is
+gone is no way: Python's collector finds it at another moment on each rank, and torch derives the
+name of the next group from how many there are. So a group stays, and is used again once it is free
+on all of its ranks: its user is gone, nothing is under way in it, and it has not failed.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import weakref
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any, Final, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from wiiiiided.backend.engine.group import Group
+from wiiiiided.train.agreement import gather
+
+_MOST: Final = 62  # groups of the same ranks that are looked at: bits of a word
+
+
+class _SideGroup(NamedTuple):
+    """A group, and what uses it."""
+
+    face: Any
+    user: weakref.ref[object]
+
+    @property
+    def is_free(self) -> bool:
+        """On this rank."""
+        group: Group = self.face.engine_group
+        return self.user() is None and not group.queue and group.problem() is None
+
+
+# By global ranks and timeout. They are made by all of these ranks, so their order is the same.
+_made: dict[tuple[tuple[int, ...], float], list[_SideGroup]] = {}
+
+
+def side_group(user: object, face: dist.ProcessGroup, ranks: Sequence[int], group: Group) -> Any:
+    """A group of some ranks of `face`, for as long as `user` is there.
+
+    A collective call of all of `face`, behind which `group` is.
+    """
+    members = [dist.get_global_rank(face, rank) for rank in ranks]
+    known = _made.setdefault((tuple(members), group.timeout_s), [])
+    mine = sum(1 << i for i, made in enumerate(known[:_MOST]) if made.is_free)
+    told = gather(face, torch.tensor([mine])).flatten().tolist()
+    free = functools.reduce(operator.and_, (told[rank] for rank in ranks))
+    at = (free & -free).bit_length() - 1 if free else len(known)
+    made = known[at].face if free else _new_group(members, group.timeout_s)
+    known[at : at + 1] = [_SideGroup(made, weakref.ref(user))]
+    return made
+
+
+def _new_group(members: list[int], timeout_s: float) -> Any:
+    return dist.new_group(
+        members,
+        timeout=timedelta(seconds=timeout_s),
+        backend="wiiiiide",
+        use_local_synchronization=True,
+    )
