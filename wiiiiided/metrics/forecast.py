@@ -35,6 +35,18 @@ def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
     return RunForecast(len(done), f"{_runs(done)} took {said}", memory, time_s, wire)
 
 
+def speeds(name: str, records: Sequence[RunRecord]) -> dict[int, float]:
+    """The samples/s of done runs by their number of machines, the latest of each."""
+    found: dict[int, float] = {}
+    for run in records:
+        known = [(p.rates.samples, p.span) for p in run.points if p.rates.samples is not None]
+        seconds = sum(span for _, span in known)
+        if run.state == "done" and run.name == name and seconds > 0:
+            speed = sum(rate * span for rate, span in known) / seconds
+            found.setdefault(len(run.nodes), speed)
+    return found
+
+
 def _runs(done: Sequence[RunRecord]) -> str:
     sizes = sorted({run.workers for run in done})
     of = f"{sizes[0]} to {sizes[-1]} workers" if len(sizes) > 1 else _count(sizes[0], "worker")

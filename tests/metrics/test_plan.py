@@ -1,0 +1,244 @@
+"""What plan predicts from a trial, and which way it recommends."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import pytest
+
+from wiiiiided.domain.plan import (
+    KeptPlan,
+    MachineProbe,
+    PairLine,
+    PairProbe,
+    PlanRow,
+    ScriptFacts,
+    TrialMeasures,
+    read_line,
+    spell,
+)
+from wiiiiided.metrics.plan import (
+    exchange_of,
+    fewer_was_faster,
+    fewer_would_do,
+    plan_rows,
+    predict,
+    start_length,
+    steps_between,
+)
+
+MB = 1_000_000
+GIGABIT, FAST, SLOW = 8 / 941e6, 8 / 94e6, 8 / 9.4e6  # seconds a byte
+
+
+def machine(name: str, step_s: float = 0.084, samples: float = 16.0) -> MachineProbe:
+    return MachineProbe(name, 1, step_s, samples, 1 << 30)
+
+
+def pair(a: str, b: str, byte_s: float, fixed_s: float = 0.001) -> PairProbe:
+    coded = {"exact": byte_s, "int8": byte_s / 4, "int4": byte_s / 8}
+    return PairProbe(a, b, fixed_s, coded, 8 / byte_s)
+
+
+def trial(
+    machines: Sequence[MachineProbe], byte_s: float, gradient_bytes: int = 26 * MB, **script: object
+) -> TrialMeasures:
+    names = [one.name for one in machines]
+    pairs = tuple(pair(a, b, byte_s) for a, b in itertools.combinations(names, 2))
+    return TrialMeasures(tuple(machines), pairs, ScriptFacts(gradient_bytes, **script))  # type: ignore[arg-type]
+
+
+TWO = (machine("a"), machine("b"))
+
+
+def chosen(probe: TrialMeasures) -> PlanRow:
+    (row,) = (row for row in plan_rows(probe) if row.recommended)
+    return row
+
+
+def test_two_machines_exchange_as_a_pair_was_timed() -> None:
+    found = exchange_of(trial(TWO, GIGABIT), ("a", "b"), "exact")
+    assert found.seconds == pytest.approx(0.001 + 26e6 * GIGABIT)
+    assert found.limit == "the link between a and b"
+
+
+def test_of_four_machines_a_card_carries_three_half_parts() -> None:
+    found = exchange_of(trial([machine(name) for name in "abcd"], GIGABIT), "abcd", "int8")
+    assert found.seconds == pytest.approx(0.001 + 3 * 26e6 / 2 * GIGABIT / 4)
+    assert found.limit == "the network"
+
+
+def test_a_slow_pair_between_fast_cards_limits_by_itself() -> None:
+    probe = trial([machine(name) for name in "abc"], GIGABIT)
+    pairs = (pair("a", "b", GIGABIT), pair("a", "c", GIGABIT), pair("b", "c", SLOW))
+    found = exchange_of(TrialMeasures(probe.machines, pairs, probe.script), "abc", "exact")
+    assert found.seconds == pytest.approx(0.001 + 26e6 * 2 / 3 * SLOW)
+    assert found.limit == "the link between b and c"
+
+
+def test_every_step_adds_the_exchange_to_the_slowest_step() -> None:
+    probe = trial((machine("a"), machine("b", 0.1)), GIGABIT)
+    expected = 32 / (0.1 + 0.001 + 26e6 * GIGABIT)
+    assert predict(probe, "ab", 1, "exact").samples_per_s == pytest.approx(expected)
+
+
+def test_shares_let_each_machine_take_samples_by_its_speed() -> None:
+    slow = (machine("a", 0.1), machine("b", 0.3))
+    even = predict(trial(slow, GIGABIT, 4), "ab", 1, "exact")
+    shared = predict(trial(slow, GIGABIT, 4, shares=True), "ab", 1, "exact")
+    assert even.samples_per_s == pytest.approx(32 / 0.301, rel=1e-3)
+    assert even.why == "machine b takes 300 ms a step, the next 100 ms: the others wait for it"
+    assert shared.samples_per_s == pytest.approx(32 / (32 / (160 + 160 / 3) + 0.001), rel=1e-3)
+
+
+def test_ddp_exchanges_beside_its_backward() -> None:
+    short = trial(TWO, GIGABIT, 4 * MB, way="ddp")
+    assert predict(short, "ab", 1, "exact").samples_per_s == pytest.approx(32 / 0.084)
+    long = trial(TWO, GIGABIT, way="ddp")
+    expected = 32 / (0.084 / 3 + 0.001 + 26e6 * GIGABIT)
+    assert predict(long, "ab", 1, "exact").samples_per_s == pytest.approx(expected)
+
+
+def test_with_seldom_exchanges_speeds_add_up() -> None:
+    probe = trial((machine("a", 0.1), machine("b", 0.3)), FAST)
+    exchange_s = exchange_of(probe, "ab", "int8").seconds
+    share = 16 * 0.3 / (16 * 0.3 + exchange_s)
+    found = predict(probe, "ab", 16, "int8")
+    assert found.samples_per_s == pytest.approx((160 + 160 / 3) * share)
+    assert found.why == f"computes {100 * share:.0f} % of the time"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "exchange_s", "steps"),
+    [(1.0, 0.1, 1), (1.0, 0.12, 2), (0.1, 1.0, 128), (0.084, 0.55, 64), (0.001, 9.0, 1024)],
+)
+def test_machines_compute_nine_tenths_of_the_time_with_the_least_power_of_two(
+    step_s: float, exchange_s: float, steps: int
+) -> None:
+    assert steps_between(step_s, exchange_s) == steps
+
+
+def test_a_fast_link_needs_no_change() -> None:
+    row = chosen(trial(TWO, GIGABIT / 100))
+    assert (row.nodes, row.every, row.gradients) == (("a", "b"), 1, "exact")
+    assert row.why.startswith("computes ")
+
+
+def test_a_slow_link_is_used_seldom() -> None:
+    probe = trial(TWO, FAST)
+    row = chosen(probe)
+    assert row.every > 1
+    rows = plan_rows(probe)
+    assert row.samples_per_s >= 0.9 * max(one.samples_per_s for one in rows)
+    exact = next(
+        one for one in rows if (one.every, one.gradients, len(one.nodes)) == (1, "exact", 2)
+    )
+    assert exact.samples_per_s < rows[0].samples_per_s  # slower than one machine,
+    assert exact.why == "the link between a and b carries 26 MB a step in 2.2 s"  # and why
+
+
+def test_the_link_of_one_machine_is_named() -> None:
+    probe = trial([machine(name) for name in "abc"], GIGABIT)
+    pairs = (pair("a", "b", GIGABIT), pair("a", "c", FAST), pair("b", "c", FAST))
+    probe = TrialMeasures(probe.machines, pairs, probe.script)
+    found = predict(probe, "abc", 1, "exact")
+    assert found.why.startswith("the link to c carries 26 MB a step in ")
+
+
+def test_a_machine_whose_link_costs_more_than_it_gives_is_left_out() -> None:
+    probe = trial([machine(name) for name in "abc"], GIGABIT / 50, way="ddp", coded=False)
+    pairs = (pair("a", "b", GIGABIT / 50), pair("a", "c", SLOW), pair("b", "c", SLOW))
+    row = chosen(TrialMeasures(probe.machines, pairs, probe.script))
+    assert row.nodes == ("a", "b")
+
+
+def test_one_machine_is_recommended_where_others_add_nothing() -> None:
+    row = chosen(trial(TWO, SLOW, way="ddp", coded=False))
+    assert row.nodes == ("a",)
+    assert row.why.startswith("use one machine: the best of several gives 0.")
+    assert "the link between a and b carries 26 MB" in row.why
+
+
+def test_one_machine_is_all_there_is() -> None:
+    (row,) = plan_rows(trial(TWO[:1], SLOW))
+    assert (row.recommended, row.why) == (True, "use one machine: there is no other")
+
+
+def test_the_fastest_machine_is_the_one_that_others_are_compared_with() -> None:
+    assert plan_rows(trial((machine("a"), machine("b", 0.02)), FAST))[0].nodes == ("b",)
+
+
+def test_a_small_batch_is_named_as_what_limits() -> None:
+    small = TrialMeasures(
+        (machine("a", 0.002), machine("b", 0.002)),
+        (pair("a", "b", GIGABIT, 0.01),),
+        ScriptFacts(1000, way="ddp", coded=False),
+    )
+    found = predict(small, "ab", 1, "exact")
+    assert found.why == ("the batch is too small: a step computes 2 ms, and meeting takes 10 ms")
+
+
+def test_ddp_gets_the_rows_that_apply_to_it() -> None:
+    def ways(probe: TrialMeasures) -> set[tuple[int, str]]:
+        return {(row.every, row.gradients) for row in plan_rows(probe)}
+
+    assert ways(trial(TWO, FAST, way="ddp", coded=False)) == {(1, "exact")}
+    assert ways(trial(TWO, FAST, way="ddp")) == {(1, "exact"), (1, "int8"), (1, "int4")}
+    assert {gradients for every, gradients in ways(trial(TWO, FAST)) if every > 1} == {
+        "exact",
+        "int8",
+    }
+
+
+ROWS = (
+    PlanRow(("a",), 1, "exact", 190.0),
+    PlanRow(("a", "b", "c"), 1, "exact", 61.0),
+    PlanRow(("a", "b", "c"), 16, "int8", 431.0),
+    PlanRow(("a", "b", "c"), 64, "exact", 420.0),
+)
+KEPT = KeptPlan(1.0, "0" * 16, ROWS)
+
+
+def test_a_kept_plan_says_when_fewer_machines_would_be_faster() -> None:
+    assert fewer_would_do(KEPT, 3, 1, "exact") == (
+        "wiiiiide plan found one machine faster than 3 machines, every step, exact: 190 samples/s "
+        "to 61"
+    )
+    assert fewer_would_do(KEPT, 3, 16, "int8") == ""
+    assert fewer_would_do(KEPT, 3, "auto", "int8") == ""
+    assert fewer_would_do(KEPT, 2, 1, "exact") == ""  # of two machines nothing is known
+    assert fewer_would_do(KEPT, 1, 1, "exact") == ""
+
+
+def test_earlier_runs_say_so_too() -> None:
+    said = fewer_was_faster({1: 190.0, 3: 61.0}, 3)
+    assert said.startswith("an earlier run on one machine made 190 samples/s, one on 3 machines 61")
+    assert fewer_was_faster({1: 190.0, 3: 195.0}, 3) == ""
+    assert fewer_was_faster({3: 61.0}, 3) == fewer_was_faster({}, 3) == ""
+
+
+def test_auto_begins_with_what_a_plan_found_for_as_many_machines() -> None:
+    assert start_length(KEPT, 3, "int8") == 16
+    assert start_length(KEPT, 3, "exact") == 64
+    assert start_length(KEPT, 3, "bf16") == 16  # of another codec is better than of none
+    assert start_length(KEPT, 2, "int8") is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "epoch 1",
+        "wiiiiide-probe {",
+        'wiiiiide-probe {"kind": "rank"}',
+        spell(PairLine(0, 1, -1.0, pair("a", "b", 1.0).byte_s, 8.0)),
+        spell(PairLine(0, 1, 1.0, {"exact": 1.0}, 8.0)),
+    ],
+)
+def test_a_line_without_sense_is_passed_over(text: str) -> None:
+    assert read_line(text) is None
+
+
+def test_what_a_rank_says_is_read_as_it_was_meant() -> None:
+    line = PairLine(0, 1, 0.001, pair("a", "b", GIGABIT).byte_s, 941e6)
+    assert read_line(spell(line)) == line

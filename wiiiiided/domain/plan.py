@@ -1,0 +1,146 @@
+"""What a short trial of a job has measured, and what is predicted from it: the words of `plan`.
+
+    MachineProbe   one machine alone with the user's own script      ┐
+    PairProbe      two machines that average a piece together         ├─► metrics/plan ──► PlanRow
+    ScriptFacts    what the script trains, and how                    ┘
+
+A ProbeLine is how ranks of a trial say it: one line of JSON on stderr, behind a mark. They are a
+job's own words, so what is read of them is checked by type, and a line that is none is passed over.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+MARK = "wiiiiide-probe "  # before the JSON of a line
+PROBE = "WIIIIIDE_PROBE"  # the variable that tells ranks, and the daemon, that a job is a trial
+START = "WIIIIIDE_EVERY_START"  # the variable that tells ranks what plans found for every="auto"
+SCRIPT, LINKS = "1", "links"  # its values: the user's script; the program that times links
+EXACT, INT8, INT4 = "exact", "int8", "int4"
+CODECS = (EXACT, INT8, INT4)
+
+Way = Literal["parallel", "ddp", "other"]  # wide.parallel; torch's DDP; neither was seen
+
+
+class MachineProbe(msgspec.Struct, frozen=True):
+    """A machine alone: all its ranks together."""
+
+    name: str
+    workers: int
+    step_s: float
+    samples: float  # of a step, all ranks together
+    memory: int = 0  # bytes of the largest rank, at its most
+
+    @property
+    def speed(self) -> float:
+        """Samples a second."""
+        return self.samples / self.step_s
+
+
+class PairProbe(msgspec.Struct, frozen=True):
+    """Two machines that average arrays: seconds = fixed + bytes · those of a byte."""
+
+    a: str
+    b: str
+    fixed_s: float
+    byte_s: dict[str, float]  # by codec, of a byte of float32 before it is coded
+    bits_per_s: float = 0.0  # that the link carried each way, exact
+
+    def is_of(self, name: str) -> bool:
+        """Whether a machine is one of the two."""
+        return name in (self.a, self.b)
+
+
+class ScriptFacts(msgspec.Struct, frozen=True):
+    """What is known of the script."""
+
+    gradient_bytes: int  # of a step, in float32
+    way: Way = "parallel"
+    coded: bool = True  # network.gradients counts for it
+    fixed: str = ""  # what the script itself says of the exchange, which counts more
+    shares: bool = False  # a machine takes samples by its speed
+    shape: str = ""  # a digest of the model's
+
+
+class TrialMeasures(msgspec.Struct, frozen=True):
+    """All that was measured."""
+
+    machines: tuple[MachineProbe, ...]
+    pairs: tuple[PairProbe, ...]
+    script: ScriptFacts
+
+
+class PlanRow(msgspec.Struct, frozen=True):
+    """One way to run the job, and what it would do."""
+
+    nodes: tuple[str, ...]
+    every: int
+    gradients: str
+    samples_per_s: float
+    recommended: bool = False
+    why: str = ""
+
+
+class KeptPlan(msgspec.Struct, frozen=True):
+    """What stays of a plan, by the job's name."""
+
+    at: float  # seconds since 1970
+    shape: str
+    rows: tuple[PlanRow, ...]
+
+
+class RankLine(msgspec.Struct, frozen=True, tag="rank", tag_field="kind"):
+    """A rank of the user's script, after some steps."""
+
+    steps: int
+    step_s: float
+    samples: float  # of a step
+    gradient_bytes: int
+    memory: int
+    way: Way
+    coded: bool
+    fixed: str
+    shares: bool
+    shape: str
+
+
+class PairLine(msgspec.Struct, frozen=True, tag="pair", tag_field="kind"):
+    """A pair of machines, by their numbers in the trial."""
+
+    a: int
+    b: int
+    fixed_s: float
+    byte_s: dict[str, float]
+    bits_per_s: float
+
+
+ProbeLine = RankLine | PairLine
+_decode = msgspec.json.Decoder(ProbeLine).decode
+
+
+def spell(line: ProbeLine) -> str:
+    """As a rank writes it."""
+    return MARK + msgspec.json.encode(line).decode()
+
+
+def read_line(text: str) -> ProbeLine | None:
+    """What a rank said; None: it is another line, or no sense is in it."""
+    if not text.startswith(MARK):
+        return None
+    try:
+        line = _decode(text.removeprefix(MARK))
+    except msgspec.DecodeError:
+        return None
+    return line if _is_possible(line) else None
+
+
+def _is_possible(line: ProbeLine) -> bool:
+    match line:
+        case RankLine():
+            return line.step_s > 0 and line.samples >= 0 and line.gradient_bytes >= 0
+        case PairLine():
+            times = (line.fixed_s, *line.byte_s.values())
+            known = all(codec in line.byte_s for codec in CODECS)
+            return known and line.byte_s[EXACT] > 0 and all(0 <= each < 1e6 for each in times)

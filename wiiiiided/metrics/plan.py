@@ -1,0 +1,288 @@
+"""How fast a job would train on which machines and in which way, from a short trial. Pure.
+
+For machines M, n of them, with steps of s seconds and b samples each, and G bytes of gradients:
+
+    a pair (i, j) of two machines averages G bytes in        f + G · c(i, j)
+    of n machines each pair carries 2/n of that,             P = max over pairs   2/n · G · c(i, j)
+    and each machine's card n - 1 such parts                 Q = max over machines
+                                                                 (n - 1) · 2/n · G · least c(i, ·)
+    an exchange                                              x = f + max(P, Q)
+
+    every step, wide.parallel       samples/s = Σb / (s + x),  s the slowest machine's;
+                                    by shares: s = Σb / Σ(b/s)
+    every step, DDP                 the exchange runs beside the backward, two thirds of a step:
+                                    samples/s = Σb / (s/3 + max(2s/3, x))
+    every H steps                   each machine steps at its own speed:
+                                    samples/s = Σ(b/s) · H·s / (H·s + x),  s the slowest machine's
+
+H is the least power of two with which machines compute at least nine tenths of the time, as
+every="auto" wants it. docs/plan.md says it in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from msgspec.structs import replace
+
+from wiiiiided.domain.plan import EXACT, INT4, INT8, KeptPlan, PairProbe, PlanRow, TrialMeasures
+
+COMPUTING: Final = 0.9  # of the time, at least, with exchanges every H steps
+MOST_STEPS: Final = 1024
+AS_GOOD: Final = 0.95  # of the best row's samples/s: a row with less to lose is preferred
+_BACKWARD: Final = 2 / 3  # of a step, beside which DDP exchanges
+_SLOWER: Final = 1.25  # by so much a link or a machine is the one that limits
+_BETTER: Final = 1.02  # a set without some machines is worth a row from here on
+
+
+class Exchange(NamedTuple):
+    """What machines need to average gradients once."""
+
+    seconds: float
+    fixed_s: float  # of these, whatever the bytes
+    limit: str  # which link carries it longest: "the link to c"
+
+
+class Prediction(NamedTuple):
+    """One way to train."""
+
+    samples_per_s: float
+    why: str
+
+
+def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: str) -> Prediction:
+    """The samples/s of these machines, and what limits them, in a sentence."""
+    machines = [one for one in probe.machines if one.name in nodes]
+    if len(machines) == 1:
+        return Prediction(machines[0].speed, "")
+    exchange = exchange_of(probe, nodes, gradients)
+    slowest = max(machines, key=lambda one: one.step_s)
+    speeds = sum(one.speed for one in machines)
+    if every > 1:
+        share = computing(slowest.step_s, exchange.seconds, every)
+        return Prediction(speeds * share, f"computes {100 * share:.0f} % of the time")
+    samples = sum(one.samples for one in machines)
+    step_s = samples / speeds if probe.script.shares else slowest.step_s
+    whole_s = _together_s(probe, step_s, exchange.seconds)
+    return Prediction(samples / whole_s, _limit(probe, nodes, step_s, whole_s, exchange))
+
+
+def computing(step_s: float, exchange_s: float, every: int) -> float:
+    """The part of the time in which machines compute, 0 to 1."""
+    return every * step_s / (every * step_s + exchange_s)
+
+
+def steps_between(step_s: float, exchange_s: float) -> int:
+    """The least power of two of steps with which machines compute nine tenths of the time."""
+    least = COMPUTING / (1 - COMPUTING) * exchange_s / step_s
+    return int(min(2 ** math.ceil(math.log2(max(least, 1.0)) - 1e-9), MOST_STEPS))
+
+
+def exchange_of(probe: TrialMeasures, nodes: Sequence[str], gradients: str) -> Exchange:
+    """How long these machines take to average the gradients once."""
+    pairs = [pair for pair in probe.pairs if pair.a in nodes and pair.b in nodes]
+    part = 2 / len(nodes) * probe.script.gradient_bytes
+    slowest = max(pairs, key=lambda pair: pair.byte_s[gradients])
+    cards = {
+        name: min(pair.byte_s[gradients] for pair in pairs if pair.is_of(name)) for name in nodes
+    }
+    carried_s = part * max(slowest.byte_s[gradients], (len(nodes) - 1) * max(cards.values()))
+    fixed_s = max(pair.fixed_s for pair in pairs)
+    return Exchange(fixed_s + carried_s, fixed_s, _slow_link(cards, slowest, gradients))
+
+
+def _slow_link(cards: dict[str, float], slowest: PairProbe, gradients: str) -> str:
+    """`the link to c` where one machine's is slower than all others'; else the pair, or all."""
+    worst, *others = sorted(cards, key=lambda name: -cards[name])
+    if others and cards[worst] > _SLOWER * cards[others[0]]:
+        return f"the link to {worst}"
+    if len(cards) == 2 or slowest.byte_s[gradients] > _SLOWER * cards[worst]:
+        return f"the link between {slowest.a} and {slowest.b}"
+    return "the network"
+
+
+def _together_s(probe: TrialMeasures, step_s: float, exchange_s: float) -> float:
+    if probe.script.way == "parallel":
+        return step_s + exchange_s
+    return (1 - _BACKWARD) * step_s + max(_BACKWARD * step_s, exchange_s)
+
+
+def _limit(
+    probe: TrialMeasures, nodes: Sequence[str], step_s: float, whole_s: float, exchange: Exchange
+) -> str:
+    """What keeps these machines from the sum of their speeds, where much is missing."""
+    if whole_s - step_s > 0.5 * whole_s:
+        if exchange.fixed_s > 0.5 * exchange.seconds:
+            return (
+                f"the batch is too small: a step computes {_ms(step_s)}, and meeting takes "
+                f"{_ms(exchange.fixed_s)}"
+            )
+        size = _megabytes(probe.script.gradient_bytes)
+        return f"{exchange.limit} carries {size} a step in {_ms(exchange.seconds)}"
+    if len(nodes) > 1 and not probe.script.shares:
+        slow, *others = sorted(
+            (one for one in probe.machines if one.name in nodes), key=lambda one: -one.step_s
+        )
+        if slow.step_s > _SLOWER * others[0].step_s:
+            return (
+                f"machine {slow.name} takes {_ms(slow.step_s)} a step, the next "
+                f"{_ms(others[0].step_s)}: the others wait for it"
+            )
+    return f"computes {100 * step_s / whole_s:.0f} % of the time"
+
+
+# ---- rows, and which of them
+
+
+def plan_rows(probe: TrialMeasures) -> list[PlanRow]:
+    """Every way worth trying, one of them recommended; the fastest machine alone comes first."""
+    fastest = max(probe.machines, key=lambda one: one.speed)
+    found: list[PlanRow | None] = [PlanRow((fastest.name,), 1, EXACT, fastest.speed)]
+    everyone = tuple(one.name for one in probe.machines)
+    for way in _ways(probe) if len(everyone) > 1 else ():
+        best = _best_set(probe, everyone, way)
+        found += [_row(probe, nodes, way) for nodes in dict.fromkeys((everyone, best))]
+    return _recommend([row for row in found if row is not None])
+
+
+class _TrainingWay(NamedTuple):
+    seldom: bool
+    gradients: str
+
+
+def _ways(probe: TrialMeasures) -> Iterator[_TrainingWay]:
+    script = probe.script
+    for gradients in (EXACT, INT8, INT4) if script.coded else (EXACT,):
+        yield _TrainingWay(False, gradients)
+    if script.way == "parallel":
+        yield from (_TrainingWay(True, gradients) for gradients in (EXACT, INT8))
+
+
+def _row(probe: TrialMeasures, nodes: tuple[str, ...], way: _TrainingWay) -> PlanRow | None:
+    """None: it would be every step after all, or one machine, which has a row."""
+    every = _every(probe, nodes, way)
+    if len(nodes) == 1 or (way.seldom and every == 1):
+        return None
+    found = predict(probe, nodes, every, way.gradients)
+    return PlanRow(nodes, every, way.gradients, found.samples_per_s, why=found.why)
+
+
+def _every(probe: TrialMeasures, nodes: Sequence[str], way: _TrainingWay) -> int:
+    if not way.seldom or len(nodes) == 1:
+        return 1
+    slowest_s = max(one.step_s for one in probe.machines if one.name in nodes)
+    return steps_between(slowest_s, exchange_of(probe, nodes, way.gradients).seconds)
+
+
+def _best_set(
+    probe: TrialMeasures, everyone: tuple[str, ...], way: _TrainingWay
+) -> tuple[str, ...]:
+    """Machines are left out one after the other, each time the one that is missed least."""
+
+    def speed(nodes: tuple[str, ...]) -> float:
+        return predict(probe, nodes, _every(probe, nodes, way), way.gradients).samples_per_s
+
+    best = nodes = everyone
+    while len(nodes) > 2:
+        smaller = [tuple(name for name in nodes if name != left) for left in nodes]
+        nodes = max(smaller, key=speed)
+        if speed(nodes) > _BETTER * speed(best):
+            best = nodes
+    return best
+
+
+def _recommend(rows: list[PlanRow]) -> list[PlanRow]:
+    """Of rows as good as the best, the one that changes the training least."""
+    best = max(row.samples_per_s for row in rows)
+    good = [row for row in rows if row.samples_per_s >= AS_GOOD * best]
+    order = (EXACT, INT8, INT4)
+    chosen = min(
+        good,
+        key=lambda row: (
+            *(len(row.nodes) > 1, row.every, order.index(row.gradients)),
+            *(len(row.nodes), -row.samples_per_s),
+        ),
+    )
+    why = chosen.why or _why_alone(rows, chosen)
+    marked = replace(chosen, recommended=True, why=why)
+    return [marked if row is chosen else row for row in rows]
+
+
+def _why_alone(rows: Sequence[PlanRow], alone: PlanRow) -> str:
+    others = [row for row in rows if len(row.nodes) > 1]
+    if not others:
+        return "use one machine: there is no other"
+    best = max(others, key=lambda row: row.samples_per_s)
+    gain = best.samples_per_s / alone.samples_per_s
+    return f"use one machine: the best of several gives {gain:.2f} times its samples/s ({best.why})"
+
+
+# ---- what a kept plan says of a job that is queued
+
+
+def fewer_would_do(plan: KeptPlan, machines: int, every: int | str, gradients: str) -> str:
+    """A sentence where a plan says that fewer machines would be faster than so many; or empty."""
+    wanted = [
+        row
+        for row in plan.rows
+        if len(row.nodes) == machines and row.gradients == gradients and _fits(row, every)
+    ]
+    fewer = [row for row in plan.rows if len(row.nodes) < machines]
+    if not wanted or not fewer:
+        return ""
+    mine = max(wanted, key=lambda row: row.samples_per_s)
+    best = max(fewer, key=lambda row: row.samples_per_s)
+    if best.samples_per_s <= mine.samples_per_s / AS_GOOD:
+        return ""
+    return (
+        f"wiiiiide plan found {_way_words(best)} faster than {_way_words(mine)}: "
+        f"{best.samples_per_s:.0f} samples/s to {mine.samples_per_s:.0f}"
+    )
+
+
+def fewer_was_faster(speeds: dict[int, float], machines: int) -> str:
+    """The same from earlier runs: their samples/s by number of machines."""
+    mine = speeds.get(machines)
+    fewer = {count: speed for count, speed in speeds.items() if count < machines}
+    if mine is None or not fewer:
+        return ""
+    count = max(fewer, key=lambda count: fewer[count])
+    if fewer[count] <= mine / AS_GOOD:
+        return ""
+    return (
+        f"an earlier run on {_machines(count)} made {fewer[count]:.0f} samples/s, one on "
+        f"{_machines(machines)} {mine:.0f}; wiiiiide plan says what would be faster"
+    )
+
+
+def start_length(plan: KeptPlan, machines: int, gradients: str) -> int | None:
+    """The steps between two exchanges that a plan found for so many machines; None: for none."""
+    found = [row for row in plan.rows if row.every > 1 and len(row.nodes) == machines]
+    found = [row for row in found if row.gradients == gradients] or found
+    return found[0].every if found else None
+
+
+def _fits(row: PlanRow, every: int | str) -> bool:
+    """Of a number of steps a row with another is no measure; "auto" is any but every step."""
+    return row.every > 1 if every == "auto" else row.every == every
+
+
+def _way_words(row: PlanRow) -> str:
+    if len(row.nodes) == 1:
+        return "one machine"
+    how = "every step" if row.every == 1 else f"every {row.every} steps"
+    return f"{_machines(len(row.nodes))}, {how}, {row.gradients}"
+
+
+def _machines(count: int) -> str:
+    return "one machine" if count == 1 else f"{count} machines"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.2g} s" if seconds >= 0.9995 else f"{1e3 * seconds:.3g} ms"
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:.3g} MB" if size >= 1e5 else f"{size / 1e3:.3g} kB"
