@@ -23,7 +23,7 @@ ALLOWED = {
     "log": set(),
     "text": set(),
     "config": {"errors"},
-    "autoload": set(),
+    "autoload": {"config"},
     "domain": {"errors"},
     "metrics": {"domain"},
     # how tensors move
@@ -43,7 +43,7 @@ ALLOWED = {
     },
     "torch": {
         *("train", "backend/collectives", "backend/engine", "backend/lossy", "backend/shm"),
-        *("backend/wire",),
+        *("backend/wire", "domain"),
         *("errors", "config", "log", "autoload"),
     },
     # which job runs where

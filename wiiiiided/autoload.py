@@ -11,6 +11,8 @@ import contextlib
 import sys
 from typing import Any
 
+from wiiiiided.config import is_probe
+
 BACKEND = "wiiiiide"
 
 
@@ -32,6 +34,10 @@ def _register() -> None:
     # "cuda" too: a Python process group serves every device of its group, and CUDA tensors
     # are staged through host memory.
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
+    if is_probe():
+        from wiiiiided.torch.probe import watch
+
+        watch()
 
 
 def _create(options: Any, backend_options: Any) -> Any:

@@ -60,6 +60,8 @@ class Config:
     gradients: str = ""  # WIIIIIDE_GRADIENTS: the default of wide.Between(gradients=…)
     every: str = ""  # WIIIIIDE_EVERY: the default of wide.Between(every=…)
     warn_signal: str = "SIGUSR1"  # WIIIIIDE_WARN_SIGNAL: asks a run that saves for a checkpoint
+    every_start: str = ""  # WIIIIIDE_EVERY_START: 16@digest, what `plan` found for a model's shape
+    probe: bool = False  # WIIIIIDE_PROBE=1: a trial of `wiiiiide plan`, in which nothing is saved
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
@@ -82,6 +84,8 @@ class Config:
             gradients=env.get("WIIIIIDE_GRADIENTS", "").strip(),
             every=env.get("WIIIIIDE_EVERY", "").strip(),
             warn_signal=_choice(env, "WIIIIIDE_WARN_SIGNAL", _WARN_SIGNALS),
+            every_start=env.get("WIIIIIDE_EVERY_START", "").strip(),
+            probe=is_probe(env),
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),
@@ -90,6 +94,19 @@ class Config:
 
 # What a job file may name.
 _WARN_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
+
+
+def is_probe(environ: Mapping[str, str] | None = None) -> bool:
+    """Whether this process is a rank of a trial of `wiiiiide plan`, which watches its steps."""
+    return (os.environ if environ is None else environ).get("WIIIIIDE_PROBE", "") == "1"
+
+
+def node_index(environ: Mapping[str, str] | None = None) -> int:
+    """The number of this rank's machine in its job, as torchrun says it."""
+    env = os.environ if environ is None else environ
+    return _whole(env.get("GROUP_RANK", "0"), "GROUP_RANK", 2**31)
+
+
 SOCKET_PATH_BYTES = 107  # of sockaddr_un.sun_path, less its closing zero
 
 

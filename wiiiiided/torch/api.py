@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -25,6 +26,7 @@ from wiiiiided.backend.shm.slots import Array
 from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
 from wiiiiided.torch.compress import CompressedGradients
+from wiiiiided.torch.probe import notes
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.exchange import FileExchange
@@ -101,7 +103,9 @@ def parallel(
         raise UsageError(
             f'between={between!r} is no wide.Between: write between=wide.Between(gradients="int8")'
         )
-    if between is None:  # what the job file says, if it matters here
+    if between is not None:
+        notes.fixed = str(between)
+    else:  # what the job file says, if it matters here
         config = face.engine_group.driver.config
         between = Between.default(config.gradients, config.every)
         if face.engine_group.wide is None:
@@ -109,7 +113,9 @@ def parallel(
     policy = None if save is None else SavePolicy(save, save_every, keep)
     loop = TrainingLoop(data, scheduler, policy)
     how = Updates(updates, staleness)
-    return Parallel(model, optimizer, face, face.engine_group, how, between, loop)
+    run = Parallel(model, optimizer, face, face.engine_group, how, between, loop)
+    notes.run = weakref.ref(run)
+    return run
 
 
 def compress_gradients(
@@ -121,6 +127,7 @@ def compress_gradients(
     the job file's network.gradients says. A collective call, once a model; inside a host all stays
     exact. What is returned has the residuals, for checkpoints: state_dict() and load_state_dict().
     """
+    notes.compresses, notes.fixed = True, gradients or ""
     return CompressedGradients(model, gradients)
 
 

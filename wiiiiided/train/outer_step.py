@@ -53,7 +53,7 @@ from wiiiiided.train.memory import Common, meet
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
-from wiiiiided.train.round_length import RoundTimes, next_length
+from wiiiiided.train.round_length import RoundTimes, first_length, next_length, shape_of
 from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
 from wiiiiided.train.run_figures import tell_own_steps, tell_round
 from wiiiiided.train.shared_model import SharedModel
@@ -123,7 +123,8 @@ class OuterStep:
             model, optimizer, host, host.engine_group, Between(), self._left_out
         )
         self._inner = SyncStep(shared, model, False, self._begin_anew)
-        self._length = 1 if between.every == AUTO else int(between.every)
+        found = group.driver.config.every_start
+        self._length = first_length(between.every, found, shape_of(model.named_parameters()))
         self._rounds = self._make_rounds(loop)
         self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]

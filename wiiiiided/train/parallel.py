@@ -82,6 +82,7 @@ class Parallel:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         states = tell_all(face, "1" if optimizer.state else "0")
         self._model, self._group = model, group
+        self.asked_shares = False  # the script takes its batches by `shares`
         self._loop, self._rank = loop, face.rank()
         self._loop_step: LoopStep | None = None
         self._saver: Saver | None = None
@@ -198,6 +199,7 @@ class Parallel:
         The same on all ranks. Even until ranks have said for a minute how many samples they had
         (`samples`, or data=); they change seldom, after a step, and rank 0 says why.
         """
+        self.asked_shares = True
         if not isinstance(self._steps, AsyncStep):
             return self._steps.shares
         ranks = self._shared.face.size()

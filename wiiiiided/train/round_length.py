@@ -1,6 +1,7 @@
 """How many steps a host makes between two exchanges, and how the average is applied. Pure.
 
-With `every="auto"`, of a round of H steps and one exchange,
+With `every="auto"` a run begins with the H that `wiiiiide plan` has found for its model, or with 1.
+Of a round of H steps and one exchange,
 
     computing = H · step / (H · step + exchange) ≥ SHARE     hence     H ≥ SHARE/(1 - SHARE) · x/s
 
@@ -23,10 +24,13 @@ runs have hundreds of them.
 
 from __future__ import annotations
 
+import hashlib
 import math
+import re
 import statistics
 from collections import deque
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
 
 SHARE: Final = 0.9
 MOST: Final = 1024
@@ -66,6 +70,20 @@ class RoundTimes:
     def link_s(self) -> float:
         """The median; 0: there was none yet."""
         return statistics.median(self._link or (0.0,))
+
+
+def shape_of(named: Iterable[tuple[str, Any]]) -> str:
+    """A digest of a model's parameters: of their names and shapes, not of what is in them."""
+    said = "\n".join(f"{name} {list(value.shape)}" for name, value in named)
+    return hashlib.sha256(said.encode()).hexdigest()[:16]
+
+
+def first_length(every: int | str, found: str, shape: str) -> int:
+    """The steps of the first round; with "auto" what `plan` has found for this shape, or 1."""
+    if isinstance(every, int):
+        return every
+    lengths = re.findall(rf"\b([1-9][0-9]{{0,4}})@{shape}\b", found)
+    return min(int(lengths[0]), MOST) if lengths else 1
 
 
 class OuterConstants(NamedTuple):

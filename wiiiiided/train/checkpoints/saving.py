@@ -125,6 +125,8 @@ class Saver:
         """Save this step, on all ranks; `waits`: until all hosts have written it."""
         self._pending = SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
+        if self._group.driver.config.probe:  # nothing stays of a trial
+            return
         self._lay_down_rng()
         meet(self._group, _SAVE)
         if self._group.team.rank == 0:
