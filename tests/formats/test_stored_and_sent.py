@@ -27,7 +27,7 @@ from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.cluster.trust import identity
 from wiiiiided.domain import metrics as f
-from wiiiiided.domain import node, rank_layout, spec
+from wiiiiided.domain import node, plan, rank_layout, spec
 
 RECORDED = Path(__file__).with_name("recorded.txt")
 
@@ -58,6 +58,8 @@ ROOTS: dict[str, Any] = {
     "stored cancelled.json": cancellations.Cancelled,
     "stored collection": output_store.Collection,
     "stored placed": checkpoints.Placed,
+    "stored plan": plan.KeptPlan,
+    "trial line": plan.ProbeLine,
 }
 
 NAMES: dict[type, str] = {
@@ -72,6 +74,10 @@ NAMES: dict[type, str] = {
     f.RunRecord: "run record",
     f.Straggler: "straggler",
     f.TrainingFigures: "training figures",
+    plan.KeptPlan: "kept plan",
+    plan.PlanRow: "plan row",
+    plan.RankLine: "trial rank",
+    plan.PairLine: "trial pair",
     j.Attempt: "attempt",
     j.Job: "job",
     j.Owner: "owner",

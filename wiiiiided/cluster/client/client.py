@@ -37,6 +37,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.config import Paths
 from wiiiiided.domain.exit_codes import NO_SUCH
 from wiiiiided.domain.metrics import RunForecast
+from wiiiiided.domain.plan import KeptPlan
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import ENDED
 from wiiiiided.domain.sweep import sweep_id
@@ -107,7 +108,17 @@ class Client:
         return self._ask(m.GetRecords(job), m.JobRecords)
 
     def predict(self, name: str, within_s: float = ANSWER_S) -> RunForecast:
-        return self._ask(m.Predict(name), m.Predicted, within_s).forecast
+        return self.foretold(name, within_s).forecast
+
+    def foretold(self, name: str, within_s: float = ANSWER_S) -> m.Predicted:
+        """All that plans and earlier runs say of jobs of this name."""
+        return self._ask(m.Predict(name), m.Predicted, within_s)
+
+    def keep_plan(self, name: str, plan: KeptPlan) -> None:
+        self._ask(m.KeepPlan(name, plan), m.EndOfAnswers)
+
+    def forget_trial(self, job: int) -> None:
+        self._ask(m.ForgetTrial(job), m.EndOfAnswers, PATIENT_S)
 
     def cancel(self, job: int, now: bool = False) -> m.JobView:
         """Returns when the job is really over, however long its grace is."""

@@ -6,8 +6,9 @@ What could not be removed when a daemon ended has files and no row: the next one
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wiiiiided.cluster.allocation.workers import Workers
 from wiiiiided.cluster.handlers.collect_outputs import Collector
@@ -16,6 +17,9 @@ from wiiiiided.log import about, logger
 
 if TYPE_CHECKING:
     from wiiiiided.cluster.membership.links import Links
+
+
+TRIAL_KEPT_S: Final = 60.0  # a trial whose `wiiiiide plan` is gone; else that removes it
 
 
 class Pruner:
@@ -49,14 +53,23 @@ class Pruner:
         if self._task is not None:
             self._task.cancel()
 
+    async def forget(self, number: int) -> None:
+        """One job that is over, with all that is left of it."""
+        self._store.forget([number], [number])
+        if self._links is not None:
+            self._links.forget([number])
+        await self._remove(number)
+        self._workers.archives.prune(self._store.archives())
+
     async def _prune(self) -> None:
         """Old jobs' files, then their rows, then archives that no job names."""
         try:
             wanted = self._wanted()
             over = self._store.ended_before_latest(self._workers.settings().keep)
-            old = [number for number in over if number not in wanted]
+            trials = self._store.ended_trials(time.time() - TRIAL_KEPT_S)
+            old = [n for n in dict.fromkeys((*over, *trials)) if n not in wanted]
             # The rows first: a job without one cannot be requeued under our hands.
-            self._store.forget(old)
+            self._store.forget(old, trials)
             if self._links is not None:
                 self._links.forget(old)
             if not self._pruned:

@@ -135,6 +135,7 @@ class QueueDaemon(DaemonProcess):
             MetricsRequests(snapshots),
             node_rpc,
             cluster,
+            self._forget,
         )
         self.metrics = Metrics(lambda: exposition(snapshots.fresh(), requests.status()))
         limit = self._outputs_limit
@@ -237,6 +238,10 @@ class QueueDaemon(DaemonProcess):
     async def _bring(self, job: int, attempt: int) -> int:
         """An attempt's checkpoints for the workers; all nodes are asked for them, this one too."""
         return await self.checkpoints.bring(job, attempt)
+
+    async def _forget(self, number: int) -> None:
+        """A trial that is over goes when a client says so; its files are the pruner's business."""
+        await self.pruner.forget(number)
 
     def _trouble(self) -> str:
         return self.trouble or (self.port.mux.problem if self.port is not None else "")

@@ -4,7 +4,8 @@
     submissions    submit
     ranks          show, logs, stacks, pull: what the nodes of a job know
     nodes          machines
-    metrics        watch, records, predict
+    metrics        watch, records
+    trials         what plans and earlier runs say of a job, and the end of a trial
 
 On a coordinator they come from every machine of the cluster; the person is `connection.caller`.
 What a daemon does with itself (init, join, leave, renew) is taken out before (membership/roles).
@@ -12,7 +13,7 @@ What a daemon does with itself (init, join, leave, renew) is taken out before (m
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from wiiiiided.cluster.allocation.archive_cache import Archives
@@ -25,6 +26,7 @@ from wiiiiided.cluster.handlers.ranks import RankRequests
 from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.status import DaemonFacts, status_of
 from wiiiiided.cluster.handlers.submissions import Submissions
+from wiiiiided.cluster.handlers.trials import TrialRequests
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import Caller, RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
@@ -47,6 +49,7 @@ class Requests:
         metrics: MetricsRequests,
         node_rpc: NodeRpc,
         cluster: Cluster | None,
+        forget: Callable[[int], Awaitable[None]],
     ) -> None:
         self.controller = controller
         self.facts = facts
@@ -58,6 +61,7 @@ class Requests:
         )
         self.ranks = RankRequests(self.jobs, node_rpc, metrics, Path(facts.state_directory))
         self.nodes = NodeRequests(self.jobs, cluster)
+        self.trials = TrialRequests(self.jobs, metrics, forget)
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
         """One request, to its end."""
@@ -78,6 +82,8 @@ class Requests:
                 await connection.say(await self.ranks.stacks(request.id))
             case m.Pull():
                 await self.ranks.pull(connection, request)
+            case m.ForgetTrial():
+                await connection.say(await self.trials.forget(connection.caller, request))
             case m.WatchSnapshots():
                 await self.metrics.watch(connection, request)
             case m.RemoveNode():
@@ -108,7 +114,9 @@ class Requests:
             case m.GetRecords(id=number):
                 return self.records(number)
             case m.Predict(name=name):
-                return m.Predicted(self.metrics.forecast(name))
+                return self.trials.predicted(name)
+            case m.KeepPlan():
+                return self.trials.keep(request)
             case _:
                 raise Refuse(USAGE, f"{request.tag} is not a request")
 

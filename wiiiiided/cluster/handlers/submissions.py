@@ -13,6 +13,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from msgspec.structs import replace
+
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner, Saved
@@ -28,7 +30,10 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.exit_codes import INVALID, NEVER, NO_SUCH
 from wiiiiided.domain.limits import problems_of
+from wiiiiided.domain.plan import PROBE, START
+from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.sweep import problems_of_sweep
+from wiiiiided.metrics.plan import start_length
 
 SUBMIT_LOOKS = LOOKS // 5  # for an estimate: a thousand submits in a row must not wait for it
 SECRET_BYTES = 1 << 18
@@ -112,7 +117,8 @@ class Submissions:
         }
         jobs = tuple(
             e.JobSubmitted(
-                *(at, number, job.spec, owner, request.archive, waits_for[job.spec.policy.after]),
+                *(at, number, self._with_start(job.spec), owner, request.archive),
+                waits_for=waits_for[job.spec.policy.after],
                 hold=request.hold,
                 sweep=sweep,
                 setting=job.setting,
@@ -123,6 +129,19 @@ class Submissions:
         )
         self.jobs.ask(e.SweepSubmitted(at, sweep, jobs) if sweep else jobs[0], request.secrets)
         return self._answer(first, len(jobs) if sweep else 0)
+
+    def _with_start(self, spec: JobSpec) -> JobSpec:
+        """With what plans found for `every="auto"` to begin with, unless the job says it itself."""
+        least, most = spec.resources.nodes
+        machines = most or max(least, len(self.jobs.controller.state.nodes))
+        if machines == 1 or START in spec.run.env or PROBE in spec.run.env:
+            return spec
+        plans = self.jobs.controller.store.plans.of(spec.name)
+        found = [(start_length(one, machines, spec.network.gradients), one) for one in plans]
+        told = ",".join(f"{length}@{one.shape}" for length, one in found if length)
+        if not told:
+            return spec
+        return replace(spec, run=replace(spec.run, env={**spec.run.env, START: told}))
 
     def check(self, caller: Caller, request: m.Submission) -> None:
         """A client has checked the file; what a hostile one sends is checked again here."""

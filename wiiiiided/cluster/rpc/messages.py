@@ -28,6 +28,7 @@ import msgspec
 
 from wiiiiided.domain.metrics import JobNow, NodeNow, RunForecast, RunRecord
 from wiiiiided.domain.node import Node
+from wiiiiided.domain.plan import KeptPlan
 from wiiiiided.domain.spec import JobSpec
 
 PROTOCOL = 1
@@ -202,6 +203,19 @@ class Predict(Message, frozen=True, tag="Predict"):
     name: str
 
 
+class KeepPlan(Message, frozen=True, tag="KeepPlan"):
+    """What `wiiiiide plan` found for jobs of this name. Answered with EndOfAnswers."""
+
+    name: str
+    plan: KeptPlan
+
+
+class ForgetTrial(Message, frozen=True, tag="ForgetTrial"):
+    """A job of `wiiiiide plan` that is over goes, with its files. Answered with EndOfAnswers."""
+
+    id: int
+
+
 # ---- requests about machines. Init, Join and Leave are answered by the daemon of this machine;
 # all others by the coordinator, whichever daemon was asked.
 
@@ -292,6 +306,8 @@ Request = (
     | WatchSnapshots
     | GetRecords
     | Predict
+    | KeepPlan
+    | ForgetTrial
     | Init
     | Join
     | Leave
@@ -518,6 +534,8 @@ class JobRecords(Message, frozen=True, tag="JobRecords"):
 
 class Predicted(Message, frozen=True, tag="Predicted"):
     forecast: RunForecast
+    plan: KeptPlan | None = None  # the latest of that name
+    speeds: dict[int, float] = {}  # samples/s of earlier runs, by their number of machines
 
 
 class EndOfAnswers(Message, frozen=True, tag="End"):

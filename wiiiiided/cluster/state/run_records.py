@@ -131,6 +131,10 @@ class RunRecords:
             self._longest[name] = max(took, default=None)
         return self._longest[name]
 
+    def drop(self, job: int) -> None:
+        """Of a trial nothing is kept for prediction either."""
+        self._db.execute("DELETE FROM runs WHERE job = ?", (job,))
+
     def forget(self, jobs: Sequence[int]) -> None:
         """Within the transaction that forgets the jobs: keep what prediction needs."""
         if not jobs:

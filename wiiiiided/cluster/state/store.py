@@ -5,7 +5,7 @@
     secrets   job │ body       values of run.pass_env; the file is 0600 in a 0700 directory
     counters  name │ value     the next job's number, never used again; the next end's
     submissions  node │ uid │ nonce │ job │ swept   which request queued what; 0: no sweep
-    facts     name │ value     what must not change: the name of this node
+    facts     name │ value     what must not change: the name of this node; plans (state/plans)
     runs      job │ attempt │ name │ state │ body   metrics of attempts (state/run_records)
     nodes     name │ body      the machines of the cluster as the control plane has them
     members   name │ fingerprints of its certificates │ expires │ joined   (membership/members)
@@ -35,7 +35,9 @@ from wiiiiided.cluster.control.events import AnyEvent, JobSubmitted, SweepSubmit
 from wiiiiided.cluster.control.job import Ended, Job
 from wiiiiided.cluster.control.node_table import NodeRow
 from wiiiiided.cluster.state.disk_reserve import Reserve
+from wiiiiided.cluster.state.plans import Plans
 from wiiiiided.cluster.state.run_records import RunRecords
+from wiiiiided.domain.plan import PROBE
 from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
@@ -43,6 +45,7 @@ from wiiiiided.log import logger
 NEVER_ISSUED: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
 MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
+LATEST: Final = 200  # jobs that are looked through for trials
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
@@ -124,6 +127,7 @@ class StateStore:
             raise
         self.reserve.keep()
         self.records = RunRecords(self._db)
+        self.plans = Plans(self._db)
 
     def close(self) -> None:
         self._db.close()
@@ -219,8 +223,8 @@ class StateStore:
         row = self._db.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
         return str(row[0])
 
-    def forget(self, numbers: Sequence[int]) -> None:
-        """Remove ended jobs and all that belongs to them."""
+    def forget(self, numbers: Sequence[int], trials: Sequence[int] = ()) -> None:
+        """Remove ended jobs and all that belongs to them; of trials also what runs leave."""
         try:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -231,6 +235,8 @@ class StateStore:
                 sql = "DELETE FROM submissions WHERE job < ?"
                 self._db.execute(sql, (self.next_id() - NONCES,))
                 self.records.forget(numbers)
+                for number in trials:
+                    self.records.drop(number)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
@@ -346,6 +352,14 @@ class StateStore:
                 break
             found.append(job)
         return found
+
+    def ended_trials(self, before: float) -> list[int]:
+        """Of the latest jobs that are over, trials of `wiiiiide plan` that ended before then."""
+        return [
+            job.id
+            for job in self.ended(LATEST)
+            if PROBE in job.spec.run.env and job.phase.since < before
+        ]
 
     def ended_before_latest(self, keep: int) -> list[int]:
         """Numbers of ended jobs but for the latest `keep`."""
