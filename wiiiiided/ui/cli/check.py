@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wiiiiided.cluster.archive.scan import PackError, survey
-from wiiiiided.ui.cli import plan, screen
+from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.sections import put
@@ -24,9 +24,9 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
     except PackError as problem:
         return report(unshippable(job, problem), as_json)
     if as_json:
-        screen.put_json(plan.as_json(job, ships, None))
+        screen.put_json(job_facts.as_json(job, ships, None))
     else:
-        put([plan.section(f"{clean(job.file)}: ok", job, ships)])
+        put([job_facts.section(f"{clean(job.file)}: ok", job, ships)])
     for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
     try:

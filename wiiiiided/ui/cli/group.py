@@ -52,6 +52,10 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
             "Queue a job; -f shows its output until it ends.",
             "wiiiiide submit -f job.toml --set run.env.LR=0.1",
         ),
+        "plan": CommandEntry(
+            "Say what a job would gain from which machines.",
+            "wiiiiide plan job.toml --nodes a,b,c",
+        ),
         "ps": CommandEntry(
             "List the jobs; -a also those that ended.",
             "wiiiiide ps -a --state failed",

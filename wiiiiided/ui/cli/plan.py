@@ -1,124 +1,228 @@
-"""What a job would do, in words and as JSON, for check and submit --dry-run. No I/O."""
+"""`wiiiiide plan`: what a job would gain from which machines, found out by trying for some seconds.
+
+job.toml ──► trial on its machines ──► what was measured ──► rows ──► one of them, if wanted, into
+                                                                      job.toml
+"""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Iterator
-from typing import Any
+import sys
+import time
+from collections.abc import Sequence
+from typing import Annotated
 
-import msgspec
+import typer
 
-from wiiiiided.cluster.archive.ignore import PULLED
-from wiiiiided.cluster.archive.scan import Survey, size_words
-from wiiiiided.domain.metrics import RunForecast
-from wiiiiided.domain.rank_layout import Layout
-from wiiiiided.domain.spec import JobSpec
-from wiiiiided.ui.cli.jobfile import LoadedJob
-from wiiiiided.ui.cli.sections import FactSection
-from wiiiiided.ui.cli.text import cell
-from wiiiiided.ui.cli.units_text import count, span
-
-NAMED = 4  # names of what each ignore file leaves out; more are counted
-
-
-class Dry(msgspec.Struct, frozen=True):
-    """What only a dry run knows: where it would run, and what earlier runs of its name needed."""
-
-    layout: Layout
-    forecast: RunForecast | None  # None: no daemon could be asked
-    expects: str  # the forecast in words, or why there is none
-
-
-def as_json(job: LoadedJob, ships: Survey, dry: Dry | None = None) -> dict[str, Any]:
-    """The same as `section`, for programs. Values of passed variables are in neither."""
-    found: dict[str, Any] = {
-        "ok": True,
-        "file": job.file,
-        "job": msgspec.to_builtins(job.spec),
-        "ships": {
-            "directory": job.directory,
-            "files": ships.files,
-            "bytes": ships.bytes,
-            "left_out": [name for name, _ in ships.ignored],
-        },
-    }
-    if dry is not None:
-        found["shares"] = [msgspec.to_builtins(one) for one in dry.layout.allocations]
-        found["forecast"] = msgspec.to_builtins(dry.forecast)
-    return found
+from wiiiiided.cluster.archive.pack import PackError, pack
+from wiiiiided.cluster.client import Client, ClientError
+from wiiiiided.cluster.control import placement
+from wiiiiided.cluster.rpc.messages import NodeView
+from wiiiiided.domain.exit_codes import FAILED, NEVER, NO_SUCH
+from wiiiiided.domain.plan import KeptPlan, PlanRow, TrialMeasures
+from wiiiiided.errors import HostError
+from wiiiiided.metrics.plan import plan_rows
+from wiiiiided.ui.cli import plan_lines, screen
+from wiiiiided.ui.cli.daemon import connect
+from wiiiiided.ui.cli.jobfile import JobFile, LoadedJob, NotReady, read, report, unshippable
+from wiiiiided.ui.cli.jobs import put_table
+from wiiiiided.ui.cli.options import Json
+from wiiiiided.ui.cli.progress import waiting
+from wiiiiided.ui.cli.trial import TrialRun
+from wiiiiided.ui.jobfile.edit import NotEditable, changed
+from wiiiiided.ui.jobfile.problem import Invalid
+from wiiiiided.ui.jobfile.writer import toml
 
 
-def section(title: str, job: LoadedJob, ships: Survey, dry: Dry | None = None) -> FactSection:
-    """The plan, a fact a line."""
-    rows = [(name, cell(text)) for name, text in _facts(job, ships, dry)]
-    return FactSection(title, rows, lambda row: f"  {row[0]:<9} {row[1]}", state="ok")
+class NoSuchMachine(NotReady):
+    """A name that no machine has."""
+
+    code = NO_SUCH
 
 
-def _facts(job: LoadedJob, ships: Survey, dry: Dry | None) -> Iterator[tuple[str, str]]:
-    spec = job.spec
-    yield "name", spec.name
-    if dry is None:
-        yield "wants", wants(spec)
-        yield "command", shlex.join(spec.run.command)
-    else:
-        for part in dry.layout.allocations:
-            last = part.first_rank + part.workers - 1
-            ranks = f"rank {last}" if part.workers == 1 else f"ranks {part.first_rank}-{last}"
-            claimed = f"{count(part.cores, 'core')} claimed"
-            yield "runs", f"{ranks} on {part.node} ({claimed}): {shlex.join(spec.run.command)}"
-    yield "python", spec.run.python or "the daemon's own"
-    if job.empty:
-        yield "ships", "nothing: its ranks start in an empty folder"
-    else:
-        files = f"{count(ships.files, 'file')}, {size_words(ships.bytes)}"
-        yield "ships", f"{files} from {job.directory}"
-    if ships.ignored:
-        yield "leaves", f"out {left_out(ships)}"
-    if spec.run.env:
-        yield "sets", ", ".join(spec.run.env)
-    if spec.run.pass_env:
-        yield "passes", ", ".join(spec.run.pass_env)
-    yield from _policy(spec)
-    if spec.output.collect:
-        yield "collects", ", ".join(spec.output.collect)
-    if dry is not None:
-        yield "expects", dry.expects
+class NoMachine(NotReady):
+    """The job cannot run on these."""
+
+    code = NEVER
 
 
-def left_out(ships: Survey) -> str:
-    """What is not shipped at the top, and which file says so: `data/, big.bin (.gitignore)`."""
-    groups: dict[str, list[str]] = {}
-    for name, by in ships.ignored:
-        groups.setdefault("made by pull" if by == PULLED else by, []).append(name)
-    parts = []
-    for by, names in groups.items():
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        parts.append(f"{', '.join(names[:NAMED])}{more} ({by})")
-    return "; ".join(parts)
+def command(
+    file: JobFile,
+    nodes: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="Machines to try: a,b,c, a number, or all."),
+    ] = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Write what is recommended into the job file.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Run the trial without asking.")] = False,
+    as_json: Json = False,
+) -> int:
+    """Say what a job would gain from which machines, by running it there for some seconds.
+
+    The job's own script runs on each machine alone, in a copy of its folder, with WIIIIIDE_PROBE=1;
+    then the machines time their links. Nothing of it stays. docs/plan.md has the formula.
+    """
+    try:
+        job = read(file, None)
+        client = connect()
+        chosen, away = machines_for(job, client.nodes().nodes, nodes)
+        if not _may_run(job, chosen, yes):
+            return FAILED
+        probe = _probe(client, job, chosen)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    except PackError as problem:
+        return report(unshippable(job, problem), as_json)
+    rows = plan_rows(probe)
+    _keep(client, job, probe, rows)
+    _show(probe, rows, away, as_json)
+    usual = _usual(job, client)
+    row = next(row for row in rows if row.recommended)
+    return _write(job, plan_lines.wanted_keys(job.spec, probe, row, usual), apply, as_json)
 
 
-def _policy(spec: JobSpec) -> Iterator[tuple[str, str]]:
-    policy = spec.policy
-    if policy.after:
-        yield "after", ", ".join(f"job {number}" for number in policy.after)
-    if policy.max_time_s is not None:
-        yield "limit", f"{span(policy.max_time_s)} of running"
-    if policy.restart.max:
-        times = count(policy.restart.max, "time")
-        yield "restarts", f"up to {times} on {', '.join(policy.restart.on)}"
+def machines_for(
+    job: LoadedJob, views: Sequence[NodeView], wanted: str | None
+) -> tuple[list[NodeView], list[str]]:
+    """The machines to try, and why others are not among them."""
+    spec, here = job.spec, {view.node.name: view for view in views}
+    names = _names(wanted)
+    if unknown := [name for name in names if name not in here]:
+        raise NoSuchMachine(f"there is no machine {unknown[0]}", "wiiiiide nodes lists them")
+    fit, away = [], []
+    for name in names or here:
+        view = here[name]
+        problem = placement.unfit(spec, view.node)
+        if view.state in ("lost", "drained"):
+            problem = f"{name} is {'away' if view.state == 'lost' else 'drained'}: {view.why}"
+        if problem and names:
+            raise NoMachine(f"{job.file}: {problem}")
+        if problem:
+            away.append(f"left out: {problem}")
+        else:
+            fit.append(view)
+    if not fit:
+        raise NoMachine(f"{job.file}: no machine can run it: {'; '.join(away)}")
+    _, most = placement.wanted_nodes(spec, [view.node for view in fit])
+    most = _count(wanted, len(fit)) if wanted else most
+    if wanted is None and most == 1 and len(fit) > 1:
+        away.append(f"the job asks for one machine; --nodes all tries {len(fit)}")
+    return fit[: max(1, most)], away
 
 
-def wants(spec: JobSpec) -> str:
-    """Its resources: `2 workers on each of 3 nodes, 1 core each`."""
-    least, most = spec.resources.nodes
-    if most is None:
-        nodes = "every node"
-    elif least == most:
-        nodes = "1 node" if least == 1 else f"each of {least} nodes"
-    else:
-        nodes = f"each of {least} to {most} nodes"
-    per_node = spec.resources.workers_per_node
-    workers = {"cores": "a worker per core", "gpus": "a worker per GPU"}.get(str(per_node))
-    cores = spec.resources.cores_per_worker
-    claim = "which it has for itself" if cores is None else f"{count(cores, 'core')} a worker"
-    return f"{workers or count(int(per_node), 'worker')} on {nodes}, {claim}"
+def _names(wanted: str | None) -> list[str]:
+    """Those that were named; a number, or all, names none."""
+    if wanted is None or wanted == "all" or wanted.isdecimal():
+        return []
+    return [*dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip())]
+
+
+def _count(wanted: str, fit: int) -> int:
+    if not wanted.isdecimal():
+        return fit
+    if not 1 <= int(wanted) <= fit:
+        raise NoMachine(f"--nodes {wanted}: {fit} machines can run the job")
+    return int(wanted)
+
+
+def _usual(job: LoadedJob, client: Client) -> tuple[str, ...]:
+    """The machines that the job has got without a change."""
+    try:
+        layout = placement.plan(job.spec, [view.node for view in client.nodes().nodes])
+    except placement.NeverRuns:
+        return ()
+    return tuple(one.node for one in layout.allocations)
+
+
+def _may_run(job: LoadedJob, chosen: Sequence[NodeView], yes: bool) -> bool:
+    """It is said what will run, and asked for where there is a person to ask."""
+    names = " ".join(view.node.name for view in chosen)
+    screen.say(
+        f"plan runs {toml(list(job.spec.run.command))} on {names}, some seconds on each machine "
+        f"alone, in copies of {job.directory} of which nothing stays"
+    )
+    if yes:
+        return True
+    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+        raise typer.BadParameter("there is no terminal to ask on: --yes runs the trial")
+    return _agreed("run it? [y/N] ")
+
+
+def _agreed(question: str) -> bool:
+    print(question, end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() in ("y", "Y"):
+        return True
+    screen.say("nothing was changed")
+    return False
+
+
+def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialMeasures:
+    nodes = [view.node for view in chosen]
+    with waiting("packing the folder"):
+        packed = pack(job.directory)
+    try:
+        with TrialRun(client, job.spec, packed) as trial:
+            with waiting(f"running the script on {len(nodes)} machines"):
+                machines, script = trial.machines(nodes)
+                trial.end()
+            with waiting("timing the links"):
+                pairs = trial.links(nodes, script.gradient_bytes)
+    except KeyboardInterrupt:
+        screen.say("\nthe trial was ended; nothing of it is left")
+        raise
+    finally:
+        packed.remove()
+    return TrialMeasures(tuple(machines), tuple(pairs), script)
+
+
+def _keep(client: Client, job: LoadedJob, probe: TrialMeasures, rows: Sequence[PlanRow]) -> None:
+    """For the next run; a plan is good without that."""
+    if not probe.script.shape:
+        return
+    try:
+        client.keep_plan(job.spec.name, KeptPlan(time.time(), probe.script.shape, tuple(rows)))
+    except ClientError as problem:
+        screen.say(f"note: the plan is not kept for the next run: {problem}")
+
+
+def _show(
+    probe: TrialMeasures, rows: Sequence[PlanRow], away: Sequence[str], as_json: bool
+) -> None:
+    notes = [*away, *plan_lines.notes(probe)]
+    if as_json:
+        screen.put_json(plan_lines.as_json(probe, rows, notes))
+        return
+    screen.say(plan_lines.measured(probe))
+    put_table(plan_lines.COLUMNS, plan_lines.table(rows))
+    for note in notes:
+        screen.say(f"note: {note}")
+
+
+def _write(job: LoadedJob, keys: dict[tuple[str, str], object], apply: bool, as_json: bool) -> int:
+    """Into the job file, if that is wanted."""
+    said = ", ".join(f"{table}.{key} = {toml(value)}" for (table, key), value in keys.items())
+    if not keys:
+        if apply:
+            screen.say(f"{job.file} says so already")
+        return 0
+    if not apply:
+        asked = sys.stdin and sys.stdin.isatty() and sys.stdout.isatty() and not as_json
+        if not asked:
+            screen.say(f"for {job.file}: {said}")
+            return 0
+        screen.say(said)
+        if not _agreed(f"write this to {job.file}? [y/N] "):
+            return 0
+    try:
+        with open(job.file, encoding="utf-8", newline="") as source:
+            text = source.read()
+        mark = "\ufeff" if text.startswith("\ufeff") else ""
+        edited = mark + changed(text.removeprefix(mark), keys)
+        with open(job.file, "w", encoding="utf-8", newline="") as target:
+            target.write(edited)
+    except NotEditable as problem:
+        raise HostError(f"{job.file} was left as it is: {problem}; write it by hand") from problem
+    except OSError as problem:
+        raise HostError(f"cannot write {job.file}: {problem.strerror}") from problem
+    screen.say(f"{job.file}: written: {said}")
+    return 0

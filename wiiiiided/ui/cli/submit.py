@@ -24,7 +24,8 @@ from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED
-from wiiiiided.ui.cli import plan, screen
+from wiiiiided.metrics.plan import fewer_was_faster, fewer_would_do
+from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.candidates import LIVE, jobs
 from wiiiiided.ui.cli.daemon import connect
@@ -159,10 +160,10 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
     job.secrets()
     (dry,) = dry_runs([job])
     if as_json:
-        screen.put_json(plan.as_json(job, ships, dry))
+        screen.put_json(job_facts.as_json(job, ships, dry))
     else:
         title = f"{clean(job.file)}: ok; nothing was queued. It would be"
-        put([plan.section(title, job, ships, dry)])
+        put([job_facts.section(title, job, ships, dry)])
     for note in (*ships.notes, *notes(job)):
         screen.say(f"note: {note}")
     if resumes is not None:
@@ -170,7 +171,7 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
     return 0
 
 
-def dry_runs(jobs: Sequence[LoadedJob]) -> list[plan.Dry]:
+def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.Dry]:
     """What each would do; jobs that ask for the same are asked about once."""
     from wiiiiided.cluster.control import placement
 
@@ -184,7 +185,7 @@ def dry_runs(jobs: Sequence[LoadedJob]) -> list[plan.Dry]:
                 layouts[job.spec.resources] = placement.plan(job.spec, nodes)
             except placement.NeverRuns as never:
                 raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
-    return [plan.Dry(layouts[job.spec.resources], forecast, expects) for job in jobs]
+    return [job_facts.Dry(layouts[job.spec.resources], forecast, expects) for job in jobs]
 
 
 def _nodes() -> tuple[list[Node], str, str]:
@@ -226,6 +227,8 @@ def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as
     submitted, sent = send(client, job, ask, as_json)
     sentence = f"job {submitted.id} ({job.spec.name}): {submitted.why}"
     _tell(submitted, job, sentence, sent, following, as_json)
+    if said := _fewer(client, job):
+        screen.say(f"note: {said}")
     if not following:
         return 0
     sys.stdout.flush()
@@ -237,6 +240,21 @@ def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as
             f"again, wiiiiide cancel {submitted.id} ends it"
         )
         raise
+
+
+def _fewer(client: Client, job: LoadedJob) -> str:
+    """What a plan, or else earlier runs, say against so many machines; empty: nothing."""
+    least, most = job.spec.resources.nodes
+    if (least, most) == (1, 1):
+        return ""
+    try:
+        found = client.foretold(job.spec.name, within_s=ASK_S)
+        machines = most or len(client.nodes(within_s=ASK_S).nodes)
+    except ClientError:  # it is only good to know
+        return ""
+    network = job.spec.network
+    planned = found.plan and fewer_would_do(found.plan, machines, network.every, network.gradients)
+    return planned or fewer_was_faster(found.speeds, machines)
 
 
 def _tell(

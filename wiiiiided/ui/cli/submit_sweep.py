@@ -18,7 +18,7 @@ from wiiiiided.cluster.client import Progress
 from wiiiiided.cluster.rpc.framing import REQUEST_BYTES
 from wiiiiided.cluster.rpc.messages import SweepJob, Swept, encode
 from wiiiiided.domain.sweep import label, sweep_id
-from wiiiiided.ui.cli import plan, screen
+from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.jobfile import LoadedJob, NotReady, report, unshippable
 from wiiiiided.ui.cli.progress import waiting
@@ -57,7 +57,7 @@ def _list(trials: Sequence[Trial], as_json: bool) -> int:
         ships = survey(first.directory)
     dries = dry_runs([job for _, job in trials])
     if as_json:
-        found = plan.as_json(first, ships, dries[0])
+        found = job_facts.as_json(first, ships, dries[0])
         made = [
             {"setting": setting, "job": msgspec.to_builtins(job.spec)} for setting, job in trials
         ]
@@ -67,7 +67,7 @@ def _list(trials: Sequence[Trial], as_json: bool) -> int:
     title = f"{clean(first.file)}: ok; nothing was queued. It would be {many}, the first"
     names = [(cell(_name(setting, job)),) for setting, job in trials]
     jobs = FactSection("jobs", names, lambda row: f"  {row[0]}")
-    put([plan.section(title, first, ships, dries[0]), jobs], between=None)
+    put([job_facts.section(title, first, ships, dries[0]), jobs], between=None)
     return 0
 
 

@@ -1,0 +1,131 @@
+"""What `plan` shows, and what it would write into a job file. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from wiiiiided.domain.plan import PlanRow, TrialMeasures
+from wiiiiided.domain.spec import JobSpec
+from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.ui.cli.table import TableColumn
+
+NAMED = 4  # machines in a row; more are counted
+COLUMNS = (
+    TableColumn("WAY"),
+    TableColumn("SAMPLES/S", right=True),
+    TableColumn("GAIN", right=True),
+    TableColumn("WHY", least=20),
+)
+
+
+def as_json(probe: TrialMeasures, rows: Sequence[PlanRow], notes: Sequence[str]) -> dict[str, Any]:
+    """For programs."""
+    return {
+        "rows": [msgspec.to_builtins(row) for row in rows],
+        "machines": [msgspec.to_builtins(one) for one in probe.machines],
+        "links": [msgspec.to_builtins(one) for one in probe.pairs],
+        "gradient_bytes": probe.script.gradient_bytes,
+        "notes": list(notes),
+    }
+
+
+def table(rows: Sequence[PlanRow]) -> list[list[str]]:
+    """A row each."""
+    alone = rows[0].samples_per_s
+    return [
+        [way(row), speed(row.samples_per_s), _gain(row.samples_per_s / alone, row), _why(row)]
+        for row in rows
+    ]
+
+
+def way(row: PlanRow) -> str:
+    """`a b c, every 16 steps, int8`; `one machine (a)`."""
+    if len(row.nodes) == 1:
+        return f"one machine ({row.nodes[0]})"
+    many = len(row.nodes) > NAMED
+    names = f"{len(row.nodes)} machines" if many else " ".join(row.nodes)
+    how = "every step" if row.every == 1 else f"every {row.every} steps"
+    return f"{names}, {how}, {row.gradients}"
+
+
+def speed(samples_per_s: float) -> str:
+    """Three digits that count."""
+    return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
+
+
+def _gain(gain: float, row: PlanRow) -> str:
+    return "" if len(row.nodes) == 1 else f"{gain:.1f}×" if gain >= 0.05 else f"{gain:.1g}×"
+
+
+def _why(row: PlanRow) -> str:
+    return f"← recommended: {row.why}" if row.recommended else row.why
+
+
+def measured(probe: TrialMeasures) -> str:
+    """`step 84 ms on a, 231 ms on c; 941 Mbit/s a-b, 94 a-c; …`"""
+    steps = ", ".join(f"{_ms(one.step_s)} on {one.name}" for one in probe.machines[:NAMED])
+    more = _more(len(probe.machines) - NAMED)
+    memory = as_bytes(max(one.memory for one in probe.machines))
+    parts = [f"step {steps}{more}"]
+    if probe.pairs:
+        slowest = sorted(probe.pairs, key=lambda pair: pair.bits_per_s)
+        links = ", ".join(f"{_rate(p.bits_per_s)} {p.a}-{p.b}" for p in slowest[:NAMED])
+        parts.append(links + _more(len(slowest) - NAMED))
+    size = probe.script.gradient_bytes / 1e6
+    return "; ".join([*parts, f"{size:.3g} MB of gradients", f"{memory} of memory a rank"])
+
+
+def _more(count: int) -> str:
+    return f" and {count} more" if count > 0 else ""
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _rate(bits_per_s: float) -> str:
+    mega = bits_per_s / 1e6
+    return f"{mega:.0f} Mbit/s" if mega >= 10 else f"{mega:.2g} Mbit/s"
+
+
+def notes(probe: TrialMeasures) -> Iterator[str]:
+    """What a reader of the rows must know."""
+    script, several = probe.script, len(probe.machines) > 1
+    if several and script.fixed:
+        yield (
+            f"the script itself says {script.fixed} for the exchange between machines, which "
+            "counts more than the job file: change it there"
+        )
+    if several and script.way == "ddp" and not script.coded:
+        yield (
+            "the script trains with DistributedDataParallel, which exchanges exact gradients in "
+            "every step: wide.compress_gradients(model) would take network.gradients, and "
+            "wide.parallel network.every too"
+        )
+    if several and script.way == "other":
+        yield (
+            "neither wide.parallel nor DistributedDataParallel was seen on one machine: rows of "
+            "several count as with DistributedDataParallel"
+        )
+    if several:
+        yield "each machine adds its own batch: with more machines a step has more samples"
+
+
+def wanted_keys(
+    spec: JobSpec, probe: TrialMeasures, row: PlanRow, usual: Sequence[str]
+) -> dict[Any, Any]:
+    """What the job file would have to say for a row, as far as it does not; `usual` are the
+    machines that the job has got by itself."""
+    keys: dict[tuple[str, str], object] = {}
+    if tuple(sorted(row.nodes)) != tuple(sorted(usual)):
+        keys["resources", "nodes"] = len(row.nodes)
+        keys["resources", "use"] = list(row.nodes)
+    several = len(row.nodes) > 1 and not probe.script.fixed
+    if several and probe.script.coded and row.gradients != spec.network.gradients:
+        keys["network", "gradients"] = row.gradients
+    if several and probe.script.way == "parallel" and row.every != spec.network.every:
+        keys["network", "every"] = row.every
+    return keys
