@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.metrics.samples import empty_record, sample
-from wiiiiided.domain.metrics import RankRecord, RunRecord
-from wiiiiided.metrics.forecast import as_bytes, as_time, forecast
+from wiiiiided.domain.metrics import Point, RankRecord, Rates, RunRecord
+from wiiiiided.metrics.forecast import as_bytes, as_time, forecast, speeds
 
 MIB = 1 << 20
 
@@ -73,3 +73,18 @@ def test_bytes_as_one_reads_them(number: int, text: str) -> None:
 )
 def test_times_as_one_says_them(seconds: float, text: str) -> None:
     assert as_time(seconds) == text
+
+
+def test_the_speed_of_runs_is_told_by_their_number_of_machines() -> None:
+    def points(*rates: float | None) -> tuple[Point, ...]:
+        return tuple(Point(i, 2.0 * (i + 1), Rates(samples=r)) for i, r in enumerate(rates))
+
+    runs = [
+        done(9, MIB, 0, nodes=("a", "b"), points=points(30.0, 60.0, None)),
+        done(9, MIB, 0, nodes=("a", "b"), points=points(1.0)),  # an earlier one
+        done(9, MIB, 0, nodes=("a",), points=points(100.0)),
+        done(9, MIB, 0, nodes=("a", "b", "c"), points=points(None)),
+        done(9, MIB, 0, nodes=("d",) * 4, state="failed", points=points(9.0)),
+    ]
+    assert speeds("digits", runs) == {2: 50.0, 1: 100.0}
+    assert speeds("other", runs) == {}

@@ -49,7 +49,10 @@ class FakeFigures:
         return None
 
     def forecast(self, name: str) -> RunForecast:
-        return RunForecast(name, 0, "nothing is known")
+        return RunForecast(0, f"nothing is known of {name}")
+
+    def speeds(self, name: str) -> dict[int, float]:
+        return {}
 
 
 class FakeMembers:
@@ -112,8 +115,12 @@ class Coordinator:
             *(self.controller, self.archives, lambda: self.settings, about),
             *(self.cluster_role, FakeFigures(), node_rpc),  # type: ignore[arg-type]
             None if alone else cluster,
+            self._forget,
         )
         self.api = RpcServer(directory / "socket", False, self.requests.handle, "a")
+
+    async def _forget(self, number: int) -> None:
+        self.store.forget([number], [number])
 
     def _removed(self, node: str, by: str, listen: bool = False) -> None:
         (self.told if listen else self.removed).append((node, by))

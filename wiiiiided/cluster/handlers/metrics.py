@@ -16,7 +16,7 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.domain.exit_codes import USAGE
 from wiiiiided.domain.limits import MAX_NAME
 from wiiiiided.domain.metrics import RunForecast, RunRecord
-from wiiiiided.metrics.forecast import forecast
+from wiiiiided.metrics.forecast import forecast, speeds
 
 READS: Final = 16  # names whose earlier runs are read for one answer
 MOST_S: Final = 60.0  # between two snapshots: a client that waits longer asks again
@@ -92,3 +92,7 @@ class MetricsRequests:
         if not 1 <= len(name) <= MAX_NAME or not name.isprintable():
             raise Refuse(USAGE, f"a job's name has 1 to {MAX_NAME} printable characters")
         return forecast(name, self.tracker.done(name))
+
+    def speeds(self, name: str) -> dict[int, float]:
+        """Samples/s of earlier runs, by their number of machines."""
+        return speeds(name, self.tracker.done(name))

@@ -17,7 +17,6 @@ from wiiiiided.domain.exit_codes import FAILED, USAGE
 from wiiiiided.domain.limits import MAX_NAME, MAX_NODES
 from wiiiiided.domain.plan import PROBE, KeptPlan
 from wiiiiided.domain.states import ENDED
-from wiiiiided.metrics.forecast import speeds
 
 ROWS: Final = 64  # of a plan
 
@@ -36,8 +35,7 @@ class TrialRequests:
     def predicted(self, name: str) -> m.Predicted:
         forecast = self._metrics.forecast(name)
         plans = self._jobs.controller.store.plans.of(name)
-        ran = speeds(name, self._metrics.tracker.done(name))
-        return m.Predicted(forecast, plans[0] if plans else None, ran)
+        return m.Predicted(forecast, plans[0] if plans else None, self._metrics.speeds(name))
 
     def keep(self, request: m.KeepPlan) -> m.EndOfAnswers:
         if not 1 <= len(request.name) <= MAX_NAME or not request.name.isprintable():
@@ -56,7 +54,6 @@ class TrialRequests:
             raise Refuse(USAGE, f"job {job.id} is no trial of wiiiiide plan: it stays")
         if job.state not in ENDED:
             raise Refuse(FAILED, f"job {job.id} is not over: {self._jobs.view(job).why}")
-        self._metrics.tracker.flush()
         await self._forget(job.id)
         return m.EndOfAnswers()
 

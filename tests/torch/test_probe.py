@@ -1,0 +1,130 @@
+"""What a rank of a trial sees of its own steps, and how machines take turns in pairs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch.nn.modules.module import _global_forward_pre_hooks
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from wiiiiided.domain.plan import RankLine, read_line
+from wiiiiided.torch import probe
+from wiiiiided.torch.link_probe import rounds
+from wiiiiided.torch.probe import StepProbe, batch_of, usual
+from wiiiiided.train.round_length import MOST, first_length, shape_of
+
+
+class Watched:
+    """A probe whose clock goes on by as much as a step is said to take."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(probe, "reported_samples", lambda: self.reported)
+        self.now, self.reported = 100.0, 0
+        self.lines: list[RankLine] = []
+        self.probe = StepProbe(self._say, lambda: self.now)
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+
+    def _say(self, text: str) -> None:
+        found = read_line(text)
+        assert isinstance(found, RankLine)
+        self.lines.append(found)
+
+    def step(self, seconds: float, batches: tuple[int, ...] = (8,)) -> None:
+        for batch in batches:
+            self.model(torch.ones(batch, 4)).sum().backward()
+        self.now += seconds
+        self.optimizer.step()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Watched]:
+    made = Watched(monkeypatch)
+    before = dict(_global_optimizer_post_hooks)
+    made.probe.watch()
+    yield made
+    _global_optimizer_post_hooks.clear()
+    _global_optimizer_post_hooks.update(before)
+    assert not _global_forward_pre_hooks  # it was taken off after the first forward
+
+
+def test_steps_after_the_first_ones_are_measured(watched: Watched) -> None:
+    for seconds in (30.0, 0.5, *(1.0,) * 5):
+        watched.step(seconds)
+    (line,) = watched.lines
+    assert (line.steps, line.step_s, line.samples) == (5, 1.0, 8.0)
+    assert line.gradient_bytes == 4 * 10
+    assert (line.way, line.coded, line.shape) == (
+        "other",
+        False,
+        shape_of(watched.model.named_parameters()),
+    )
+    watched.step(0.5)
+    assert len(watched.lines) == 1  # a second has not passed
+    watched.step(0.6)
+    assert watched.lines[1].steps == 7
+
+
+def test_an_evaluation_between_two_steps_is_no_step() -> None:
+    assert usual([1.0, 1.2, 30.0, 0.8]) == pytest.approx(1.0)
+
+
+def test_batches_of_one_step_add_up_and_those_of_an_evaluation_do_not_count(
+    watched: Watched,
+) -> None:
+    for _ in range(8):
+        watched.step(1.0, (8, 4))
+        with torch.no_grad():
+            watched.model(torch.ones(100, 4))
+    assert watched.lines[-1].samples == 12.0
+
+
+def test_samples_that_the_script_reports_count_more(watched: Watched) -> None:
+    for number in range(8):
+        watched.step(1.0)
+        watched.reported = 32 * number
+    assert watched.lines[-1].samples > 16
+
+
+def test_a_second_optimizer_makes_no_steps_of_its_own(watched: Watched) -> None:
+    other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    for _ in range(8):
+        watched.step(1.0)
+        other.step()
+    assert watched.lines[-1].step_s == 1.0
+
+
+def test_a_script_that_ends_by_itself_says_what_was_seen(watched: Watched) -> None:
+    watched.probe.end()
+    for _ in range(5):
+        watched.step(0.2)
+    watched.probe.end()
+    assert [line.steps for line in watched.lines] == []  # two steps are no measure
+    watched.step(0.2)
+    watched.probe.end()
+    assert [line.steps for line in watched.lines] == [3]
+
+
+def test_a_batch_is_found_in_containers() -> None:
+    assert batch_of((3, {"x": [torch.ones(7, 2)]})) == 7
+    assert batch_of((torch.tensor(1.0), "x")) == 0
+
+
+@pytest.mark.parametrize("count", range(2, 12))
+def test_every_pair_has_its_turn_and_no_machine_is_in_two_at_once(count: int) -> None:
+    found = rounds(count)
+    assert sorted(itertools.chain(*found)) == list(itertools.combinations(range(count), 2))
+    for turn in found:
+        machines = list(itertools.chain(*turn))
+        assert len(set(machines)) == len(machines)
+    assert len(found) == count - (count % 2 == 0)
+
+
+def test_auto_begins_with_what_was_found_for_this_shape() -> None:
+    assert first_length("auto", "16@ab12,4@ffff", "ffff") == 4
+    assert first_length("auto", "16@ab12", "ab1") == first_length("auto", "", "ab12") == 1
+    assert first_length("auto", "99999@ab12", "ab12") == MOST
+    assert first_length(8, "16@ab12", "ab12") == 8
