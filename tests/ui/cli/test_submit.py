@@ -18,6 +18,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.system import probe
 from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.node import Node
+from wiiiiided.domain.plan import KeptPlan, PlanRow
 from wiiiiided.ui.cli import submit
 
 JOB = """
@@ -494,3 +495,38 @@ def test_a_name_is_kept_as_it_is(cli: Cli, daemon: FakeDaemon, folder: Path, nam
     assert cli("submit", str(folder), "--name", name).code == 0
     assert cli("submit", str(folder), "--set", f"name={name}").code == 0
     assert [request.spec.name for request in daemon.asked(m.Submit)] == [name, name]
+
+
+KEPT = KeptPlan(
+    1.0,
+    "0" * 16,
+    (PlanRow(("a",), 1, "exact", 190.0), PlanRow(("a", "b", "c"), 1, "exact", 61.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("found", "said"),
+    [
+        (m.Predicted(RunForecast(0, ""), KEPT), "note: wiiiiide plan found one machine faster"),
+        (
+            m.Predicted(RunForecast(2, ""), None, {1: 190.0, 3: 61.0}),
+            "note: an earlier run on one machine made 190 samples/s, one on 3 machines 61",
+        ),
+        (m.Predicted(RunForecast(0, "")), ""),
+        (m.Refusal(2, "does not understand the request"), ""),
+    ],
+)
+def test_a_plan_or_a_run_that_found_fewer_machines_faster_is_told(
+    cli: Cli, daemon: FakeDaemon, folder: Path, found: m.Answer, said: str
+) -> None:
+    accepts(daemon)
+    daemon.answers(m.Predict, found)
+    shown = cli("submit", str(folder), "--set", "resources.nodes=3")
+    assert (shown.code, shown.out) == (0, "17\n")
+    assert [line for line in shown.err.splitlines() if "machine" in line] == [
+        line for line in shown.err.splitlines() if said and line.startswith(said)
+    ]
+    assert not said or said in shown.err
+    daemon.requests.clear()
+    cli("submit", str(folder))  # one machine: there is nothing to ask
+    assert daemon.asked(m.Predict) == []

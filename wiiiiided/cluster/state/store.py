@@ -354,12 +354,15 @@ class StateStore:
         return found
 
     def ended_trials(self, before: float) -> list[int]:
-        """Of the latest jobs that are over, trials of `wiiiiide plan` that ended before then."""
-        return [
-            job.id
-            for job in self.ended(LATEST)
-            if PROBE in job.spec.run.env and job.phase.since < before
-        ]
+        """Trials of `wiiiiide plan` that ended before then, of the latest jobs that are over. This
+        is asked often: only what mentions the variable is read whole."""
+        rows = self._db.execute(
+            "SELECT body FROM (SELECT body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC "
+            "LIMIT ?) WHERE instr(body, ?)",
+            (LATEST, PROBE.encode()),
+        )
+        found = [_job(row[0]) for row in rows]
+        return [job.id for job in found if PROBE in job.spec.run.env and job.phase.since < before]
 
     def ended_before_latest(self, keep: int) -> list[int]:
         """Numbers of ended jobs but for the latest `keep`."""
