@@ -56,6 +56,7 @@ bench: install $(VENV)/.bench
 	run train_step.py --ranks 4; \
 	run ladder.py; \
 	run data.py; \
+	run checkpoint.py; \
 	run train_memory.py; \
 	run train_loss.py; \
 	run slow_links.py --losses; \

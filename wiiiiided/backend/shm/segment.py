@@ -20,6 +20,7 @@ little memory is an OSError with a sentence, and on a NUMA machine the pages lie
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import fcntl
 import mmap
@@ -28,6 +29,7 @@ import os
 from wiiiiided.errors import HostError
 
 PAGE = 4096
+_POPULATE_WRITE = 23  # Linux's number; Python's mmap module has no name for it
 
 # Linux's fcntl numbers; Python's fcntl module has these names since 3.8 on Linux.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
@@ -88,6 +90,13 @@ class Segment:
             os.posix_fallocate(self.fd, offset, nbytes)
         except OSError as problem:
             raise _no_room(nbytes, problem) from problem
+
+    def populate(self) -> None:
+        """Have this process's map of all pages made now; a kernel before 5.14 leaves it to the
+        first touch of each."""
+        libc = ctypes.CDLL(None)  # which lets other threads run meanwhile; mmap.madvise does not
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
+        libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(self.nbytes), _POPULATE_WRITE)
 
     def forget_fd(self) -> None:
         """Close the descriptor; the mapping stays."""

@@ -11,18 +11,21 @@ that step. Steps count alike on all ranks; time is that of rank 0, whose wish tr
 ranks tell each other in a step, as does that of a rank to which a signal came (`signals`): then all
 hosts have written the file before training goes on. No byte of state crosses the network.
 
-The copy stays allocated from one save to the next: pages that are there take half the time. Where
-memory does not allow a copy, place 0 writes the file itself and the others wait in their next step.
+The memory for the copy is looked for after the first step, by a thread, and stays allocated: pages
+that are there take half the time. Where memory does not allow a copy, place 0 writes the file
+itself and the others wait in their next step.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import subprocess
 import sys
 import time
 import weakref
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Final
 
 import numpy as np
@@ -45,6 +48,7 @@ from wiiiiided.train.residuals import HostNumber
 from wiiiiided.train.rng import rng_state
 
 _SAVE: Final = CallSignature.of("a checkpoint of wide.parallel")
+_SPARE_BYTES: Final = 1 << 20  # a scheduler's state may grow
 _RNG_BYTES: Final = 32 * 1024  # of one rank: torch 5 kB, numpy 2.5 kB, Python 5 kB
 
 Collect = Callable[[], dict[str, Any]]
@@ -67,6 +71,8 @@ class Saver:
         self.number = HostNumber.of(group)
         self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
         self._image: Segment | None = None
+        self._is_prepared = False
+        self._prepared: Future[Segment | None] | None = None  # the memory that a thread looks for
         self._last_step, self._last_s = 0, time.monotonic()
         self._pending, self._is_begun = SaveWish.NO, False
         say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
@@ -110,6 +116,8 @@ class Saver:
 
     def stepped(self, step: int, wished: SaveWish) -> None:
         """All ranks have made a step, and know what one of them wished then."""
+        if not self._is_prepared:
+            self._prepare(step)
         if wished:
             self._pending = max(wished, self._pending, SaveWish.DUE)
             self._last_step, self._last_s = step, time.monotonic()
@@ -157,10 +165,9 @@ class Saver:
             self._say_busy(step, busy)
             return
         value = {"step": step, **self._collect()}
-        ranks = self._group.team.ranks
+        ranks, ranks_here = self._group.team.ranks, self._group.team.size
         value["rng"] = {rank: self._read_rng(place) for place, rank in enumerate(ranks)}
-        head = FileHead(step, *self.number, self._face.size(), self._model)
-        image, path = FileImage.of(head, value), str(self.folder / head.name)
+        image, path = self._image_of(step, value)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             room = self._room(image.nbytes)
@@ -170,8 +177,12 @@ class Saver:
         except OSError as problem:
             _warn(self._group.who, step, problem.strerror or str(problem))
             return
-        image.copy_to(room.map)
+        image.copy_to(room.map, min(ranks_here, os.cpu_count() or 1))
         self._start(step, room, image.nbytes, path)
+
+    def _image_of(self, step: int, value: dict[str, Any]) -> tuple[FileImage, str]:
+        head = FileHead(step, *self.number, self._face.size(), self._model)
+        return FileImage.of(head, value), str(self.folder / head.name)
 
     def _say_busy(self, step: int, busy: int) -> None:
         if not self._says_busy:
@@ -190,19 +201,27 @@ class Saver:
         )
         self._writing.append((step, process))
 
+    def _prepare(self, step: int) -> None:
+        """After the first step, when the optimizer has its state: have the memory by the first
+        save. What the kernel needs to find and clear it is several times a copy."""
+        self._is_prepared = True
+        if self._group.team.rank == 0:
+            image, _ = self._image_of(step, {"step": step, **self._collect()})
+            nbytes = image.nbytes + _SPARE_BYTES + _RNG_BYTES * self._group.team.size
+            thread = ThreadPoolExecutor(1, "wiiiiide-checkpoint")
+            self._prepared = thread.submit(_make_room, nbytes)
+            thread.shutdown(wait=False)
+
     def _room(self, nbytes: int) -> Segment | None:
         """Memory for the copy; None: there is not so much."""
+        if self._prepared is not None:
+            self._image, self._prepared = self._prepared.result(), None
         if self._image is not None and self._image.nbytes >= nbytes:
             return self._image
-        self._image = None
-        try:
-            if page_up(nbytes) <= available_bytes():
-                made = Segment.create("checkpoint", page_up(nbytes))
-                made.reserve(0, made.nbytes)
-                self._image = made
-                return made
-        except HostError:
-            pass
+        self._image = None  # what it had is free again
+        self._image = _make_room(nbytes)
+        if self._image is not None:
+            return self._image
         if not self._says_synchronous:
             self._says_synchronous = True
             text = f"a checkpoint takes {nbytes / 2**20:,.0f} MiB, more than is free in memory"
@@ -221,6 +240,19 @@ class Saver:
 
     def _end_writer(self) -> None:
         _finish(self._writing, self._group.who)
+
+
+def _make_room(nbytes: int) -> Segment | None:
+    """So much memory, every page of it there and mapped; None: there is not so much."""
+    if page_up(nbytes) > available_bytes():
+        return None
+    try:
+        made = Segment.create("checkpoint", page_up(nbytes))
+        made.reserve(0, made.nbytes)
+    except HostError:
+        return None
+    made.populate()
+    return made
 
 
 def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
