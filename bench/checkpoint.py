@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import machine, program, report
+from lib import machine, program
+from lib.conclusion import conclude
 from lib.fleet import Fleet, FleetError
 from lib.measure import RATIO, SECONDS, Chapter, Measure
-from lib.report import Result, console
+from lib.report import console
 
 RANKS = 2
 MOST_STANDING, LEAST_STEPS, MOST_RESUME_S = 0.3, 0.95, 1.0
@@ -137,19 +138,9 @@ def main() -> int:
         with tempfile.TemporaryDirectory(prefix="wiiiiide-checkpoint-") as folder:
             chapter, nbytes = _resume(plan, folder)
             chapters.append(chapter)
-    judged = not given.quick
-    notes = machine.busy_notes(about)
-    if not judged:
-        notes.append("a quick look: only a full run is held against what is asked")
     size = {"parameters": plan.layers * plan.width**2, "megabytes": nbytes // 10**6}
     method = METHOD.format(ranks=RANKS, **size, **vars(plan))
-    data = {chapter.title: [one.data(judged) for one in chapter.measures] for chapter in chapters}
-    sheets = [chapter.sheet(judged) for chapter in chapters]
-    name = program.file_name("checkpoint", given.quick)
-    result = Result(name, about, method, sheets, notes, {"chapters": data})
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    conclude("checkpoint", given, about, method, chapters, screen)
     return 0
 
 

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lib import machine, program, report
+from lib import machine, program
+from lib.conclusion import conclude
 from lib.fleet import Fleet, FleetError
 from lib.measure import BYTES, RATE, RATIO, SECONDS, Chapter, Measure
-from lib.report import Result, console
+from lib.report import console
 
 MEMORY_RANKS, SPEED_RANKS = 8, 2
 MOST_MEMORY, LEAST_OF_OWN, LEAST_OF_LOADER = 1.1, 0.95, 1.0
@@ -121,18 +122,8 @@ def main() -> int:
             chapters.append(_speed(fleet, plan, status.update))
             status.update("the start of an epoch")
             chapters.append(_starts(fleet, plan))
-    judged = not given.quick
-    notes = machine.busy_notes(about)
-    if not judged:
-        notes.append("a quick look: only a full run is held against what is asked")
     method = METHOD.format(memory_ranks=MEMORY_RANKS, speed_ranks=SPEED_RANKS, **vars(plan))
-    data = {chapter.title: [one.data(judged) for one in chapter.measures] for chapter in chapters}
-    sheets = [chapter.sheet(judged) for chapter in chapters]
-    name = program.file_name("data", given.quick)
-    result = Result(name, about, method, sheets, notes, {"chapters": data})
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    conclude("data", given, about, method, chapters, screen)
     return 0
 
 
