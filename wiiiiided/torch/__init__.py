@@ -36,7 +36,7 @@ from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train import async_step, gradients, loop_step, optimizer, outer_step, sync_step
 from wiiiiided.train import parallel as train_parallel
 from wiiiiided.train.between import Between
-from wiiiiided.train.checkpoints import resuming, saving
+from wiiiiided.train.checkpoints import exchange, one_file, resuming, saving
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.mapped import mapped
 from wiiiiided.train.parallel import Parallel
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 register()
 keep_out_of(process_group, work, api, compress, objects, train_parallel)
-keep_out_of(saving, resuming)
+keep_out_of(saving, resuming, exchange, one_file)
 keep_out_of(optimizer, loop_step, sync_step, async_step, outer_step, gradients)
 
 
