@@ -68,6 +68,9 @@ def _speed(plan: Plan, screen: Console, status: Status, judged: bool) -> Speed:
         say(f"making {len(site.ranks)} hosts")
         with Hosts(site.ranks, pinned=True) as hosts:
             found = SlowLinks(hosts, plan.turn_seconds, say).run(site.stages, show)
+            if not hosts.are_pinned:
+                ranks = "+".join(map(str, site.ranks))
+                found.notes.append(f"{ranks} ranks are more than there are cores: hosts share them")
         whole.grids += found.grids
         whole.notes += found.notes
     try:

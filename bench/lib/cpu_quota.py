@@ -13,8 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from lib.fleet import FleetError
 
@@ -29,7 +27,7 @@ class NoQuota(FleetError):
 
 
 class CpuQuota:
-    """A control group; processes taken into it must have ended before it is left."""
+    """A control group; processes taken into it must have ended before it is closed."""
 
     def __init__(self, share: float, root: Path = _ROOT) -> None:
         """`share`: of one core."""
@@ -49,15 +47,8 @@ class CpuQuota:
             _remove(self._folder)
             raise NoQuota(f"no host can be slowed down here: {problem.strerror}") from None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """Its processes have ended."""
         _remove(self._folder)
 
     def take(self, pids: Iterable[int]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -83,7 +84,7 @@ class Uneven:
     def run(self) -> Grid:
         with (
             Hosts([1, 1], pinned=True) as hosts,
-            CpuQuota(SLOW_SHARE) as quota,
+            closing(CpuQuota(SLOW_SHARE)) as quota,
             NetFleet(hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "uneven_rank") as fleet,
         ):
             self._fleet = fleet
