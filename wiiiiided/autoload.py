@@ -8,12 +8,12 @@ Nothing heavy is imported either: the backend itself comes in when a group is fi
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from typing import Any
 
-from wiiiiided.config import is_probe
-
 BACKEND = "wiiiiide"
+PROBE = "WIIIIIDE_PROBE"  # a trial of `wiiiiide plan`, whose ranks watch their steps
 
 
 def register() -> None:
@@ -34,7 +34,7 @@ def _register() -> None:
     # "cuda" too: a Python process group serves every device of its group, and CUDA tensors
     # are staged through host memory.
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
-    if is_probe():
+    if os.environ.get(PROBE) == "1":  # not by config, which would be imported with every torch
         from wiiiiided.torch.probe import watch
 
         watch()

@@ -1,7 +1,7 @@
 """The environment of a process, read once into frozen values: a worker's, a daemon's, a client's.
 
 This is the only module of the package that reads os.environ, so that everything a user can turn
-stands on this page. Bad values are refused by name: a mistyped number must not be a silent default.
+stands on this page; autoload, which imports nothing, looks for WIIIIIDE_PROBE itself. Bad values are refused by name: a mistyped number must not be a silent default.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Config:
             every=env.get("WIIIIIDE_EVERY", "").strip(),
             warn_signal=_choice(env, "WIIIIIDE_WARN_SIGNAL", _WARN_SIGNALS),
             every_start=env.get("WIIIIIDE_EVERY_START", "").strip(),
-            probe=is_probe(env),
+            probe=env.get("WIIIIIDE_PROBE", "") == "1",
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),
@@ -94,11 +94,6 @@ class Config:
 
 # What a job file may name.
 _WARN_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
-
-
-def is_probe(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether this process is a rank of a trial of `wiiiiide plan`, which watches its steps."""
-    return (os.environ if environ is None else environ).get("WIIIIIDE_PROBE", "") == "1"
 
 
 def node_index(environ: Mapping[str, str] | None = None) -> int:

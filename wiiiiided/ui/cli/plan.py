@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from typing import Annotated
 
 import typer
@@ -161,10 +162,10 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
     with waiting("packing the folder"):
         packed = pack(job.directory)
     try:
-        with TrialRun(client, job.spec, packed) as trial:
+        with closing(TrialRun(client, job.spec, packed)) as trial:
             with waiting(f"running the script on {len(nodes)} machines"):
                 machines, script = trial.machines(nodes)
-                trial.end()
+                trial.close()
             with waiting("timing the links"):
                 pairs = trial.links(nodes, script.gradient_bytes)
     except KeyboardInterrupt:

@@ -14,8 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
@@ -66,25 +65,14 @@ class TrialJob(NamedTuple):
 
 
 class TrialRun:
-    """Use it as a context: at its end nothing of it is left."""
+    """After `close` nothing of it is left; then there may be more."""
 
     def __init__(self, client: Client, spec: JobSpec, archive: Packed) -> None:
         self._client, self._spec, self._archive = client, spec, archive
         self._jobs: list[int] = []
         self._waits: set[int] = set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.end()
-
-    def end(self) -> None:
+    def close(self) -> None:
         """In a thread: a machine that is away may keep a job from ending for long."""
         ending = threading.Thread(target=self._end, daemon=True)
         ending.start()
