@@ -1,7 +1,8 @@
 """The environment of a process, read once into frozen values: a worker's, a daemon's, a client's.
 
 This is the only module of the package that reads os.environ, so that everything a user can turn
-stands on this page; autoload, which imports nothing, looks for WIIIIIDE_PROBE itself. Bad values are refused by name: a mistyped number must not be a silent default.
+stands on this page; autoload, which imports nothing, looks for WIIIIIDE_PROBE itself. Bad
+values are refused by name: a mistyped number must not be a silent default.
 """
 
 from __future__ import annotations
