@@ -101,12 +101,16 @@ def test_ddp_exchanges_beside_its_backward() -> None:
 
 
 def test_with_seldom_exchanges_speeds_add_up() -> None:
-    probe = trial((machine("a", 0.1), machine("b", 0.3)), FAST)
+    uneven = (machine("a", 0.1), machine("b", 0.3))
+    probe = trial(uneven, FAST, shares=True)
     exchange_s = exchange_of(probe, "ab", "int8").seconds
-    share = 16 * 0.3 / (16 * 0.3 + exchange_s)
+    share = 16 * 0.15 / (16 * 0.15 + exchange_s)
     found = predict(probe, "ab", 16, "int8")
     assert found.samples_per_s == pytest.approx((160 + 160 / 3) * share)
-    assert found.why == f"computes {100 * share:.0f} % of the time"
+    waits = predict(trial(uneven, FAST), "ab", 16, "int8")  # of a loop whose data it does not know
+    share = 16 * 0.3 / (16 * 0.3 + exchange_s)
+    assert waits.samples_per_s == pytest.approx(2 * 160 / 3 * share)
+    assert waits.why == f"computes {100 * share:.0f} % of the time"
 
 
 @pytest.mark.parametrize(

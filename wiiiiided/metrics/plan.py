@@ -12,8 +12,8 @@ For machines M, n of them, with steps of s seconds and b samples each, and G byt
                                     by shares: s = Σb / Σ(b/s)
     every step, DDP                 the exchange runs beside the backward, two thirds of a step:
                                     samples/s = Σb / (s/3 + max(2s/3, x))
-    every H steps                   each machine steps at its own speed:
-                                    samples/s = Σ(b/s) · H·s / (H·s + x),  s the slowest machine's
+    every H steps                   samples/s = Σb/s · H·s / (H·s + x),  s the slowest machine's;
+                                    by shares (each at its own speed): s = Σb / Σ(b/s)
 
 H is the least power of two with which machines compute at least nine tenths of the time, as
 every="auto" wants it. docs/plan.md says it in words.
@@ -58,15 +58,20 @@ def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: s
     if len(machines) == 1:
         return Prediction(machines[0].speed, "")
     exchange = exchange_of(probe, nodes, gradients)
-    slowest = max(machines, key=lambda one: one.step_s)
-    speeds = sum(one.speed for one in machines)
+    samples, step_s = sum(one.samples for one in machines), _step_s(probe, nodes)
     if every > 1:
-        share = computing(slowest.step_s, exchange.seconds, every)
-        return Prediction(speeds * share, f"computes {100 * share:.0f} % of the time")
-    samples = sum(one.samples for one in machines)
-    step_s = samples / speeds if probe.script.shares else slowest.step_s
+        share = computing(step_s, exchange.seconds, every)
+        return Prediction(samples / step_s * share, f"computes {100 * share:.0f} % of the time")
     whole_s = _together_s(probe, step_s, exchange.seconds)
     return Prediction(samples / whole_s, _limit(probe, nodes, step_s, whole_s, exchange))
+
+
+def _step_s(probe: TrialMeasures, nodes: Sequence[str]) -> float:
+    """A step of these machines together, without exchange."""
+    machines = [one for one in probe.machines if one.name in nodes]
+    if not probe.script.shares:
+        return max(one.step_s for one in machines)
+    return sum(one.samples for one in machines) / sum(one.speed for one in machines)
 
 
 def computing(step_s: float, exchange_s: float, every: int) -> float:
@@ -172,8 +177,8 @@ def _row(probe: TrialMeasures, nodes: tuple[str, ...], way: _TrainingWay) -> Pla
 def _every(probe: TrialMeasures, nodes: Sequence[str], way: _TrainingWay) -> int:
     if not way.seldom or len(nodes) == 1:
         return 1
-    slowest_s = max(one.step_s for one in probe.machines if one.name in nodes)
-    return steps_between(slowest_s, exchange_of(probe, nodes, way.gradients).seconds)
+    exchange_s = exchange_of(probe, nodes, way.gradients).seconds
+    return steps_between(_step_s(probe, nodes), exchange_s)
 
 
 def _best_set(

@@ -82,7 +82,7 @@ class Parallel:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         states = tell_all(face, "1" if optimizer.state else "0")
         self._model, self._group = model, group
-        self.asked_shares = False  # the script takes its batches by `shares`
+        self.asked_shares = loop.data is not None  # the loop takes its batches by `shares`
         self._loop, self._rank = loop, face.rank()
         self._loop_step: LoopStep | None = None
         self._saver: Saver | None = None
