@@ -163,8 +163,8 @@ def test_time_is_that_of_rank_0_and_old_files_go(tmp_path: Path) -> None:
 # -- kills ----
 
 
-def _killed(me: Rank, base: str, hosts: str) -> None:
-    trained = Trained(_folder(me, base, hosts), save_every=2)
+def _killed(me: Rank, base: str, hosts: str, every: int) -> None:
+    trained = Trained(_folder(me, base, hosts), save_every=2, between=Between(every=every))
     note(("resumed", trained.run.resume()))
     for _ in range(trained.data.epoch, EPOCHS):
         for x, y, ids in trained.data:
@@ -194,14 +194,24 @@ class Killer:
                 os.kill(victim.pid, signal.SIGKILL)
 
 
-def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(tmp_path: Path) -> None:
-    chance = random.Random(7)
+_SCHEDULES = [7, *(pytest.param(seed, marks=pytest.mark.soak) for seed in range(100, 120))]
+
+
+@pytest.mark.parametrize("seed", _SCHEDULES)
+def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
+    tmp_path: Path, seed: int
+) -> None:
+    chance = random.Random(seed)
     resumed: list[int] = []
     trained: dict[int, set[int]] = {}  # by step: what counts is what the last attempt at it had
-    for hosts in ("aab", "ab", "cab", "a", "aab", "ba"):
+    attempts = ["aab", "ab", "cab", "a", "aab"]
+    if seed != 7:
+        chance.shuffle(attempts)
+    every = chance.choice([1, 1, 2, 3]) if seed != 7 else 1
+    for hosts in (*attempts, "ba"):
         kills = Killer(chance.randrange(len(hosts)), chance.randrange(2, 6))
-        last = hosts == "ba"
-        outcomes = watch_ranks(_killed, hosts, str(tmp_path), hosts, during=None if last else kills)
+        during = None if hosts == "ba" else kills
+        outcomes = watch_ranks(_killed, hosts, str(tmp_path), hosts, every, during=during)
         started = [said[1] for o in outcomes for _, said in o.notes if said[0] == "resumed"]
         assert len(set(started)) <= 1
         resumed += started[:1]
@@ -211,7 +221,7 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(tmp_path: Pa
             for said in (said for _, said in outcome.notes if said[0] == "step"):
                 trained.setdefault(said[1], set()).update(said[2])
     assert all(("done",) in [said for _, said in o.notes] for o in outcomes), outcomes
-    assert max(resumed) > 0
+    assert max(resumed) > 0 or seed != 7  # each may have been killed before its first save
     seen = [number for step in sorted(trained) for number in trained[step]]
     assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
 
