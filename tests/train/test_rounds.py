@@ -194,17 +194,20 @@ def test_a_scheduler_follows_global_steps() -> None:
     pace = SchedulerPace(scheduler, data)
     before = scheduler.state_dict()
     data.is_in_loop = True
-    pace.set_rate(4, 8)
+    pace.begin_round(4, 8)  # the round before ends with the first call
     for _ in range(8):
         scheduler.step()
     assert (pace.made, optimizer.param_groups[0]["lr"]) == (4, 0.5**4)
-    pace.set_rate(4, 2)
+    pace.begin_round(4, 2)
     scheduler.step()
-    assert pace.made == 6
-    pace.catch_up(8)
+    scheduler.step()
+    assert pace.made == 8
+    pace.begin_round(4, 1)
+    scheduler.step()
+    pace.catch_up(12)
+    assert pace.made == 12
     data.is_in_loop = False
-    pace.set_rate(1, 100)
     scheduler.step()  # once an epoch: as ever
-    assert scheduler.last_epoch == 9
+    assert scheduler.last_epoch == 13
     assert scheduler.state_dict().keys() == before.keys()
     assert rounds.StepRounds(2).global_steps(1) is None

@@ -398,7 +398,7 @@ class OuterStep:
                     f"{told[0].counted_steps:g} of {told[0].steps:g}: all ranks say how many "
                     "samples they had, or none"
                 )
-        if self._rounds.is_uneven and self._knows_schedule:
+        if any(row.scheduled != told[0].scheduled for row in told):
             self._rounds.catch_up(max(int(row.scheduled) for row in told))
         elif any(row.settings != told[0].settings for row in told):
             raise self._settings.difference(

@@ -157,7 +157,7 @@ class DataRounds:
         self._sizes = self._cut(batches_of_step)
         self._data.end_round([host.batches for host in told], self._sizes)
         if self._pace is not None:
-            self._pace.set_rate(length, self._sizes.counts[self._host] // batches_of_step)
+            self._pace.begin_round(length, self._sizes.counts[self._host] // batches_of_step)
         return why
 
     def global_steps(self, steps: int) -> int | None:
@@ -175,43 +175,51 @@ class DataRounds:
 class SchedulerPace:
     """`scheduler.step()` in the pace of global steps, where a host makes more of them or fewer.
 
-    A loop calls it after each of its own steps; with `rate` global steps for so many of them, some
-    calls do nothing, or several steps. Between two loops (once an epoch) it is what it was.
+    A loop calls it after each of its own steps, so the last call of a round comes after the
+    exchange: that one is a step on every host. Of a round's other n - 1 calls some do nothing, or
+    several steps, so that G - 1 are made when hosts meet again, at the same place of the schedule.
+    Between two loops (once an epoch) it is what it was.
     """
 
     def __init__(self, scheduler: Any, data: Batches) -> None:
         self._scheduler, self._data = scheduler, data
         self.made = 0
         self._credit, self._all, self._own = 0, 1, 1
+        self._is_rounds_last = False  # the next call
+        self._last_call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
         plain: Any = type(scheduler)
         self._plain_step = plain.step
 
         def step(_: Any, *args: Any, **kwargs: Any) -> None:
-            self._called(*args, **kwargs)
+            self._last_call = args, kwargs
+            self._called()
 
         # A class and not an attribute: attributes are part of a scheduler's state.
         names = {"step": step, "__module__": plain.__module__}
         scheduler.__class__ = type(plain.__name__, (plain,), names)
 
-    def set_rate(self, global_steps: int, own_steps: int) -> None:
-        """So many global steps for so many of this host's."""
-        self._credit, self._all, self._own = 0, global_steps, own_steps
+    def begin_round(self, global_steps: int, own_steps: int) -> None:
+        """Hosts have met; the next round has so many steps, and so many of this host's."""
+        self._credit, self._all, self._own = 0, global_steps - 1, own_steps - 1
+        self._is_rounds_last = True
 
     def catch_up(self, made: int) -> None:
         """Step as often as another host has."""
         while self.made < made:
             self._step()
 
-    def _called(self, *args: Any, **kwargs: Any) -> None:
-        if not self._data.is_in_loop:
-            self._step(*args, **kwargs)
+    def _called(self) -> None:
+        if self._is_rounds_last or not self._data.is_in_loop:
+            self._is_rounds_last = False
+            self._step()
             return
         self._credit += self._all
-        while self._credit >= self._own:
+        while self._own > 0 and self._credit >= self._own:
             self._credit -= self._own
-            self._step(*args, **kwargs)
+            self._step()
 
-    def _step(self, *args: Any, **kwargs: Any) -> None:
+    def _step(self) -> None:
+        args, kwargs = self._last_call
         self._plain_step(self._scheduler, *args, **kwargs)
         self.made += 1
 

@@ -188,6 +188,12 @@ def test_the_rest_of_an_epoch_is_a_round_in_which_every_host_steps() -> None:
     assert [stretch.size for stretch in found.ranges] == [1, 0]
 
 
+def test_hosts_that_step_alike_do_so_to_the_end_of_an_epoch() -> None:
+    found = cut_round(24, 42, HostSizes((6, 2), (3, 3)))
+    assert [stretch.size for stretch in found.ranges] == [14, 4]
+    assert found.counts == (3, 3)
+
+
 def test_hosts_that_went_beyond_their_round_have_left_a_part_of_the_next() -> None:
     sizes = HostSizes((2, 2), (2, 2))
     settled = settle_rounds(0, 100, sizes, [3, 2])  # of 8 numbers each round: 0 has 0-4, 8-10

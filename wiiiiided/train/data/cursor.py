@@ -137,7 +137,7 @@ class RoundCursor(Cursor):
             after = places.after(settled.end, settled.left)
             self.committed = self.head = EpochPlace(epoch, after.begin, after)
         self.handed = self.trained = 0
-        return settled.is_epochs_last or tuple(made) == foreseen.counts
+        return tuple(made) == foreseen.counts
 
     def now(self) -> EpochPlace | None:
         """Where the loop that goes on is; None: at its end."""

@@ -6,7 +6,8 @@
 
 A round has as many samples as `length` global batches; hosts take them by their *counts*: batches
 of their own size. The rest of an epoch is a shorter round, in which every host has one batch at
-least, if only of a sample that does not count: all hosts exchange in the same rounds.
+least, if only of a sample that does not count: all hosts exchange in the same rounds. Hosts with
+equal counts have equal counts there too.
 
 A loop may have been stopped in the middle of a round (an exchange that a checkpoint asks for), or
 have gone beyond its end (accumulation: a step takes several batches, and the last one crossed the
@@ -63,7 +64,9 @@ def cut_round(position: int, end: int, sizes: HostSizes) -> HostRound:
         return HostRound(_between(cuts), sizes.counts, False)
     cuts = [position + cut for cut in split(left, len(samples), samples)]
     ranges = _between(cuts)
-    counts = (max(1, -(-r.size // b)) for r, b in zip(ranges, sizes.batches, strict=True))
+    counts = [max(1, -(-r.size // b)) for r, b in zip(ranges, sizes.batches, strict=True)]
+    if len(set(sizes.counts)) == 1:  # hosts that step alike do so to the end
+        counts = [max(counts)] * len(counts)
     return HostRound(ranges, tuple(counts), True)
 
 
