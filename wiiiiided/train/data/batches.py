@@ -390,7 +390,7 @@ class Batches:
     def _refuse(self) -> None:
         size, seed = self.batch_size, self.seed
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise UsageError(f'batch_size={size!r} is neither a whole number from 1 on nor "auto"')
+            raise UsageError(f'batch_size={size!r} is not a whole number from 1 on, nor "auto"')
         if not isinstance(seed, int) or not 0 <= seed < 1 << 64:
             raise UsageError(f"seed={seed!r} is not a whole number from 0 to 2**64")
         epochs = self.epochs
