@@ -140,9 +140,8 @@ class DataRounds:
 
         `may_differ`: learning rates follow a schedule that the run knows, or none.
         """
-        whole = sum(host.samples for host in told)
         batches_of_step = _batches_of_step(told)
-        self._done += max(1, round(whole / (self._data.batch_size * batches_of_step)))
+        self._done += self._steps_of_all(told, batches_of_step)
         why = ""
         if may_differ:
             why = self._balance.hear(
@@ -159,6 +158,13 @@ class DataRounds:
         if self._pace is not None:
             self._pace.begin_round(length, self._sizes.counts[self._host] // batches_of_step)
         return why
+
+    def _steps_of_all(self, told: Sequence[HostReport], batches_of_step: int) -> int:
+        """Of the round that is over: hosts' own where they are equal, else by samples."""
+        if len({host.steps for host in told}) == 1:
+            return max(1, told[0].steps)
+        whole = sum(host.samples for host in told)
+        return max(1, round(whole / (self._data.batch_size * batches_of_step)))
 
     def global_steps(self, steps: int) -> int | None:
         """How many steps all hosts together have made, where this one has made `steps` of a

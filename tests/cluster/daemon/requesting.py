@@ -165,6 +165,8 @@ class Coordinator:
     def start(self, number: int) -> None:
         attempt = self.job(number).attempt
         assert attempt is not None
+        for node in () if attempt.ordered else attempt.nodes:
+            self.report(e.WorkersPrepared, number, node, "3.11.7", "2.13.0", "0.1.0")
         for node in attempt.nodes:
             getattr(self, node).begin(number, attempt.number)
             self.report(e.WorkersStarted, number, node)

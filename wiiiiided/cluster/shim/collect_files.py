@@ -189,7 +189,7 @@ class _Steady:
         return data + b"\0" * (size - len(data))
 
 
-def main(directory: str, patterns: list[str], names: bool) -> int:
+def main(directory: str, patterns: list[str], names: bool = False) -> int:
     """`--tar DIR GLOB...`, `--names DIR GLOB...`: 0, or 1 with sentences on stderr."""
     if sentence := check(patterns):
         print(sentence, file=sys.stderr)
