@@ -42,7 +42,7 @@ def _made(me: Rank, schedule: bool, every: int = 4) -> tuple[Batches, nn.Module,
 def _trains(me: Rank, workers: int) -> tuple[Any, ...]:
     data, model, optimizer, scheduler, run = _made(me, True)
     seen, steps = [], 0
-    for _ in range(EPOCHS):
+    for _ in range(1 if workers else EPOCHS):  # workers are started for each
         for x, y, ids in data if not workers else data.loader(num_workers=workers):
             seen += ids.tolist()[: data.samples_of_step()]
             nn.functional.mse_loss(model(x), y).backward()
@@ -60,14 +60,15 @@ def _trains(me: Rank, workers: int) -> tuple[Any, ...]:
 def test_a_slow_host_makes_fewer_steps_and_every_sample_is_trained_once(workers: int) -> None:
     found = run_ranks(_trains, "ab", workers)
     fast, slow = found
-    assert sorted(fast[0] + slow[0]) == sorted([*range(LENGTH)] * EPOCHS)
+    epochs = 1 if workers else EPOCHS
+    assert sorted(fast[0] + slow[0]) == sorted([*range(LENGTH)] * epochs)
     assert fast[1] > slow[1]
     assert fast[2] == slow[2]  # the same bits: the loops ended in the same round
     assert abs(fast[3] / slow[3] - 1) < 0.01  # both followed global steps
     assert fast[4] == slow[4]
     assert fast[4][0] > fast[4][1]
     assert fast[5:] == slow[5:]
-    assert fast[6] == EPOCHS
+    assert fast[6] == epochs
 
 
 def _unknown_schedule(me: Rank) -> int:
