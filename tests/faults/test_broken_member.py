@@ -23,8 +23,8 @@ def send_nonsense(me: Rank, what: str) -> Any:
     dist.all_reduce(torch.ones(100_000))
     failure = failure_of(dist.barrier)  # rank 2 may be through it before the others are
     if me.rank == 2:
-        face: Any = dist.group.WORLD
-        group = face.engine_group
+        process_group: Any = dist.group.WORLD
+        group = process_group.engine_group
         m = group.membership
         nonsense = {
             "noise": b"\xaa" * 200,
@@ -72,8 +72,8 @@ def flood(me: Rank) -> Any:
     dist.barrier()
     together(me)
     if me.rank == 2:
-        face: Any = dist.group.WORLD
-        face.engine_group.mailbox._window[0] = 1 << 40  # it gives itself leave
+        process_group: Any = dist.group.WORLD
+        process_group.engine_group.mailbox._window[0] = 1 << 40  # it gives itself leave
         works = [dist.isend(torch.ones(4000), 0) for _ in range(80)]
         del works
     return failure_of(dist.all_reduce, torch.ones(LARGE))

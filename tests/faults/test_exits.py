@@ -144,8 +144,8 @@ def test_a_rank_that_goes_while_others_need_it_is_named_by_all(
 
 def reach_when_it_waits() -> None:
     """A thread beside the call: interrupted before it, the call would never have begun."""
-    face: Any = dist.group.WORLD
-    group = face.engine_group
+    process_group: Any = dist.group.WORLD
+    group = process_group.engine_group
     wait_until(lambda: bool(group.queue or group.driver.messages), PATIENCE_S, "it waits")
     reach(1)
 

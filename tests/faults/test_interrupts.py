@@ -90,10 +90,10 @@ def test_everything_queued_behind_a_mismatch_fails_however_much_it_is() -> None:
 def _give_up_a_send(me: Rank) -> float:
     """Rank 0 offers a message, gives up, and sends another: the receiver gets the other."""
     if me.rank == 0:
-        face = dist.group.WORLD
-        assert face is not None
-        lost = face.send([torch.zeros(100_000)], 1, 7)
-        group = face.engine_group  # type: ignore[attr-defined]
+        process_group = dist.group.WORLD
+        assert process_group is not None
+        lost = process_group.send([torch.zeros(100_000)], 1, 7)
+        group = process_group.engine_group  # type: ignore[attr-defined]
         wait_until(lambda: lost._op.begun_ns > 0, 30, "the message is offered")
         group.loop.call(lambda: group.give_up(lost._op))
         try:

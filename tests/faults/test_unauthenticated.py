@@ -86,8 +86,8 @@ def unix_target(me: Rank) -> UnixTarget:
 
 def tcp_target(me: Rank) -> TcpTarget:
     """Where this rank listens, and for which group."""
-    face: Any = dist.group.WORLD
-    group = face.engine_group
+    process_group: Any = dist.group.WORLD
+    group = process_group.engine_group
     membership, mesh = group.membership, group.process.mesh
     (listener,) = [one for one in connections_of(os.getpid()) if not one.theirs]
     peer = group.links[1 - me.rank].peer

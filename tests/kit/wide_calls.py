@@ -176,7 +176,7 @@ def build_all_reduce(circle: Circle, chance: random.Random) -> Exchange:
 
 
 def build_ready_all_reduce(circle: Circle, chance: random.Random) -> Exchange:
-    """A small one, as the face of the backend calls it: made ready, then called."""
+    """A small one, as the process group calls it: made ready, then called."""
     dtype = some_dtype(chance)
     op = some_reduction(chance, dtype, circle.size)
     xs = inputs(circle, chance, chance.randint(0, SMALL // dtype.itemsize), dtype)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.metrics.samples import sample
-from wiiiiided.domain.metrics import TrainingFigures
+from wiiiiided.domain.metrics import TrainingMetrics
 from wiiiiided.metrics.step_spread import ADVICE, StepsFinder, sentence
 
 NODES = {0: "a", 1: "b", 2: "b"}
@@ -75,7 +75,7 @@ def test_hosts_that_make_unequal_steps_by_design_are_not_compared() -> None:
         return (10 + (rank == 0)) * t + 100 * rank  # so alike that it could be one pace
 
     assert run(120, steps).why
-    assert run(120, steps, training=TrainingFigures(own_steps=True)).why is None
+    assert run(120, steps, training=TrainingMetrics(own_steps=True)).why is None
 
 
 def test_of_a_rank_that_says_no_step_or_one_for_ever_nothing_can_be_told() -> None:

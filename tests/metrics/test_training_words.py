@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from wiiiiided.domain.metrics import TrainingFigures
+from wiiiiided.domain.metrics import TrainingMetrics
 from wiiiiided.metrics.training_words import (
     LISTED,
-    RankFigures,
+    RankTraining,
     batch_words,
     rounds_words,
     shares_words,
@@ -17,10 +17,10 @@ from wiiiiided.metrics.training_words import (
 )
 
 
-def ranks(nodes: str, shares: tuple[float, ...] = (), **told: Any) -> list[RankFigures]:
+def ranks(nodes: str, shares: tuple[float, ...] = (), **told: Any) -> list[RankTraining]:
     """One rank for each letter."""
     return [
-        RankFigures(rank, node, TrainingFigures(**told, share=shares[rank] if shares else None))
+        RankTraining(rank, node, TrainingMetrics(**told, share=shares[rank] if shares else None))
         for rank, node in enumerate(nodes)
     ]
 
@@ -61,7 +61,7 @@ def test_of_many_the_least_and_the_most_are_said() -> None:
 def test_parts_that_the_script_does_not_take_are_said() -> None:
     even = ranks("ab", (0.5, 0.5), speed_spread=3.0, balance_gain=1.0)
     wanted = [
-        one._replace(told=TrainingFigures(share=0.5, speed_spread=3.0, wanted_share=part))
+        one._replace(told=TrainingMetrics(share=0.5, speed_spread=3.0, wanted_share=part))
         for one, part in zip(even, (0.75, 0.25), strict=True)
     ]
     assert shares_words(wanted) == (
@@ -74,7 +74,7 @@ def test_rounds_of_hosts_that_make_unequal_steps_are_listed() -> None:
         "hosts exchange every 16 steps and compute 93 % of the time"
     )
     uneven = [
-        RankFigures(at, node, TrainingFigures(round_steps=steps, round_compute=0.9))
+        RankTraining(at, node, TrainingMetrics(round_steps=steps, round_compute=0.9))
         for at, (node, steps) in enumerate((("a", 1600.0), ("b", 5.0)))
     ]
     assert rounds_words(uneven) == (

@@ -98,8 +98,8 @@ def _trains(me: Rank, clips: bool) -> tuple[float, ...]:
         optimizer.step()
         optimizer.zero_grad()
     assert run.share == run.shares[me.rank]
-    told = stats_page().words[stats.FIGURES_AT : stats.WORDS].cast("B").cast("d").tolist()
-    found = dict(zip(stats.FIGURES, told, strict=True))
+    told = stats_page().words[stats.TRAINING_AT : stats.WORDS].cast("B").cast("d").tolist()
+    found = dict(zip(stats.TRAINING_METRICS, told, strict=True))
     assert found["share"] == 1 / 3  # which it had, whatever it should take
     assert found["wanted_share"] == run.share
     assert found["speed_spread"] > 1

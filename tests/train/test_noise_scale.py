@@ -78,12 +78,12 @@ def _trains(me: Rank, every: int, clips: bool, small: bool) -> float:
         optimizer.zero_grad()
     found = run.noise_scale
     assert found is not None
-    told = stats_page().words[stats.FIGURES_AT : stats.WORDS].cast("B").cast("d").tolist()
-    assert told[stats.FIGURES.index("noise_scale")] == found
+    told = stats_page().words[stats.TRAINING_AT : stats.WORDS].cast("B").cast("d").tolist()
+    assert told[stats.TRAINING_METRICS.index("noise_scale")] == found
     rounds = {"round_steps": 4.0, "share": 1 / 4} if every > 1 else {}
     for name in ("round_steps", "share"):
-        assert told[stats.FIGURES.index(name)] == rounds.get(name, 0.0)
-    assert (0 < told[stats.FIGURES.index("round_compute")] < 1) == (every > 1)
+        assert told[stats.TRAINING_METRICS.index(name)] == rounds.get(name, 0.0)
+    assert (0 < told[stats.TRAINING_METRICS.index("round_compute")] < 1) == (every > 1)
     return found
 
 

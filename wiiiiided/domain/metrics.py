@@ -20,7 +20,7 @@ METRICS = 8  # of a job
 Metrics = dict[str, float | None]  # by name, eight at most; None: not a finite number
 
 
-class TrainingFigures(msgspec.Struct, frozen=True, omit_defaults=True):
+class TrainingMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
     """What `wide.parallel` measures of a run and a rank tells, as far as it is known."""
 
     noise_scale: float | None = None  # the batch that gradients want, in samples
@@ -65,7 +65,7 @@ class RankSample(msgspec.Struct, frozen=True):
     cpu: float | None = None  # cores that the rank's processes use
     cpu_s: float | None = None  # processor seconds they have used so far
     metrics: Metrics = {}  # what else the script reports
-    training: TrainingFigures = TrainingFigures()
+    training: TrainingMetrics = TrainingMetrics()
 
 
 class Rates(msgspec.Struct, frozen=True):
@@ -116,7 +116,7 @@ class RankNow(msgspec.Struct, frozen=True):
     cpu: float | None = None  # cores in use
     metrics: Metrics = {}
     waits_for: int | None = None  # the peer it waited for longest of late; None: for no rank
-    training: TrainingFigures = TrainingFigures()
+    training: TrainingMetrics = TrainingMetrics()
 
 
 class JobNow(msgspec.Struct, frozen=True):

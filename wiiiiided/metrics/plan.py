@@ -166,7 +166,7 @@ def _ways(probe: TrialMeasures) -> Iterator[_TrainingWay]:
 
 
 def _row(probe: TrialMeasures, nodes: tuple[str, ...], way: _TrainingWay) -> PlanRow | None:
-    """None: it would be every step after all, or one machine, which has a row."""
+    """A row of the table; None if it equals every step or a single machine, which have rows."""
     every = _every(probe, nodes, way)
     if len(nodes) == 1 or (way.seldom and every == 1):
         return None
@@ -270,7 +270,7 @@ def start_length(plan: KeptPlan, machines: int, gradients: str) -> int | None:
 
 
 def _fits(row: PlanRow, every: int | str) -> bool:
-    """Of a number of steps a row with another is no measure; "auto" is any but every step."""
+    """Whether a row applies to this `every`; "auto" takes any number above 1."""
     return row.every > 1 if every == "auto" else row.every == every
 
 

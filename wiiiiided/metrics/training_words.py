@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from wiiiiided.domain.metrics import TrainingFigures
+from wiiiiided.domain.metrics import TrainingMetrics
 
 LISTED: Final = 6  # shares; of more the least and the most
 EVEN: Final = 1.05  # the most to the least share, that are called even
@@ -18,16 +18,16 @@ NOTABLE: Final = 0.02  # of a step's time, that balancing must change
 OTHER: Final = 0.1  # of a share, by which a rank takes another than `run.share` says
 
 
-class RankFigures(NamedTuple):
+class RankTraining(NamedTuple):
     """What one rank tells."""
 
     rank: int
     node: str
-    told: TrainingFigures
+    told: TrainingMetrics
 
 
 def training_facts(
-    ranks: Sequence[RankFigures], samples: float | None = None
+    ranks: Sequence[RankTraining], samples: float | None = None
 ) -> Iterator[tuple[str, str]]:
     """A name and a sentence for each that is known; `samples` are those of a step of all ranks."""
     for name, text in (
@@ -39,7 +39,7 @@ def training_facts(
             yield name, text
 
 
-def batch_words(ranks: Sequence[RankFigures], samples: float | None = None) -> str:
+def batch_words(ranks: Sequence[RankTraining], samples: float | None = None) -> str:
     """The batch that gradients want, beside the one that there is."""
     scale, batches = _mean(ranks, "noise_scale"), _mean(ranks, "noise_batches")
     if scale is None and batches is not None:
@@ -50,7 +50,7 @@ def batch_words(ranks: Sequence[RankFigures], samples: float | None = None) -> s
     return f"about {_about(scale)} samples a step are worth it (gradient noise scale){has}"
 
 
-def shares_words(ranks: Sequence[RankFigures]) -> str:
+def shares_words(ranks: Sequence[RankTraining]) -> str:
     """What part each host, or each rank of one, has of all samples; and what that gains."""
     taken = _parts(ranks, "share")
     if len(taken) < 2:
@@ -69,7 +69,7 @@ def shares_words(ranks: Sequence[RankFigures]) -> str:
     return text
 
 
-def rounds_words(ranks: Sequence[RankFigures]) -> str:
+def rounds_words(ranks: Sequence[RankTraining]) -> str:
     """How often hosts exchange, and how much of the time that leaves for computing."""
     told = ((one.node, one.told.round_steps) for one in ranks)
     steps = {node: many for node, many in told if many is not None}
@@ -85,7 +85,7 @@ def rounds_words(ranks: Sequence[RankFigures]) -> str:
     return f"hosts exchange every {every} and compute {100 * compute:.0f} % of the time"
 
 
-def _parts(ranks: Sequence[RankFigures], name: str) -> dict[str, float]:
+def _parts(ranks: Sequence[RankTraining], name: str) -> dict[str, float]:
     """By node; where there is one, by rank."""
     found: dict[str, float] = {}
     alone = len({one.node for one in ranks}) < 2
@@ -105,7 +105,7 @@ def _listed(parts: Mapping[str, float]) -> str:
     return ", ".join(f"{name} {100 * part:.2g} %" for name, part in parts.items())
 
 
-def _mean(ranks: Sequence[RankFigures], name: str) -> float | None:
+def _mean(ranks: Sequence[RankTraining], name: str) -> float | None:
     told = [value for one in ranks if (value := getattr(one.told, name)) is not None]
     return sum(told) / len(told) if told else None
 

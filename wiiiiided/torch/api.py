@@ -53,7 +53,7 @@ def shared_empty(
     After an operation on such tensors has failed, a peer that was only stopped may still write to
     them when it goes on: make new ones.
     """
-    face = _ours(group, "shared_empty")
+    process_group = _ours(group, "shared_empty")
     dtype = torch.get_default_dtype() if dtype is None else dtype
     sizes = [shape] if isinstance(shape, int) else list(shape)
     if any(size < 0 for size in sizes):
@@ -61,7 +61,7 @@ def shared_empty(
     nbytes = math.prod(sizes) * dtype.itemsize
     call = CallSignature.of(f"shared_empty of {sizes} elements of {dtype_name(dtype)}")
     made: list[Array] = []
-    inner = face.engine_group
+    inner = process_group.engine_group
     op = Operation(inner, "shared_empty", nbytes, inner.team.shared.make(call, nbytes, made))
     problem = inner.problem()
     if problem is not None:
@@ -98,7 +98,7 @@ def parallel(
     folder, each host writes its whole state there, by time or every so many steps, and the `keep`
     newest stay; `run.resume()` goes on from them: docs/data.md. docs/training.md has the rest.
     """
-    face = _ours(group, "parallel")
+    process_group = _ours(group, "parallel")
     if not isinstance(between, Between | None):
         raise UsageError(
             f'between={between!r} is no wide.Between: write between=wide.Between(gradients="int8")'
@@ -106,14 +106,14 @@ def parallel(
     if between is not None:
         notes.fixed = str(between)
     else:  # what the job file says, if it matters here
-        config = face.engine_group.driver.config
+        config = process_group.engine_group.driver.config
         between = Between.default(config.gradients, config.every)
-        if face.engine_group.wide is None:
+        if process_group.engine_group.wide is None:
             between = Between()
     policy = None if save is None else SavePolicy(save, save_every, keep)
     loop = TrainingLoop(data, scheduler, policy)
     how = Updates(updates, staleness)
-    run = Parallel(model, optimizer, face, face.engine_group, how, between, loop)
+    run = Parallel(model, optimizer, process_group, process_group.engine_group, how, between, loop)
     notes.run = weakref.ref(run)
     return run
 
@@ -148,8 +148,8 @@ def shared_dataset(
         )
     if group is None and not dist.is_initialized():
         return build_alone(make)
-    face = _ours(group, "shared_dataset")
-    return build_together(make, face, face.engine_group)
+    process_group = _ours(group, "shared_dataset")
+    return build_together(make, process_group, process_group.engine_group)
 
 
 def save(
@@ -190,8 +190,8 @@ def _one_file(path: Any, group: dist.ProcessGroup | None, name: str) -> OneFile:
         raise UsageError(f"wide.{name}({path!r}): the first argument is a path")
     if group is None and not dist.is_initialized():
         return OneFile(Path(path), FileExchange(None, None))
-    face = _ours(group, name)
-    return OneFile(Path(path), FileExchange(face, face.engine_group))
+    process_group = _ours(group, name)
+    return OneFile(Path(path), FileExchange(process_group, process_group.engine_group))
 
 
 def monitored_barrier(
@@ -234,7 +234,7 @@ def progress(
     samples: int | None = None,
     metrics: Mapping[str, float | torch.Tensor] | None = None,
 ) -> None:
-    """Tell whoever watches this process how far it is: `wiiiiide top` and the report show it.
+    """Report how far this process is, for `wiiiiide top` and the report.
 
     `total` is how many steps there will be, `samples` how many this rank has worked through since
     the last call, `loss` anything float() takes. `metrics` are up to eight numbers more, by name:

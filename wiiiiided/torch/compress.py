@@ -40,9 +40,9 @@ class CompressedGradients:
 
     def __init__(self, model: DistributedDataParallel, gradients: str | None) -> None:
         """None: what the job file says."""
-        face = _face(model)
+        process_group = _process_group(model)
         if gradients is None:
-            gradients = face.engine_group.driver.config.gradients or EXACT
+            gradients = process_group.engine_group.driver.config.gradients or EXACT
         self._codec = by_name(gradients)
         if model._comm_hooks:
             raise UsageError(
@@ -54,20 +54,20 @@ class CompressedGradients:
         named = [(n, p) for n, p in model.module.named_parameters() if p.requires_grad]
         self._names = [name for name, _ in named]
         self._numbers = {id(p): i for i, (_, p) in enumerate(named)}
-        _agree(face, gradients)
-        self._enter(face)
-        if self._residuals is None and self._codec is not None and face.rank() == 0:
+        _agree(process_group, gradients)
+        self._enter(process_group)
+        if self._residuals is None and self._codec is not None and process_group.rank() == 0:
             log.warn(
-                face.engine_group.who,
+                process_group.engine_group.who,
                 f'compress_gradients(model, "{gradients}") does nothing: all ranks are on one host',
             )
         if self._residuals is not None:
             # No annotations: DDP would want the classes themselves, and ours are strings.
             model.register_comm_hook(self, lambda state, bucket: state.average(bucket))
 
-    def _enter(self, face: WiiiiideProcessGroup) -> None:
+    def _enter(self, process_group: WiiiiideProcessGroup) -> None:
         """A group whose residuals begin at zero. A collective call."""
-        self._face, group = face, face.engine_group
+        self._process_group, group = process_group, process_group.engine_group
         self._residuals: Residuals | None = None
         self._combine = combiner("AVG", torch.float32, group.size)
         model = self._model()
@@ -81,18 +81,18 @@ class CompressedGradients:
     def average(self, bucket: Any) -> Any:
         """A future of the bucket's average over all ranks."""
         model = self._model()
-        if model is not None and model.process_group is not self._face:
-            self._enter(_face(model))
+        if model is not None and model.process_group is not self._process_group:
+            self._enter(_process_group(model))
         buffer = bucket.buffer()
         if self._residuals is None or self._codec is None or buffer.dtype is torch.float64:
-            work = dist.all_reduce(buffer, dist.ReduceOp.AVG, self._face, async_op=True)
+            work = dist.all_reduce(buffer, dist.ReduceOp.AVG, self._process_group, async_op=True)
             return work.get_future().then(_only)
         # Half precision is rounded once, at the end.
         single = buffer.float()
         stretches = _stretches(bucket.parameters(), self._numbers, self._residuals)
         text = f"compressed gradients of {single.numel()} elements, {self._codec.name}"
         plan = coded_all_reduce(
-            self._face.engine_group,
+            self._process_group.engine_group,
             CallSignature.of(text),
             carrier(single),
             self._combine,
@@ -102,7 +102,7 @@ class CompressedGradients:
         copy_backs = [] if single is buffer else [lambda: buffer.copy_(single)]
         nbytes = single.numel() * 4
         return (
-            self._face.begin("all_reduce", nbytes, plan, [buffer], copy_backs)
+            self._process_group.begin("all_reduce", nbytes, plan, [buffer], copy_backs)
             .get_future()
             .then(_only)
         )
@@ -112,7 +112,7 @@ class CompressedGradients:
     def state_dict(self) -> dict[str, Any]:
         """This host's residuals, by parameter. Any rank gives out all of its host."""
         if self._residuals is None:
-            return HostNumber.of(self._face.engine_group).state({})
+            return HostNumber.of(self._process_group.engine_group).state({})
         return self._residuals.state_dict()
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
@@ -170,7 +170,7 @@ def _only(future: Any) -> torch.Tensor:
     return tensor
 
 
-def _face(model: DistributedDataParallel) -> WiiiiideProcessGroup:
+def _process_group(model: DistributedDataParallel) -> WiiiiideProcessGroup:
     if not isinstance(model, DistributedDataParallel):
         raise UsageError(
             f"compress_gradients takes a model in DistributedDataParallel, not a "
@@ -184,8 +184,8 @@ def _face(model: DistributedDataParallel) -> WiiiiideProcessGroup:
     return model.process_group
 
 
-def _agree(face: WiiiiideProcessGroup, gradients: str) -> None:
-    said = tell_all(face, gradients)
+def _agree(process_group: WiiiiideProcessGroup, gradients: str) -> None:
+    said = tell_all(process_group, gradients)
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
             raise Mismatch(

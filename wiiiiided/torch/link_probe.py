@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import carrier, combiner
 from wiiiiided.config import node_index
 from wiiiiided.domain.plan import CODECS, EXACT, PairLine, spell
+from wiiiiided.torch.process_group import WiiiiideProcessGroup
 
 _SMALL, _FIRST, _MOST = 256, 1 << 14, 1 << 26  # elements
 _TRIPS: Final = 3  # meetings of a step: records, the exchange, the end
@@ -48,13 +49,12 @@ class _NoResiduals:
 class PairTimer:
     """Times averages of the ranks of two machines. All of them make the same calls."""
 
-    def __init__(self, group: Any, budget_s: float) -> None:
-        self._group, self._face = group, group
-        self._inner = self._face.engine_group
+    def __init__(self, group: WiiiiideProcessGroup, budget_s: float) -> None:
+        self._group, self._inner = group, group.engine_group
         self._budget_s = budget_s
 
     def line(self, a: int, b: int, most: int) -> PairLine:
-        """Of gradients with up to `most` elements."""
+        """Time one pair of machines, with up to `most` elements."""
         self._seconds(EXACT, _SMALL)  # connections and caches
         small_s = statistics.median(self._seconds(EXACT, _SMALL) for _ in range(9))
         byte_s = {codec: self._byte_s(codec, most, small_s) for codec in CODECS}
@@ -74,7 +74,7 @@ class PairTimer:
         return max(taken_s - small_s, 0.05 * taken_s) / (4 * count)
 
     def _seconds(self, codec: str, count: int) -> float:
-        """One average: of the slowest rank, so that all go on alike."""
+        """Seconds of one average: the slowest rank's, the same on all ranks."""
         values = torch.randn(count)
         dist.barrier(self._group)
         begun = time.monotonic()
@@ -92,7 +92,7 @@ class PairTimer:
         combine = combiner("AVG", torch.float32, self._inner.size)
         array = carrier(values)
         plan = coded_all_reduce(self._inner, call, array, combine, coder, _NoResiduals())
-        self._face.begin("all_reduce", array.nbytes, plan, [values], []).wait()
+        self._group.begin("all_reduce", array.nbytes, plan, [values], []).wait()
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
@@ -127,6 +127,7 @@ def run(gradient_bytes: int, budget_s: float) -> None:
             ranks = sorted(members[a] + members[b])
             if rank in ranks:
                 group = dist.new_group(ranks, use_local_synchronization=True)
+                assert isinstance(group, WiiiiideProcessGroup)
                 line = PairTimer(group, budget_s / len(turns)).line(a, b, most)
                 if rank == ranks[0]:
                     sys.stderr.write(spell(line) + "\n")

@@ -102,7 +102,7 @@ class StepProbe:
             self._say(spell(self._find()))
 
     def end(self) -> None:
-        """The script ends by itself: what was seen of it has to do."""
+        """The script has ended: report the steps measured so far."""
         if len(self._times) >= 3:
             self._say(spell(self._find()))
 
@@ -146,7 +146,7 @@ class StepProbe:
 
 
 def usual(times: list[float]) -> float:
-    """The mean of steps, without those that were no steps alone."""
+    """The mean step time without outliers."""
     most = _OUTLIER * statistics.median(times)
     return statistics.fmean(taken for taken in times if taken <= most)
 
@@ -164,7 +164,7 @@ def batch_of(values: Iterable[Any]) -> float:
 
 
 def reported_samples() -> int:
-    """That the script, or wide.parallel in its place, has reported so far."""
+    """Samples reported so far, by the script or by wide.parallel."""
     words = stats_page().words
     return int(words[stats.SAMPLES]) if words[stats.GIVEN] & stats.GAVE_SAMPLES else 0
 

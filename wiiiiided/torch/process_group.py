@@ -447,7 +447,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
     @property
     def engine_group(self) -> Group:
-        """The group behind this face, for `shared_empty` and tests."""
+        """The engine group behind this one, for `shared_empty` and tests."""
         return self._group
 
     def shutdown(self) -> None:

@@ -55,7 +55,7 @@ class AsyncStep:
         mine = [] if self._place else enumerate(shared.parameters)
         pieces = [Piece(ParameterPart(i, 0, p.numel()), p, True) for i, p in mine]
         self._state = SharedState(
-            shared.group, shared.face, shared.optimizer, shared.parameters, pieces, False
+            shared.group, shared.process_group, shared.optimizer, shared.parameters, pieces, False
         )
         self._has_begun = False
         self._states = 0  # parameters with state at the last look

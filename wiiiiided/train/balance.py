@@ -53,7 +53,7 @@ class StepClock:
         self._waited_s = 0.0
 
     def arrive(self) -> None:
-        """This rank has its gradients; what it does from here on it does with the others."""
+        """Gradients are ready: this rank's own time of the step ends here."""
         if self._arrived is None:
             self._arrived = time.monotonic()
 
@@ -142,5 +142,5 @@ def _shares(speeds: Sequence[float], least: float) -> tuple[float, ...]:
 
 
 def _whole_s(shares: Sequence[float], speeds: Sequence[float]) -> float:
-    """What the slowest one needs for its part of a whole of one sample."""
+    """Seconds the slowest rank takes for its share of one sample."""
     return max(share / speed for share, speed in zip(shares, speeds, strict=True))

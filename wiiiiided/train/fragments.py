@@ -197,7 +197,7 @@ class Fragments:
     # -- exchanges ----
 
     def send(self, fragment: Fragment, weight: float, exact: bool) -> None:
-        """Begin to add up what all hosts have; nothing is under way."""
+        """Begin the sum of a fragment over all hosts; no other may be under way."""
         assert self._flight is None
         fragment.fill_delta(weight, keep=True)
         problem = self._group.problem()
@@ -208,7 +208,7 @@ class Fragments:
         self._group.loop.submit(op)
 
     def exchange(self, fragment: Fragment, weight: float, exact: bool) -> None:
-        """Add up what all hosts have, at once; nothing is under way."""
+        """Sum a fragment over all hosts, and wait for it; no other may be under way."""
         assert self._flight is None
         fragment.fill_delta(weight, keep=False)
         begun = time.monotonic()
@@ -228,7 +228,7 @@ class Fragments:
         self._arrived[self._group.team.rank] = number
 
     def arrive(self) -> Fragment | None:
-        """What was under way, once it is there; None: nothing was."""
+        """Wait for the fragment that is under way, and return it; None: there is none."""
         if self._flight is None:
             return None
         begun = time.monotonic()
@@ -240,7 +240,7 @@ class Fragments:
     # -- saving and loading what is under way ----
 
     def state(self) -> dict[str, object] | None:
-        """What has come and is not applied yet, of the whole host; None: nothing is under way."""
+        """The fragment under way, with the parts of all ranks of this host; None: there is none."""
         if self._flight is None:
             return None
         self._flight.wait()
@@ -250,7 +250,7 @@ class Fragments:
         return {"fragment": self._flight.fragment.number, "mean": mean, "sent": sent}
 
     def _wait_for_host(self) -> None:
-        """Until the other ranks' parts have come: their own threads see to that."""
+        """Wait until every rank of this host has its part of the exchange."""
         group, until = self._group, time.monotonic() + self._group.timeout_s
         while int(self._arrived.min()) < self._number:
             rank = group.team.ranks[int(self._arrived.argmin())]

@@ -99,7 +99,7 @@ class GradientStore:
     def __init__(
         self,
         memory: HostMemory,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
         parameters: Sequence[torch.Tensor],
         names: Sequence[str],
@@ -108,7 +108,7 @@ class GradientStore:
         when_left_out: Callable[[], None] = lambda: None,
     ) -> None:
         """`when_left_out`: called on every rank before GradScaler leaves out a step."""
-        self._memory, self._face, self._group = memory, face, group
+        self._memory, self._process_group, self._group = memory, process_group, group
         self.when_left_out = when_left_out
         self._parameters, self._names, self._layout = parameters, names, layout
         me, places = memory.place, range(memory.places)
@@ -123,7 +123,7 @@ class GradientStore:
         self._held: list[torch.Tensor | None] = [None] * len(parameters)
         dtypes = {p.dtype for p in parameters}
         self._combine: dict[torch.dtype, Combine] = {
-            dtype: combiner("AVG", dtype, face.size()) for dtype in dtypes
+            dtype: combiner("AVG", dtype, process_group.size()) for dtype in dtypes
         }
         # By which parameters have gradients: training repeats itself, and a step of a small
         # network has no time to make views anew.
@@ -146,9 +146,9 @@ class GradientStore:
         # What stands in a parameter's `grad` between backward and step.
         self._staged = [self._staged_slot(i) for i in range(len(parameters))]
         self.pending: list[UnaveragedGradient] = [
-            ScatteredGradient(self, i, parameters[i], face)
+            ScatteredGradient(self, i, parameters[i], process_group)
             if slot is None
-            else StagedGradient(self, i, slot, face)
+            else StagedGradient(self, i, slot, process_group)
             for i, slot in enumerate(self._staged)
         ]
 
@@ -357,7 +357,7 @@ class GradientStore:
                 else [_stretch(row, at, part.count, dtype) for row in self._rows]
             )
             chosen = [
-                (row, 1 / self._face.size() if weights is None else weights[rank])
+                (row, 1 / self._process_group.size() if weights is None else weights[rank])
                 for row, rank, presence in zip(rows, ranks, here, strict=True)
                 if presence[part.parameter]
             ]

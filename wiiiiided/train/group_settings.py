@@ -21,8 +21,8 @@ from wiiiiided.train.agreement import tell_all
 class GroupSettings:
     """What can be told in words of one optimizer's groups."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, face: dist.ProcessGroup) -> None:
-        self._optimizer, self._face = optimizer, face
+    def __init__(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup) -> None:
+        self._optimizer, self._process_group = optimizer, process_group
         self._known: list[tuple[Any, ...]] = []
         self._fixed = False  # all known values are of kinds that cannot change in place
         self._digest = 0
@@ -56,7 +56,7 @@ class GroupSettings:
             "rank's own loss? give all ranks the average)"
         )
         mine = [f"{k}={v!r}" for settings in self._told() for k, v in settings.items()]
-        texts = tell_all(self._face, "\n".join(mine))
+        texts = tell_all(self._process_group, "\n".join(mine))
         first = texts[0].split("\n")
         for rank, text in enumerate(texts):
             for line, other in zip(first, text.split("\n"), strict=False):
@@ -68,7 +68,7 @@ class GroupSettings:
 
     def take(self, source: int) -> None:
         """One rank alone has loaded the optimizer: its settings for all. A collective call."""
-        theirs = json.loads(tell_all(self._face, json.dumps(self._told()))[source])
+        theirs = json.loads(tell_all(self._process_group, json.dumps(self._told()))[source])
         for group, settings in zip(self._optimizer.param_groups, theirs, strict=True):
             for key, value in settings.items():
                 if isinstance(group.get(key), torch.Tensor):

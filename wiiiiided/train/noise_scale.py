@@ -40,7 +40,7 @@ class BatchSizes(NamedTuple):
 
     @classmethod
     def of(cls, samples: Sequence[float]) -> BatchSizes | None:
-        """None: a rank has none, and its gradient says nothing."""
+        """None: a rank has no samples, and its gradient says nothing."""
         if min(samples) <= 0:
             return None
         return cls(sum(1 / count for count in samples) / len(samples), sum(samples))

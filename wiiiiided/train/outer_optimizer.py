@@ -41,21 +41,23 @@ class OuterOptimizer:
         make: Outer | None,
         fragments: Sequence[Fragment],
         shared: SharedModel,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
     ) -> None:
-        """`face`: of all hosts. A collective call."""
+        """`process_group`: of all hosts. A collective call."""
         self._fragments, self._follows = fragments, make is None
         wholes: list[torch.Tensor] = [fragment.whole for fragment in fragments]
         self._own = torch.optim.SGD(wholes, lr=1.0) if make is None else make(wholes)
-        self._check(face)
+        self._check(process_group)
         pieces = [
             Piece(ParameterPart(f.number, *f.share), f.anchor, f.share.begin == 0)
             for f in fragments
             if f.share.size
         ]
-        self._state = SharedState(shared.group, shared.face, self._own, wholes, pieces, True)
+        self._state = SharedState(
+            shared.group, shared.process_group, self._own, wholes, pieces, True
+        )
 
-    def _check(self, face: dist.ProcessGroup) -> None:
+    def _check(self, process_group: dist.ProcessGroup) -> None:
         if type(self._own) not in ELEMENTWISE:
             raise UsageError(
                 f"outer makes a {type(self._own).__name__}, which does not treat each element by "
@@ -67,8 +69,8 @@ class OuterOptimizer:
                 "weights in one tensor (one for each fragment): write outer=lambda parameters: "
                 "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
             )
-        settings = GroupSettings(self._own, face)
-        told = gather(face, torch.tensor([settings.digest()])).flatten().tolist()
+        settings = GroupSettings(self._own, process_group)
+        told = gather(process_group, torch.tensor([settings.digest()])).flatten().tolist()
         if len(set(told)) > 1:
             raise settings.difference()
 

@@ -55,22 +55,22 @@ from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.round_length import RoundTimes, first_length, next_length, shape_of
 from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
-from wiiiiided.train.run_figures import tell_own_steps, tell_round
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.side_groups import side_group
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.training_metrics import tell_own_steps, tell_round
 
 _EXCHANGED: Final = CallSignature.of("weights of other hosts")
 _WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
 
 
-def spread_model(model: torch.nn.Module, face: dist.ProcessGroup) -> None:
+def spread_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> None:
     """Rank 0's parameters and buffers to all ranks. A collective call."""
-    source = dist.get_global_rank(face, 0)
+    source = dist.get_global_rank(process_group, 0)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel():
-            dist.broadcast(tensor.detach(), source, face)
+            dist.broadcast(tensor.detach(), source, process_group)
 
 
 class _RoundReport(NamedTuple):
@@ -109,16 +109,21 @@ class OuterStep:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
         between: Between,
         loop: TrainingLoop,
     ) -> None:
         """A collective call. All hosts have the same weights."""
-        self._model, self._face, self._group, self._between = model, face, group, between
+        self._model, self._process_group, self._group, self._between = (
+            model,
+            process_group,
+            group,
+            between,
+        )
         assert group.wide is not None
         self._wide = group.wide
-        host = side_group(self, face, group.team.ranks, group)
+        host = side_group(self, process_group, group.team.ranks, group)
         shared = self.shared = SharedModel(
             model, optimizer, host, host.engine_group, Between(), self._left_out
         )
@@ -138,8 +143,8 @@ class OuterStep:
             *(self._link_group(), shared.parameters, self._anchor),
             *(between.fragments, self.residuals, codec),
         )
-        self._outer = OuterOptimizer(between.outer, self._fragments.all, shared, face)
-        self._settings = GroupSettings(optimizer, face)
+        self._outer = OuterOptimizer(between.outer, self._fragments.all, shared, process_group)
+        self._settings = GroupSettings(optimizer, process_group)
         self._first_settings = self._settings.digest()
         self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
@@ -152,10 +157,10 @@ class OuterStep:
         meet(group, _WRITTEN)
 
     def _link_group(self) -> Group:
-        """The group of what is under way: a program's own operations do not queue up behind it."""
+        """The group of fragments under way: a program's own operations do not queue behind them."""
         if self._between.fragments == 1:
             return self._group
-        made = side_group(self, self._face, range(self._face.size()), self._group)
+        made = side_group(self, self._process_group, range(self._process_group.size()), self._group)
         group: Group = made.engine_group
         return group
 
@@ -199,7 +204,7 @@ class OuterStep:
 
     @property
     def _slots(self) -> int:
-        """Of this round; too short a one (every="auto" begins with 1) ends with an agreement."""
+        """Slots of this round; a round shorter than `fragments` has one."""
         fragments = self._between.fragments
         return fragments if self._length >= fragments else 1
 
@@ -230,7 +235,9 @@ class OuterStep:
     def shares(self) -> tuple[float, ...]:
         """What part of a round each rank takes."""
         hosts = self._wide.hosts
-        by_host = self._rounds.shares or [len(ranks) / self._face.size() for ranks in hosts]
+        by_host = self._rounds.shares or [
+            len(ranks) / self._process_group.size() for ranks in hosts
+        ]
         found = [
             (rank, share / len(ranks))
             for ranks, share in zip(hosts, by_host, strict=True)
@@ -316,7 +323,7 @@ class OuterStep:
             self._busy_s += time.monotonic() - begun
 
     def _tell(self) -> list[_RoundReport]:
-        """What all ranks say, who are all there then; raises on all what does not fit together."""
+        """Gather every rank's report; raises on all ranks if reports contradict each other."""
         mine = _RoundReport(
             self._samples,
             self._counted_steps,
@@ -333,13 +340,13 @@ class OuterStep:
             self._settings.digest() != self._first_settings,
             tuple(self._unsent),
         )
-        told = [_RoundReport.read(row) for row in gather(self._face, mine.row()).tolist()]
+        told = [_RoundReport.read(row) for row in gather(self._process_group, mine.row()).tolist()]
         self._compare(told)
         self.save_wished = SaveWish(int(max(report.wishes_save for report in told)))
         return told
 
     def _weighed(self, fragment: Fragment, told: Sequence[_RoundReport]) -> tuple[float, bool]:
-        """What this host counts for in an exchange of a fragment, and whether that is exact."""
+        """This host's weight in the fragment's average, and whether it is sent exact."""
         weight = self._weight([report.unsent[fragment.number] for report in told])
         self._unsent[fragment.number] = 0.0
         exact = self._exact_left > 0
@@ -362,7 +369,7 @@ class OuterStep:
         self._is_agreed = True
 
     def _merge(self) -> None:
-        """Apply what was under way."""
+        """Merge the fragment that was under way."""
         fragment = self._fragments.arrive()
         if fragment is not None:
             self._write(fragment, fragment.add_anchor)
@@ -388,7 +395,7 @@ class OuterStep:
         self.shared.weights.remember()
 
     def _compare(self, told: Sequence[_RoundReport]) -> None:
-        """Raise on all ranks what hosts, which have not met since the last exchange, differ in."""
+        """Raise on all ranks if hosts differ in weights, samples or settings."""
         _check_origins([row.origin for row in told])
         for rank, theirs in enumerate(told):
             if theirs.counted_steps - theirs.steps != told[0].counted_steps - told[0].steps:
@@ -418,7 +425,7 @@ class OuterStep:
             flat.mul_(weight)
         else:
             flat.zero_()  # zero times an infinity (of an attention mask) would be NaN
-        dist.all_reduce(flat, group=self._face)
+        dist.all_reduce(flat, group=self._process_group)
         at = 0
         with torch.no_grad():
             for buffer in buffers:
@@ -426,7 +433,7 @@ class OuterStep:
                 at += buffer.numel()
 
     def _end_round(self, told: Sequence[_RoundReport], begun: float) -> None:
-        """Of its last slot, whose exchange began then."""
+        """Close the round; `begun`: when its last exchange began."""
         self._average_buffers(self._weight([report.samples for report in told]))
         reports, why = self._host_reports(told), ""
         if self._between.every == AUTO:
@@ -438,7 +445,7 @@ class OuterStep:
             )
         may_differ = self._knows_schedule or not any(row.has_changed for row in told)
         for said in (why, self._rounds.end(self._length, reports, may_differ)):
-            if said and self._face.rank() == 0:
+            if said and self._process_group.rank() == 0:
                 log.tell(self._group.who, said)
         taken_s = self._busy_s + time.monotonic() - begun
         self._times.add_exchange(taken_s - self._fragments.waited_s, self._fragments.link_s)
@@ -469,14 +476,14 @@ class OuterStep:
 
     def _tell_round(self, told: Sequence[_RoundReport]) -> None:
         """For `wiiiiide top`. Since this round's last step the rank has waited and exchanged."""
-        now, mine = time.monotonic(), told[self._face.rank()].samples
+        now, mine = time.monotonic(), told[self._process_group.rank()].samples
         compute = (self._since - self._round_since) / max(now - self._round_since, 1e-9)
         tell_round(self._steps, compute, mine / max(sum(row.samples for row in told), 1e-9))
         self._round_since = now
 
     def _take_anchor(self) -> None:
         """The weights of this host are those on which all agree."""
-        self._fragments.arrive()  # of other weights
+        self._fragments.arrive()  # a fragment of the old weights is dropped
         for parameter, begin in zip(self.shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
             self._anchor[begin : begin + flat.numel()].copy_(flat)
@@ -543,9 +550,9 @@ class OuterStep:
         origin = _digest(outer["anchor"])
         place = [outer["steps"], cut.get("slot", 0), (cut.get("under_way") or {}).get("fragment")]
         row = [origin, is_mine, *(-1 if at is None else at for at in place)]
-        told = gather(self._face, torch.tensor(row, dtype=torch.float64)).tolist()
+        told = gather(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
         _check_origins([row[0] for row in told])
-        self._fragments.arrive()  # it is of no use any more
+        self._fragments.arrive()  # a fragment of the old weights is dropped
         if self.residuals is not None:
             self.residuals.load_state_dict(saved)
         self._anchor.copy_(outer["anchor"])
@@ -564,7 +571,7 @@ class OuterStep:
         self.shared.weights.remember()
 
     def _go_on(self, outer: Mapping[str, Any], cut: Mapping[str, Any]) -> None:
-        """In the middle of a round. `cut`: what there is of fragments."""
+        """Continue in the middle of a round; `cut`: the saved state of fragments."""
         self._steps, self._samples = outer["steps"], outer["samples"]
         self._counted_steps, self._slot = outer["counted_steps"], cut.get("slot", 0)
         self._unsent = list(cut.get("unsent", [self._samples]))

@@ -29,7 +29,7 @@ from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.train import run_figures
+from wiiiiided.train import training_metrics
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
@@ -67,23 +67,23 @@ class Parallel:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
         updates: Updates,
         between: Between,
         loop: TrainingLoop,
     ) -> None:
         refuse(model, optimizer, updates, group)
-        run_figures.begin()
+        training_metrics.begin()
         if not updates.sync:
             loop.refuse_async()
-        agree(face, named_parameters(model), optimizer, updates, between, loop)
-        if between != Between() and group.wide is None and face.rank() == 0:
+        agree(process_group, named_parameters(model), optimizer, updates, between, loop)
+        if between != Between() and group.wide is None and process_group.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
-        states = tell_all(face, "1" if optimizer.state else "0")
+        states = tell_all(process_group, "1" if optimizer.state else "0")
         self._model, self._group = model, group
         self.asked_shares = loop.data is not None  # the loop takes its batches by `shares`
-        self._loop, self._rank = loop, face.rank()
+        self._loop, self._rank = loop, process_group.rank()
         self._loop_step: LoopStep | None = None
         self._saver: Saver | None = None
         self._optimizer = optimizer
@@ -96,24 +96,28 @@ class Parallel:
                 loop.refuse_seldom()
                 check_floats(named_parameters(model))
                 check_states(states, group)
-                spread_model(model, face)
-                self._steps = OuterStep(model, optimizer, face, group, between, loop)
+                spread_model(model, process_group)
+                self._steps = OuterStep(model, optimizer, process_group, group, between, loop)
                 shared = self._steps.shared
             else:
-                shared = SharedModel(model, optimizer, face, group, between)
+                shared = SharedModel(model, optimizer, process_group, group, between)
                 self._steps = SyncStep(shared, model)
             self._group = shared.group
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
             if not loop.is_empty:
                 if loop.save is not None:
                     digest = model_digest(model, optimizer)
-                    self._saver = Saver(loop.save, digest, face, group, self._collect)
-                    self._resumer = Resumer(self._saver.folder, digest, face, group)
+                    self._saver = Saver(loop.save, digest, process_group, group, self._collect)
+                    self._resumer = Resumer(self._saver.folder, digest, process_group, group)
                 self._loop_step = LoopStep(
-                    self._steps, loop, self._saver, optimizer, functools.partial(_say, face, group)
+                    self._steps,
+                    loop,
+                    self._saver,
+                    optimizer,
+                    functools.partial(_say, process_group, group),
                 )
         else:
-            self._shared = SharedParameters(model, optimizer, face, group)
+            self._shared = SharedParameters(model, optimizer, process_group, group)
             self._shared.lay_down(no_rows(group.team.size))
             self._steps = AsyncStep(self._shared, updates.staleness)
             state = self._steps.state
@@ -202,7 +206,7 @@ class Parallel:
         self.asked_shares = True
         if not isinstance(self._steps, AsyncStep):
             return self._steps.shares
-        ranks = self._shared.face.size()
+        ranks = self._shared.process_group.size()
         return (1 / ranks,) * ranks
 
     @property
@@ -336,7 +340,7 @@ class Parallel:
             shared = dict(self._model.named_parameters(remove_duplicate=False))
             model = {name: value for name, value in model.items() if name not in shared}
         self._model.load_state_dict(model, strict=writes)
-        if self._shared.face.rank() == 0:
+        if self._shared.process_group.rank() == 0:
             self._optimizer.load_state_dict(saved["optimizer"])
         assert not isinstance(self._steps, AsyncStep)
         self._steps.take_loaded()
@@ -410,9 +414,9 @@ class Parallel:
         self._steps.loaded_model()
 
 
-def _say(face: dist.ProcessGroup, group: Group, text: str) -> None:
+def _say(process_group: dist.ProcessGroup, group: Group, text: str) -> None:
     """To the log, by one rank."""
-    if face.rank() == 0:
+    if process_group.rank() == 0:
         log.tell(group.who, text)
 
 

@@ -8,8 +8,9 @@
         host 0, fast   │ step step step step step step │ exchange │
         host 1, slow   │ step      step      step      │ exchange │
 
-A round of H steps has as many samples as H global batches, whoever trains them: `every` means the
-same on machines of any speed, and a learning rate schedule follows global steps (`SchedulerPace`).
+A round of H steps has as many samples as H global batches, on whichever host they are trained:
+`every` means the same on machines of any speed, and a learning rate schedule follows global steps
+(`SchedulerPace`).
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class StepRounds:
         return None
 
     def catch_up(self, scheduled: int) -> None:
-        """The loop's scheduler is none of ours."""
+        """The run has no scheduler to advance."""
 
 
 class DataRounds:
@@ -95,7 +96,7 @@ class DataRounds:
 
     @property
     def batches(self) -> int:
-        """That this host's loop has got since the round began."""
+        """Batches that this host's loop has got in this round."""
         return self._data.batches_of_round
 
     @property
@@ -136,7 +137,7 @@ class DataRounds:
         return max(per_step) / (self._length * _batches_of_step(told))
 
     def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
-        """Hosts have exchanged. Why they take other parts from now on; empty: they do not.
+        """End a round: hosts have exchanged. Returns why their shares change, or an empty string.
 
         `may_differ`: learning rates follow a schedule that the run knows, or none.
         """
@@ -160,7 +161,7 @@ class DataRounds:
         return why
 
     def _steps_of_all(self, told: Sequence[HostReport], batches_of_step: int) -> int:
-        """Of the round that is over: hosts' own where they are equal, else by samples."""
+        """Global steps of the finished round: the hosts' own if equal, else by samples."""
         if len({host.steps for host in told}) == 1:
             return max(1, told[0].steps)
         whole = sum(host.samples for host in told)
@@ -231,5 +232,5 @@ class SchedulerPace:
 
 
 def _batches_of_step(told: Sequence[HostReport]) -> int:
-    """More than one: loops accumulate."""
+    """Batches a step takes; above 1 where loops accumulate gradients."""
     return max(max(1, round(host.batches / max(1, host.steps))) for host in told)

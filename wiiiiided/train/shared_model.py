@@ -39,10 +39,10 @@ class SharedParameters:
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
     ) -> None:
-        self.optimizer, self.face, self.group = optimizer, face, group
+        self.optimizer, self.process_group, self.group = optimizer, process_group, group
         named = named_parameters(model)
         self.names, self.parameters = list(named), list(named.values())
         self._group_sizes = [len(held["params"]) for held in optimizer.param_groups]
@@ -52,7 +52,7 @@ class SharedParameters:
         sizes = [p.numel() * p.element_size() for p in self.parameters]
         self.memory = HostMemory(self.group, sizes, rows)
         self.weights = SharedWeights(self.memory, self.names, self.parameters)
-        if self.face.rank() == 0:
+        if self.process_group.rank() == 0:
             self.weights.fill()
         self.spread_weights(0)
         meet(self.group, _START)
@@ -61,7 +61,7 @@ class SharedParameters:
     def spread_weights(self, source: int) -> None:
         """One rank's host's weights to all hosts. Ranks of a host write the same to one place."""
         if self.group.wide is not None and self.memory.area_bytes:
-            spread(self.face, self.memory.weights(), source)
+            spread(self.process_group, self.memory.weights(), source)
 
     def check_groups(self) -> None:
         """Raise if the optimizer has other parameters than it had."""
@@ -79,18 +79,18 @@ class SharedModel(SharedParameters):
         self,
         model: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
         between: Between,
         when_left_out: Callable[[], None] = lambda: None,
     ) -> None:
         """`when_left_out`: called before GradScaler leaves out a step. A collective call."""
-        super().__init__(model, optimizer, face, group)
+        super().__init__(model, optimizer, process_group, group)
         self.divided = type(optimizer) in ELEMENTWISE
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
-            *(self.memory, face, group, self.parameters, self.names, self.layout),
+            *(self.memory, process_group, group, self.parameters, self.names, self.layout),
             *(between, when_left_out),
         )
         self._divide()
@@ -129,7 +129,14 @@ class SharedModel(SharedParameters):
             Piece(part, self._piece_tensor(part), part.parameter not in before) for part in parts
         ]
         self.state = SharedState(
-            *(self.group, self.face, self.optimizer, self.parameters, self.pieces, self.divided)
+            *(
+                self.group,
+                self.process_group,
+                self.optimizer,
+                self.parameters,
+                self.pieces,
+                self.divided,
+            )
         )
         numbers = {id(p): i for i, p in enumerate(self.parameters)}
         places = {piece.part.parameter: k for k, piece in enumerate(self.pieces)}

@@ -27,13 +27,13 @@ _MOST: Final = 62  # groups of the same ranks that are looked at: bits of a word
 class _SideGroup(NamedTuple):
     """A group, and what uses it."""
 
-    face: Any
+    process_group: Any
     user: weakref.ref[object]
 
     @property
     def is_free(self) -> bool:
         """On this rank."""
-        group: Group = self.face.engine_group
+        group: Group = self.process_group.engine_group
         return self.user() is None and not group.queue and group.problem() is None
 
 
@@ -41,18 +41,20 @@ class _SideGroup(NamedTuple):
 _made: dict[tuple[tuple[int, ...], float], list[_SideGroup]] = {}
 
 
-def side_group(user: object, face: dist.ProcessGroup, ranks: Sequence[int], group: Group) -> Any:
-    """A group of some ranks of `face`, for as long as `user` is there.
+def side_group(
+    user: object, process_group: dist.ProcessGroup, ranks: Sequence[int], group: Group
+) -> Any:
+    """A group of some ranks of `process_group`, for as long as `user` is there.
 
-    A collective call of all of `face`, behind which `group` is.
+    A collective call of all of `process_group`, behind which `group` is.
     """
-    members = [dist.get_global_rank(face, rank) for rank in ranks]
+    members = [dist.get_global_rank(process_group, rank) for rank in ranks]
     known = _made.setdefault((tuple(members), group.timeout_s), [])
     mine = sum(1 << i for i, made in enumerate(known[:_MOST]) if made.is_free)
-    told = gather(face, torch.tensor([mine])).flatten().tolist()
+    told = gather(process_group, torch.tensor([mine])).flatten().tolist()
     free = functools.reduce(operator.and_, (told[rank] for rank in ranks))
     at = (free & -free).bit_length() - 1 if free else len(known)
-    made = known[at].face if free else _new_group(members, group.timeout_s)
+    made = known[at].process_group if free else _new_group(members, group.timeout_s)
     known[at : at + 1] = [_SideGroup(made, weakref.ref(user))]
     return made
 

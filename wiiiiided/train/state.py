@@ -78,14 +78,14 @@ class SharedState:
     def __init__(
         self,
         group: Group,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         optimizer: torch.optim.Optimizer,
         parameters: Sequence[torch.Tensor],
         pieces: Sequence[Piece],
         divided: bool,
     ) -> None:
         """`divided`: pieces are slices with a working state of their own; else parameters."""
-        self._group, self._face, self._optimizer = group, face, optimizer
+        self._group, self._process_group, self._optimizer = group, process_group, optimizer
         self._parameters, self._pieces, self._divided = parameters, pieces, divided
         self._pieces_state: State = defaultdict(dict)
         self._commons: list[Common] = []  # kept: a forked child makes them its own
@@ -168,15 +168,15 @@ class SharedState:
             (i, key): (value, parameter)
             for i, parameter in enumerate(self._parameters)
             for key, value in self._optimizer.state.get(parameter, {}).items()
-            if value is not None and self._face.rank() == source
+            if value is not None and self._process_group.rank() == source
         }
         for kept in (self._kinds, self._views, self._local, self._commons):
             kept.clear()
         common = self._make(self._union(loaded))
         for at, (value, parameter) in loaded.items():
             self._fill(self._kinds[at], self._views[at], value, parameter)
-        if common is not None and self._face.size() > self._group.team.size:
-            spread(self._face, common.bytes, source)
+        if common is not None and self._process_group.size() > self._group.team.size:
+            spread(self._process_group, common.bytes, source)
         meet(self._group, _FILLED)
         self._pieces_state.clear()
         self._optimizer.state.clear()
@@ -191,7 +191,9 @@ class SharedState:
             rows = [[k.parameter, k.key, k.kind, k.dtype, k.shape] for k in kinds]
         except UsageError as error:
             problem = str(error)
-        told = [json.loads(text) for text in tell_all(self._face, json.dumps([problem, rows]))]
+        told = [
+            json.loads(text) for text in tell_all(self._process_group, json.dumps([problem, rows]))
+        ]
         if problem := next((theirs for theirs, _ in told if theirs), ""):
             raise UsageError(problem)
         found: dict[tuple[int, str], StateEntry] = {}

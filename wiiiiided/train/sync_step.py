@@ -32,8 +32,8 @@ from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
-from wiiiiided.train.run_figures import tell_balance, tell_noise
 from wiiiiided.train.shared_model import SharedModel, no_gradients
+from wiiiiided.train.training_metrics import tell_balance, tell_noise
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
 _CLIP: Final = CallSignature.of("run.clip_grad_norm_() of wide.parallel")
@@ -62,9 +62,9 @@ class SyncStep:
         `when_loaded`: called on every rank when one has loaded the model, before any writes."""
         self._shared, self._model, self._is_whole = shared, model, is_whole
         self._when_loaded = when_loaded
-        self._has_buffers = any(True for _ in model.buffers()) and shared.face.size() > 1
+        self._has_buffers = any(True for _ in model.buffers()) and shared.process_group.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
-        self._settings = GroupSettings(shared.optimizer, shared.face)
+        self._settings = GroupSettings(shared.optimizer, shared.process_group)
         self._meeting = StepMeeting(shared.group, _STEP)
         self._here = list(shared.layout.ranks[shared.layout.host])
         # Of a small model some ranks update nothing: they need not be there while others do.
@@ -73,10 +73,10 @@ class SyncStep:
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
-        self.noise = NoiseScale() if shared.face.size() > 1 else None
+        self.noise = NoiseScale() if shared.process_group.size() > 1 else None
         self._told = False  # this rank's record has norms or a speed
         self._measured: BatchSizes | None = None  # of the step whose norms are told at the next
-        self.balance = Balance(Parts.of_ranks(shared.face.size()))
+        self.balance = Balance(Parts.of_ranks(shared.process_group.size()))
         self._clock, self._heard = StepClock(), 0  # the last step in which speeds were told
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
@@ -145,7 +145,7 @@ class SyncStep:
         total = norms.max() if most else norms.pow(kind).sum()
         # Every host has the whole gradient: the ranks of the first host make it up.
         first = list(self._shared.layout.ranks[0])
-        chosen = gather(self._shared.face, total.reshape(1)).flatten()[first]
+        chosen = gather(self._shared.process_group, total.reshape(1)).flatten()[first]
         norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
         whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
         return norm if whole else norm.float()
@@ -166,7 +166,7 @@ class SyncStep:
             begun = time.monotonic()
             with torch.no_grad():
                 buffers = [buffer for buffer in self._model.buffers() if buffer.numel()]
-                dist._broadcast_coalesced(self._shared.face, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
+                dist._broadcast_coalesced(self._shared.process_group, buffers, _BUFFER_BYTES, 0)  # type: ignore[attr-defined]
             self._clock.wait(time.monotonic() - begun)
 
     # -- saving and loading ----
@@ -243,7 +243,7 @@ class SyncStep:
     def _batch_sizes(self, weights: Weights, records: Sequence[Record]) -> BatchSizes | None:
         """The samples of every rank in this step, as all of them know them."""
         if weights is None:
-            return BatchSizes.even(self.samples or 1.0, self._shared.face.size())
+            return BatchSizes.even(self.samples or 1.0, self._shared.process_group.size())
         return BatchSizes.of([_float(record, _SAMPLES) for record in records])
 
     def _hear_speeds(self, records: Sequence[Record]) -> None:
@@ -256,11 +256,11 @@ class SyncStep:
         ]
         if why := self.balance.hear(told):
             self._clock.begin_anew()
-            if self._shared.face.rank() == 0:
+            if self._shared.process_group.rank() == 0:
                 log.tell(self._shared.group.who, why)
         if self._is_whole and min(speed.samples_per_s for speed in told) > 0:
             samples = [_float(record, _SAMPLES) for record in records]
-            tell_balance(self.balance, samples, self._shared.face.rank())
+            tell_balance(self.balance, samples, self._shared.process_group.rank())
 
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""
@@ -298,7 +298,7 @@ class SyncStep:
             meet(self._shared.group, call)
             mine = self._memory.records()[self._memory.place]
             raw = np.concatenate([mine.words.view(np.uint8), mine.present])
-            found = gather(self._shared.face, torch.from_numpy(raw)).numpy()
+            found = gather(self._shared.process_group, torch.from_numpy(raw)).numpy()
             head = WORDS * 8
             records = [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
             alike = not special and bool((found == found[0]).all())
@@ -329,7 +329,7 @@ class SyncStep:
         self._memory.write_record(words, self._present)
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
-        """Whether a rank wants a checkpoint; none does where all have told nothing special."""
+        """The strongest save wish of any rank."""
         self.save_wished = SaveWish(max(int(r.words[_FLAGS]) // _SAVE for r in records))
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:
@@ -395,7 +395,7 @@ class SyncStep:
             self._shared.state.take(loaders[0])
             self._settings.take(loaders[0])
             mine = torch.tensor([self._settings.digest()])
-            digests = gather(self._shared.face, mine).flatten().tolist()
+            digests = gather(self._shared.process_group, mine).flatten().tolist()
         else:
             digests = [int(record.words[_SETTINGS]) for record in records]
         if len(set(digests)) > 1:

@@ -136,7 +136,7 @@ def test_what_a_run_measures_stays_when_the_script_begins_to_say_how_far_it_is()
     page = StatsPage()
     page.tell(noise_scale=1900.0, own_steps=1.0)
     page.leave_to_script()
-    figures = page.words[stats.FIGURES_AT : stats.WORDS].tolist()
+    figures = page.words[stats.TRAINING_AT : stats.WORDS].tolist()
     assert [bool(word) for word in figures] == [True, *(False,) * 7, True]
     page.tell(noise_scale=0.0)
-    assert page.words[stats.FIGURES_AT] == 0
+    assert page.words[stats.TRAINING_AT] == 0

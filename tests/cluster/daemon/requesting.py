@@ -33,7 +33,7 @@ ADA = Caller(1000, "ada", False, "a")
 ARCHIVE = "ab" * 32
 
 
-class FakeFigures:
+class FakeMetrics:
     """Nothing was counted."""
 
     def run(self, number: int) -> None:
@@ -113,7 +113,7 @@ class Coordinator:
         cluster = Cluster("lab", self.members, self._removed)  # type: ignore[arg-type]
         self.requests = Requests(
             *(self.controller, self.archives, lambda: self.settings, about),
-            *(self.cluster_role, FakeFigures(), node_rpc),  # type: ignore[arg-type]
+            *(self.cluster_role, FakeMetrics(), node_rpc),  # type: ignore[arg-type]
             None if alone else cluster,
             self._forget,
         )

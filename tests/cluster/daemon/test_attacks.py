@@ -28,7 +28,7 @@ from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.membership.control_port import MAX_JOINING
 from wiiiiided.cluster.membership.links import restamped
 from wiiiiided.cluster.peering import messages as p
-from wiiiiided.cluster.peering.metrics_codec import AttemptFigures, NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics, PackedMetrics
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.trust.identity import Identity
@@ -313,9 +313,9 @@ def test_figures_that_would_take_seconds_to_read_are_not_read(cluster: Cluster) 
     with silenced(cluster), member(cluster) as liar:
         liar.is_let_in("link")
         liar.say(hello(cluster))
-        liar.say(p.MetricsUpdate(NodeFigures(1.0, 0.25, 0.5, False)))
-        many = (AttemptFigures(1, 1, "0" * 1000),) * 1000
-        liar.say(p.MetricsUpdate(NodeFigures(2.0, 0.75, 0.5, False, many)))
+        liar.say(p.MetricsUpdate(NodeMetrics(1.0, 0.25, 0.5, False)))
+        many = (PackedMetrics(1, 1, "0" * 1000),) * 1000
+        liar.say(p.MetricsUpdate(NodeMetrics(2.0, 0.75, 0.5, False, many)))
         was_heard(liar)
         (b,) = (node for node in cluster[0].client.snapshot().nodes if node.name == "b")
         assert b.cpu == 0.25

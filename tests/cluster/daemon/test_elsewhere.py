@@ -18,9 +18,9 @@ from wiiiiided.backend.shm import stats
 from wiiiiided.cluster.allocation.shim_process import Shim
 from wiiiiided.cluster.monitoring.metrics_pusher import EVERY_S, IDLE_S, Pusher
 from wiiiiided.cluster.peering.metrics_codec import (
-    AttemptFigures,
-    NodeFigures,
+    NodeMetrics,
     Observed,
+    PackedMetrics,
     pack,
     unpack,
 )
@@ -146,8 +146,8 @@ def test_two_messages_between_two_samples_are_one(site: TwoNodes) -> None:
 
 
 def forged(site: TwoNodes, *found: Observed, at: float = 5000.0, attempt: int = 1) -> None:
-    ranks = AttemptFigures(site.job, attempt, pack(at, found))
-    site.tracker.take("b", NodeFigures(at, 0.5, 0.5, False, (ranks,)))
+    ranks = PackedMetrics(site.job, attempt, pack(at, found))
+    site.tracker.take("b", NodeMetrics(at, 0.5, 0.5, False, (ranks,)))
     site.tracker.sample()
 
 
@@ -165,8 +165,8 @@ def test_a_node_speaks_for_its_own_ranks_alone(
 
 
 def test_a_node_without_an_allocation_speaks_for_no_rank(site: TwoNodes) -> None:
-    ranks = AttemptFigures(site.job, 1, pack(5.0, [Observed(sample(2, 5.0))]))
-    site.tracker.take("c", NodeFigures(5.0, None, None, False, (ranks,)))
+    ranks = PackedMetrics(site.job, 1, pack(5.0, [Observed(sample(2, 5.0))]))
+    site.tracker.take("c", NodeMetrics(5.0, None, None, False, (ranks,)))
     site.tracker.sample()
     assert [rank.rank for rank in now_of(site).ranks] == [0, 1]
 
@@ -183,7 +183,7 @@ def test_another_attempt_is_not_this_one(
 def test_bytes_that_are_no_figures_are_dropped_with_a_line(
     site: TwoNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bad = NodeFigures(5.0, None, None, False, (AttemptFigures(site.job, 1, "~~~"),))
+    bad = NodeMetrics(5.0, None, None, False, (PackedMetrics(site.job, 1, "~~~"),))
     site.tracker.take("b", bad)
     assert "metrics of node b are dropped: " in caplog.text
     site.work(2)
@@ -204,8 +204,8 @@ def test_counters_and_clocks_of_a_process_do_not_fall(site: TwoNodes) -> None:
 def test_a_codec_is_untrusted_text(site: TwoNodes) -> None:
     ranks = pack(5.0, [Observed(sample(2, 5.0))])
     codec = (2, "lz4\x1b[2J" + "x" * 99, "why\n" + "y" * 999)
-    figures = AttemptFigures(site.job, 1, ranks, codec)
-    site.tracker.take("b", NodeFigures(5.0, None, None, False, (figures,)))
+    figures = PackedMetrics(site.job, 1, ranks, codec)
+    site.tracker.take("b", NodeMetrics(5.0, None, None, False, (figures,)))
     site.tracker.sample()
     rank = now_of(site).ranks[2]
     assert (rank.codec, rank.codec_why[:5]) == ("lz4?[2Jxxxxxxxxx", "why?y")
@@ -442,7 +442,7 @@ def test_metrics_of_many_ranks_are_told_by_turns(site: TwoNodes, monkeypatch: An
 
 def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
     site.push()
-    assert replace(site.sent[-1], at=0.0, attempts=()) == NodeFigures(0.0, 0.512, 0.25, False)
+    assert replace(site.sent[-1], at=0.0, attempts=()) == NodeMetrics(0.0, 0.512, 0.25, False)
 
 
 def test_a_status_that_a_job_made_up_names_no_rank(watched: TwoNodes) -> None:

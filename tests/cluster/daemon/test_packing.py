@@ -19,13 +19,13 @@ from wiiiiided.cluster.peering import metrics_codec
 from wiiiiided.cluster.peering.messages import MetricsUpdate, decode_from_member, encode
 from wiiiiided.cluster.peering.metrics_codec import (
     PEERS,
-    AttemptFigures,
-    NodeFigures,
+    NodeMetrics,
     Observed,
+    PackedMetrics,
     pack,
     unpack,
 )
-from wiiiiided.domain.metrics import RankSample, TrainingFigures
+from wiiiiided.domain.metrics import RankSample, TrainingMetrics
 
 WEEK_S = 7 * 86400
 WHY = (
@@ -63,7 +63,7 @@ def busy(rank: int, at: float, chance: random.Random) -> RankSample:
         said_at=at - chance.random(),
         cpu=2 * off,
         cpu_s=2 * WEEK_S * off,
-        training=TrainingFigures(
+        training=TrainingMetrics(
             noise_scale=1912.345,
             share=chance.random() / 4,
             wanted_share=0.125,
@@ -79,8 +79,8 @@ def busy(rank: int, at: float, chance: random.Random) -> RankSample:
 def test_eight_ranks_after_a_week_are_about_a_kilobyte() -> None:
     chance, at = random.Random(7), 1_234_567.891
     found = [Observed(busy(rank, at, chance), WEEK_S + rank / 7) for rank in range(8)]
-    ranks = AttemptFigures(123_456, 12, pack(at, found), (3, "lz4", WHY[:WHY_BYTES]))
-    message = MetricsUpdate(NodeFigures(at, 0.713, 0.384, False, (ranks,)))
+    ranks = PackedMetrics(123_456, 12, pack(at, found), (3, "lz4", WHY[:WHY_BYTES]))
+    message = MetricsUpdate(NodeMetrics(at, 0.713, 0.384, False, (ranks,)))
     assert len(encode(message)) <= 1200
     assert decode_from_member(encode(message)) == message
 
@@ -101,7 +101,7 @@ def test_what_was_packed_comes_out_to_the_millisecond() -> None:
         assert new.memory == pytest.approx(old.memory, abs=1024)
         assert new.cpu == pytest.approx(old.cpu, abs=0.01)
         assert new.cpu_s == pytest.approx(old.cpu_s, abs=0.01)
-        for name in TrainingFigures.__struct_fields__:
+        for name in TrainingMetrics.__struct_fields__:
             told, heard = getattr(old.training, name), getattr(new.training, name)
             assert heard == (None if told is None else pytest.approx(told, abs=1e-6))
         longest = sorted(old.waited_for, key=lambda peer: -old.waited_for[peer])[:PEERS]

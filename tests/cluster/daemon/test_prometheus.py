@@ -19,7 +19,7 @@ from tests.kit.prometheus import parse
 from wiiiiided.cluster.monitoring import prometheus
 from wiiiiided.cluster.monitoring.prometheus import FAMILIES, RANKS, absent, exposition
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingFigures
+from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingMetrics
 
 DASHBOARD = Path(__file__).parents[3] / "docs/grafana.json"
 ME = (("job_id", "17"), ("name", "digits"))
@@ -40,7 +40,7 @@ RATES = Rates(
 NODE = NodeNow(
     "a", "ok", cores=8, memory=1 << 34, cpu=0.5, memory_used=0.25, rates=RATES, codec="lz4"
 )
-TOLD = TrainingFigures(
+TOLD = TrainingMetrics(
     noise_scale=1900.0,
     share=0.25,
     speed_spread=3.0,

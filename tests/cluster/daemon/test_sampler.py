@@ -15,7 +15,7 @@ from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.monitoring.attempt_tracker import Followed, how_it_ended, why_it_ended
 from wiiiiided.cluster.monitoring.sampler import EVERY_S, FLUSH_S, LEAST_S, Sampler
 from wiiiiided.cluster.monitoring.snapshot import ENDED_ROWS, ROWS, SnapshotMaker
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.domain.metrics import Rates
 from wiiiiided.domain.node import DrainRecord, Node
 from wiiiiided.domain.spec import Restart
@@ -70,7 +70,7 @@ class FakeTracker:
         self._loop = loop
         self.defect: Exception | None = None
 
-    def take(self, node: str, figures: NodeFigures) -> None:
+    def take(self, node: str, metrics: NodeMetrics) -> None:
         self.taken.append(node)
 
     def update(self, state: object) -> None:
@@ -240,7 +240,7 @@ def test_the_main_rate_of_a_node_is_kept_while_something_runs_on_it(
 def test_what_another_node_says_of_itself_is_kept_until_it_is_no_member(
     sampler: Sampler, loop: Loop, tracker: FakeTracker
 ) -> None:
-    sampler.take("b", NodeFigures(5.0, 0.5, 0.25, True))
+    sampler.take("b", NodeMetrics(5.0, 0.5, 0.25, True))
     assert sampler.heard["b"] == (Health(0.5, 0.25, True), 1000.0)
     assert tracker.taken == ["b"]
     del sampler.controller.state.nodes["b"]
@@ -250,7 +250,7 @@ def test_what_another_node_says_of_itself_is_kept_until_it_is_no_member(
 
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, float("nan"), float("inf"), 1e308])
 def test_a_ratio_beyond_its_bounds_is_not_known(sampler: Sampler, ratio: float) -> None:
-    sampler.take("b", NodeFigures(5.0, ratio, ratio, False))
+    sampler.take("b", NodeMetrics(5.0, ratio, ratio, False))
     assert sampler.heard["b"].health == Health()
 
 
@@ -387,8 +387,8 @@ def test_all_watchers_get_the_same_and_a_change_is_seen_at_once(sampler: Sampler
 
 
 def three_nodes(sampler: Sampler, world: World) -> SnapshotMaker:
-    sampler.take("b", NodeFigures(5.0, 0.5, 0.25, False))
-    sampler.take("c", NodeFigures(7.0, 0.25, 0.5, True))
+    sampler.take("b", NodeMetrics(5.0, 0.5, 0.25, False))
+    sampler.take("c", NodeMetrics(7.0, 0.25, 0.5, True))
     return picture_of(world, sampler, [], "lab")
 
 
@@ -418,7 +418,7 @@ def test_a_node_is_lost_when_its_link_is_gone_for_longer_than_a_moment(
 ) -> None:
     picture = three_nodes(sampler, world)
     loop.advance(1.0)
-    sampler.take("b", NodeFigures(6.0, 0.5, 0.25, False))
+    sampler.take("b", NodeMetrics(6.0, 0.5, 0.25, False))
     world.state.absent.update(b=world.now, c=world.now - 10.0)  # c was silent before
     loop.advance(2.0)
     sampler.refresh()

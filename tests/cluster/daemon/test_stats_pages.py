@@ -16,7 +16,7 @@ from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.monitoring import stats_pages as module
 from wiiiiided.cluster.monitoring.host_stats import Usage
 from wiiiiided.cluster.monitoring.stats_pages import Pages, Reading
-from wiiiiided.domain.metrics import RankSample, TrainingFigures
+from wiiiiided.domain.metrics import RankSample, TrainingMetrics
 
 
 class Attempt:
@@ -410,13 +410,13 @@ def test_what_a_run_measures_is_read_as_far_as_it_can_be(attempt: Attempt) -> No
     page = attempt.make()
     sample = attempt.sample()
     assert sample is not None
-    assert sample.training == TrainingFigures()
+    assert sample.training == TrainingMetrics()
     page.tell(noise_scale=1900.0, share=0.25, speed_spread=math.nan, balance_gain=-1.0)
     page.tell(round_steps=1e300, own_steps=1.0)
     sample = attempt.sample()
     assert sample is not None
-    assert sample.training == TrainingFigures(noise_scale=1900.0, share=0.25, own_steps=True)
+    assert sample.training == TrainingMetrics(noise_scale=1900.0, share=0.25, own_steps=True)
 
 
 def test_the_page_has_a_word_for_every_figure() -> None:
-    assert TrainingFigures.__struct_fields__ == stats.FIGURES
+    assert TrainingMetrics.__struct_fields__ == stats.TRAINING_METRICS

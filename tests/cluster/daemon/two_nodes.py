@@ -1,6 +1,6 @@
 """A job on two nodes without a network: a coordinator's courses, a member's reader and pusher.
 
-a (coordinator)   ranks 0 1      tracker ◄──take── NodeFigures as bytes and back
+a (coordinator)   ranks 0 1      tracker ◄──take── NodeMetrics as bytes and back
 b (member)        ranks 2 3      Reader ──► Pusher ──┘      its clock is far ahead
 """
 
@@ -24,7 +24,7 @@ from wiiiiided.cluster.monitoring.metrics_pusher import Pusher
 from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader
 from wiiiiided.cluster.monitoring.stats_pages import Pages
 from wiiiiided.cluster.peering.messages import MetricsUpdate, decode_from_member, encode
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.domain.node import Node
@@ -50,7 +50,7 @@ class TwoNodes:
         self.report: Callable[[Any], None] = lambda event: None  # the coordinator's
         self.tracker = self.new_coordinator()
         self.following: dict[Key, Job] = {}
-        self.sent: list[NodeFigures] = []
+        self.sent: list[NodeMetrics] = []
         self.hung: list[e.ProgressSampled] = []
         self.linked = True
         self.reader = RankStatsReader(
@@ -79,13 +79,13 @@ class TwoNodes:
         reader = RankStatsReader("a", pages, self.shims, report, *times)
         return AttemptTracker(reader, self.store.records, self.world.last.get, report, *times)
 
-    def _send(self, figures: NodeFigures) -> None:
+    def _send(self, metrics: NodeMetrics) -> None:
         """Through bytes, as over the link."""
-        message = decode_from_member(encode(MetricsUpdate(figures)))
+        message = decode_from_member(encode(MetricsUpdate(metrics)))
         assert isinstance(message, MetricsUpdate)
-        self.sent.append(message.figures)
+        self.sent.append(message.metrics)
         if self.linked:
-            self.tracker.take("b", message.figures)
+            self.tracker.take("b", message.metrics)
 
     def begin(self) -> None:
         for name, ranks in RANKS.items():

@@ -77,7 +77,7 @@ class Head:
         self.connections = OpenConnections()
         self.links = Links(
             *(self.controller, assigner, given, self.connections),
-            lambda node, figures: None,
+            lambda node, metrics: None,
         )
         workers: Any = Workers()
         self.performer = Performer("a", workers, assigner, self.links)

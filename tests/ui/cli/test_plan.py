@@ -171,7 +171,7 @@ def test_apply_writes_as_little_as_possible(cli: Cli, trials: TrialDaemon, folde
     assert 'gradients = "int8"' in added
     again = cli("plan", str(folder), "--yes", "--apply")
     assert (again.code, (folder / "job.toml").read_text()) == (0, text)
-    assert "job.toml says so already" in again.err
+    assert "job.toml has the recommended values already" in again.err
 
 
 def test_use_one_machine_is_applied_to_the_resources(

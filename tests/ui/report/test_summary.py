@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.ui.report.runs import MIB, diverged, point, rank, records, restarted, run, unmeasured
-from wiiiiided.domain.metrics import Point, Rates, TrainingFigures
+from wiiiiided.domain.metrics import Point, Rates, TrainingMetrics
 from wiiiiided.ui.report.attempt_table import attempt_rows
 from wiiiiided.ui.report.history import history
 from wiiiiided.ui.report.rank_charts import batches_words
@@ -21,7 +21,7 @@ from wiiiiided.ui.report.summary import (
     codec_words,
     ending,
     facts,
-    figures,
+    metric_rows,
     why_nothing,
     wire_words,
 )
@@ -42,7 +42,7 @@ BARE: dict[str, Any] = {
 
 
 def test_a_run_in_a_few_lines() -> None:
-    assert dict(figures(run())) == {
+    assert dict(metric_rows(run())) == {
         "steps": "1,000 of 1,000, 10.08/s",
         "samples": "128,000, 322.7/s",
         "loss": "0.412 at last",
@@ -59,15 +59,15 @@ def test_what_the_run_measured_is_told() -> None:
         ranks=(
             rank(
                 0, step=900, codec_why="3.94 times smaller, 0.71 % left", **lossy,
-                training=TrainingFigures(share=0.75, **told),
+                training=TrainingMetrics(share=0.75, **told),
             ),
             rank(
                 1, "b", step=300, codec_why="3.94 times smaller, 0.74 % left", **lossy,
-                training=TrainingFigures(share=0.25, **told),
+                training=TrainingMetrics(share=0.25, **told),
             ),
         )
     )  # fmt: skip
-    found = dict(figures(sanitized_run(uneven)))
+    found = dict(metric_rows(sanitized_run(uneven)))
     assert found["batch"] == (
         "about 1,900 samples a step are worth it (gradient noise scale); it has 213"
     )
@@ -81,15 +81,15 @@ def test_what_the_run_measured_is_told() -> None:
 
 
 def test_figures_that_cannot_be_are_not_told() -> None:
-    absurd = TrainingFigures(noise_scale=math.nan, share=-1.0, round_steps=math.inf)
+    absurd = TrainingMetrics(noise_scale=math.nan, share=-1.0, round_steps=math.inf)
     assert sanitized_run(run(ranks=(rank(training=absurd),))).ranks[0].totals.training == (
-        TrainingFigures()
+        TrainingMetrics()
     )
 
 
 def test_where_no_one_rank_was_slow_they_took_turns() -> None:
     waiting = tuple(rank(number, held_s=12.0, waiting_s=20.0) for number in range(2))
-    assert dict(figures(run(ranks=waiting)))["slowest"] == (
+    assert dict(metric_rows(run(ranks=waiting)))["slowest"] == (
         "none: ranks took turns: they waited 20 % of the time in the mean, for no one rank"
     )
 
@@ -102,9 +102,9 @@ def test_the_slowest_rank_is_named() -> None:
 
 def test_what_the_others_waited_is_their_mean_and_unknown_where_none_says() -> None:
     three = [rank(0, waited_for={1: 30.0}), rank(1, held_s=60.0), rank(2, waited_for={0: 9.0})]
-    assert dict(figures(run(ranks=three)))["slowest"].endswith("; the others waited 15s for it")
+    assert dict(metric_rows(run(ranks=three)))["slowest"].endswith("; the others waited 15s for it")
     three[0] = rank(0, waited_for={})
-    assert dict(figures(run(ranks=three)))["slowest"] == (
+    assert dict(metric_rows(run(ranks=three)))["slowest"] == (
         "rank 1 on a was the slowest for 1m00s (60 % of the time)"
     )
 
@@ -116,18 +116,18 @@ def test_rates_are_of_the_time_from_the_first_step_to_the_last() -> None:
     begin = (at(20.0, 0.0, 20.0), at(40.0, 1.0, 20.0))  # start-up, and the first step
     steady = tuple(at(41.0 + n, 10.0 if n != 5 else 0.0) for n in range(10))
     end = (at(80.0, 0.0, 30.0),)
-    told = dict(figures(run(points=begin + steady + end)))
+    told = dict(metric_rows(run(points=begin + steady + end)))
     assert told["steps"] == "1,000 of 1,000, 9/s"  # a pause amid training counts
     assert told["samples"] == "128,000, 36/s"
 
 
 def test_where_only_the_whole_is_known_the_rate_says_so() -> None:
-    told = dict(figures(run(points=())))
+    told = dict(metric_rows(run(points=())))
     assert told["steps"] == "1,000 of 1,000, 10/s, start-up included"
 
 
 def test_without_a_group_of_the_backend_nothing_is_said_of_exchange() -> None:
-    told = dict(figures(sanitized(unmeasured()).runs[0]))
+    told = dict(metric_rows(sanitized(unmeasured()).runs[0]))
     assert told["time"] == NOT_MEASURED
     assert set(told) == {"steps", "samples", "loss", "time", "memory"}
 
@@ -136,14 +136,14 @@ def test_ranks_that_are_not_measured_do_not_count_among_those_that_are() -> None
     mixed = sanitized_run(
         run(ranks=(rank(0), rank(1, measured=False), rank(2, "b", measured=False)))
     )
-    assert dict(figures(mixed))["time"].startswith("80 % compute, 15 % exchange")
+    assert dict(metric_rows(mixed))["time"].startswith("80 % compute, 15 % exchange")
     assert [node.split is None for node in nodes_of(mixed)] == [False, True]
 
 
 def test_a_loss_that_is_no_number_is_not_told_as_the_last_one_that_was() -> None:
     assert dict(facts(diverged()))["loss"] == "nan at last (0.412 before)"
     never = run(ranks=(rank(loss=None, diverged=True),), points=())
-    assert dict(figures(never))["loss"] == "nan at last"
+    assert dict(metric_rows(never))["loss"] == "nan at last"
 
 
 @pytest.mark.parametrize(
@@ -201,14 +201,14 @@ def test_without_figures_the_reason_is_said() -> None:
 
 def test_a_rank_that_said_nothing_gets_no_invented_figures() -> None:
     silent = run(ranks=(rank(**BARE),), points=())
-    assert dict(figures(silent)) == {"memory": "300 MiB at most in a rank"}
+    assert dict(metric_rows(silent)) == {"memory": "300 MiB at most in a rank"}
 
 
 def test_operations_stand_in_where_the_script_says_nothing() -> None:
     quiet = run(ranks=(rank(**{**BARE, "operations": 4000}),), points=())
-    assert dict(figures(quiet))["operations"] == "4,000, 40/s, start-up included"
+    assert dict(metric_rows(quiet))["operations"] == "4,000, 40/s, start-up included"
     two = run(ranks=[rank(n, **{**BARE, "operations": 4000}) for n in range(2)])
-    assert dict(figures(two))["operations"] == "8,000, 40/s, all ranks together"  # as its chart
+    assert dict(metric_rows(two))["operations"] == "8,000, 40/s, all ranks together"  # as its chart
 
 
 def test_headers_can_make_it_more_and_that_is_no_saving() -> None:
@@ -262,7 +262,7 @@ def test_the_command_is_told_as_one_would_type_it() -> None:
 def test_what_ranks_use_and_report_is_told() -> None:
     said = {"accuracy": 0.75, "lr": None}
     ranks = tuple(rank(number, cpu_s=150.0, metrics=said) for number in range(2))
-    told = dict(figures(run(ranks=ranks)))
+    told = dict(metric_rows(run(ranks=ranks)))
     assert told["cpu"] == "3.00 cores in the mean, all ranks together"
     assert told["metrics"] == "accuracy 0.75, lr nan"
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.kit.fake_daemon import ended, line, view
 from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, Snapshot, StoryLine
-from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingFigures
+from wiiiiided.domain.metrics import JobNow, NodeNow, RankNow, Rates, Straggler, TrainingMetrics
 from wiiiiided.ui.top.ui import LogView
 
 __all__ = ["ended", "job", "line", "node", "snapshot", "three", "view"]
@@ -276,7 +276,7 @@ def balanced() -> Snapshot:
         replace(
             rank, rates=replace(EVEN, samples=768 * shares[rank.rank]), waits_for=None,
             codec="int8", codec_why=why,
-            training=TrainingFigures(
+            training=TrainingMetrics(
                 noise_scale=1890.0, share=shares[rank.rank], wanted_share=shares[rank.rank],
                 speed_spread=3.0, balance_gain=2.33,
             ),
@@ -299,7 +299,7 @@ def rounds() -> Snapshot:
     told = tuple(
         replace(
             rank, step=1430 if rank.rank < 2 else 477,
-            training=TrainingFigures(
+            training=TrainingMetrics(
                 share=rank.training.share, own_steps=True, round_compute=0.93,
                 round_steps=16.0 if rank.rank < 2 else 5.0,
             ),

@@ -3,7 +3,7 @@
     one host        local.*   everything in shared memory
     several hosts   wide.*    shared memory inside each host, one exchange between them
 
-The face of the backend asks here and need not know. The arguments mean the same on both ways.
+The process group asks here and need not know. The arguments mean the same on both ways.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     data[at : at + 256 KiB] ── CHUNK ── payload ──► straight into the posted tensor, at its offset
 
 The receiver has said WANT: the place is there. Two chunks are queued at a time, so that other
-groups' frames come between them. The face is that of `engine.lane`, which does the same in memory.
+groups' frames come between them. The interface is that of `engine.lane`, which does so in memory.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ class Mesh:
 
     def _tell_codec(self) -> None:
         """Write the codec in use into the stats page: about once a second, if it changed."""
-        # Where gradients are coded, they are most of what travels: not every link carries some.
+        # Coded gradients are most of the traffic; a link without any has nothing to say.
         reasons = [link.gradients for link in self.links.values() if link.gradients]
         reasons = reasons or [link.encoder.reason for link in self.links.values()]
         if not reasons or self._codec_told == reasons[0]:

@@ -23,8 +23,8 @@ it sees the counters live, without a socket, a lock or a log line. Each counter 
     words 321-328  numbers the script reports by name (float64); guarded by word 20
     words 329-360  their names, 32 bytes each, ended by a zero; a place without a name is free
     words 361, 362  buffers of DDP and FSDP2 that lie in shared memory since, and their bytes
-    words 363-371  what `wide.parallel` measures of a run, a float64 each, in the order of FIGURES;
-            0: not known
+    words 363-371  what `wide.parallel` measures of a run, a float64 each, 0: not known; in the
+            order of TRAINING_METRICS
 
 A guarded part is whole when its guard was even and the same before and after it was read. The
 layout only grows; its version changes when a word changes its meaning. docs/metrics.md has units.
@@ -63,12 +63,12 @@ METRICS_AT = SAID_NS + 1
 NAMES_AT, NAME_BYTES = METRICS_AT + METRICS, 32
 ADOPTED = NAMES_AT + METRICS * NAME_BYTES // 8
 ADOPTED_BYTES = ADOPTED + 1
-FIGURES_AT = ADOPTED_BYTES + 1
-FIGURES: Final = (
+TRAINING_AT = ADOPTED_BYTES + 1
+TRAINING_METRICS: Final = (
     *("noise_scale", "noise_batches", "share", "wanted_share", "speed_spread", "balance_gain"),
     *("round_steps", "round_compute", "own_steps"),
 )
-WORDS = FIGURES_AT + len(FIGURES)  # that are in use
+WORDS = TRAINING_AT + len(TRAINING_METRICS)  # that are in use
 METRIC_NAME: Final = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{NAME_BYTES - 2}}}")
 CODEC_BYTES = (PEERS_AT - CODEC_TEXT) * 8
 
@@ -215,11 +215,13 @@ class StatsPage:
             w[word] = 0
         w[SAID_GUARD] += 1
 
-    def tell(self, **figures: float) -> None:
-        """What is measured of a run, by names of FIGURES; 0 takes one back. Each is a word of its
-        own, so none of them needs a guard."""
-        for name, value in figures.items():
-            self.words[FIGURES_AT + FIGURES.index(name)] = _as_word(value)
+    def tell(self, **measured: float) -> None:
+        """Metrics of a run, by names of TRAINING_METRICS; 0 takes one back.
+
+        Each is a word of its own, so none of them needs a guard.
+        """
+        for name, value in measured.items():
+            self.words[TRAINING_AT + TRAINING_METRICS.index(name)] = _as_word(value)
 
     def use_codec(self, name: str, why: str) -> None:
         """What travels to other hosts, and the sentence that says why."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wiiiiided.cluster.membership.links import Links
 
 
-TRIAL_KEPT_S: Final = 60.0  # a trial whose `wiiiiide plan` is gone; else that removes it
+TRIAL_KEPT_S: Final = 60.0  # an ended trial; only one whose client is gone lives so long
 
 
 class Pruner:

@@ -240,7 +240,7 @@ class QueueDaemon(DaemonProcess):
         return await self.checkpoints.bring(job, attempt)
 
     async def _forget(self, number: int) -> None:
-        """A trial that is over goes when a client says so; its files are the pruner's business."""
+        """Remove an ended trial at a client's request; the pruner removes its files."""
         await self.pruner.forget(number)
 
     def _trouble(self) -> str:

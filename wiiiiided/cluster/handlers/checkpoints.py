@@ -168,7 +168,7 @@ class Checkpoints:
         missing: dict[str, str],
         empty: list[str],
     ) -> str:
-        """Take a node's set; a sentence about it. "": `missing` or `empty` has why there is none.
+        """Fetch a node's set. Returns a sentence; "": the node is in `missing` or `empty` now.
         HostError: nor will another node's do."""
         try:
             return await self._receive(job, node, asked, path)
@@ -189,7 +189,7 @@ class Checkpoints:
     def _tell_without(
         self, job: Job, saved: Saved, missing: dict[str, str], empty: list[str]
     ) -> None:
-        """The attempt begins without checkpoints. HostError: it must not."""
+        """Note that the attempt begins without checkpoints; HostError if they are required."""
         if saved.job != job.id:
             raise HostError(_listed(missing) or f"job {saved.job} has none any more")
         if job.spec.output.checkpoints:

@@ -22,14 +22,14 @@ from wiiiiided.domain.states import ENDED
 
 
 class Resumption:
-    """Of one queue."""
+    """Checks that a job may begin with another's checkpoints."""
 
     def __init__(self, jobs: JobRequests, node_rpc: NodeRpc) -> None:
         self._jobs = jobs
         self._node_rpc = node_rpc
 
     async def of(self, caller: Caller, request: m.Submission) -> Saved | None:
-        """Where what the new job begins with lies. Refuse: why it cannot have that."""
+        """Where the checkpoints lie. Refuse: why they cannot be used."""
         if not isinstance(request, m.SubmitResuming):
             return None
         job = self._jobs.find(request.resumes)

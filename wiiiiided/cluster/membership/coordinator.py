@@ -20,7 +20,7 @@ from wiiiiided.cluster.membership.dial import Dialer
 from wiiiiided.cluster.membership.dispatch import Assigner
 from wiiiiided.cluster.membership.links import Links
 from wiiiiided.cluster.membership.members import Members
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.state.controller import Controller
 from wiiiiided.cluster.trust.certificate import is_due
@@ -39,13 +39,13 @@ class Coordination:
         controller: Controller,
         assigner: Assigner,
         workers: Workers,
-        on_figures: Callable[[str, NodeFigures], None],
+        on_metrics: Callable[[str, NodeMetrics], None],
     ) -> None:
         self.members = members
         self.controller = controller
         self.credentials = Credentials(members.identity)
         self.connections = OpenConnections()
-        self.links = Links(controller, assigner, members, self.connections, on_figures)
+        self.links = Links(controller, assigner, members, self.connections, on_metrics)
         self.dialer = Dialer(self.credentials.client, members.verdict)
         self._workers = workers
         self._beat: asyncio.TimerHandle | None = None

@@ -3,7 +3,7 @@
     LinkHello ──► NodeSeen: the control plane hears of it
               ◄── Reconcile: all that is believed to be there, in as many messages as it needs
     Report    ──► re-stamped by this machine's clock, to the controller
-    Figures   ──► to the sampler
+    Metrics   ──► to the sampler
     the end, or ten seconds of silence ──► NodeLeft; what is on that node may go on
 
 A second link of the same member takes the place of the first: it knows better than we do whether
@@ -25,7 +25,7 @@ from wiiiiided.cluster.membership.dispatch import Assigner
 from wiiiiided.cluster.membership.link import DaemonLink
 from wiiiiided.cluster.membership.members import Members
 from wiiiiided.cluster.peering import messages as p
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.rpc.messages import Message
@@ -41,7 +41,7 @@ from wiiiiided.text import plain
 HELLO_S = 10.0
 AGO_S = 86400.0  # the longest ago that something can have happened and still be news
 RENEW_LOOK_S = 3600.0
-FIGURES_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop the daemon
+METRICS_BYTES = 256 << 10  # of one message: thousands of ranks; reading more would stop the daemon
 VERSION_CHARS = 64
 ERROR_CHARS = 300
 USER_CHARS = 64
@@ -59,13 +59,13 @@ class Links:
         assigner: Assigner,
         members: Members,
         connections: OpenConnections,
-        on_figures: Callable[[str, NodeFigures], None],
+        on_metrics: Callable[[str, NodeMetrics], None],
     ) -> None:
         self.controller = controller
         self.assigner = assigner
         self.members = members
         self._connections = connections
-        self._on_figures = on_figures
+        self._on_metrics = on_metrics
         self._links: dict[str, DaemonLink] = {}
         self._leaving: set[str] = set()  # removed, and heard until their allocations have ended
         self._sorted: set[str] = set()  # whose files were compared with the queue
@@ -212,9 +212,9 @@ class Links:
             match said:
                 case p.Report():
                     self._reported(name, said)
-                case p.MetricsUpdate(figures=figures):
-                    if len(data) <= FIGURES_BYTES:
-                        self._on_figures(name, figures)
+                case p.MetricsUpdate(metrics=metrics):
+                    if len(data) <= METRICS_BYTES:
+                        self._on_metrics(name, metrics)
                 case p.RenewRequest(request=request):
                     self._renew(name, request)
                 case p.Ping():

@@ -26,7 +26,7 @@ from wiiiiided.cluster.membership.credentials import Credentials
 from wiiiiided.cluster.membership.dial import Dialer, Turned, Unreachable
 from wiiiiided.cluster.membership.link import DaemonLink
 from wiiiiided.cluster.peering import messages as p
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.trust.certificate import Certificate
 from wiiiiided.domain.node import Node
@@ -96,9 +96,9 @@ class Uplink:
         if self._link is not None:
             self._link.say(p.Report(event))  # type: ignore[arg-type]
 
-    def push(self, figures: NodeFigures) -> None:
+    def push(self, metrics: NodeMetrics) -> None:
         if self._link is not None:
-            self._link.say(p.MetricsUpdate(figures))
+            self._link.say(p.MetricsUpdate(metrics))
 
     async def renew(self) -> float:
         """A new certificate; until when it is valid. WiiiiideError: why there is none."""

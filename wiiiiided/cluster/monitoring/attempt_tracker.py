@@ -31,7 +31,7 @@ from wiiiiided.cluster.control.transitions import with_error, worst
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader, ranks_on
 from wiiiiided.cluster.monitoring.stats_pages import CODEC_CHARS, WHY_CHARS
-from wiiiiided.cluster.peering.metrics_codec import AttemptFigures, NodeFigures, Observed, unpack
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics, Observed, PackedMetrics, unpack
 from wiiiiided.cluster.state.run_records import RunRecords
 from wiiiiided.domain.metrics import Metrics, RankSample, RunRecord
 from wiiiiided.log import about, logger
@@ -197,30 +197,30 @@ class AttemptTracker:
         self._save_due()
         return found
 
-    def take(self, node: str, figures: NodeFigures) -> None:
+    def take(self, node: str, metrics: NodeMetrics) -> None:
         """What another node has read, checked. What does not belong is dropped."""
         try:
-            for each in figures.attempts:
-                self._take_from(node, figures.at, each)
+            for each in metrics.attempts:
+                self._take_from(node, metrics.at, each)
         except ValueError as problem:
             now = self._monotonic()
             if now - self._nonsense.get(node, float("-inf")) >= NONSENSE_EVERY_S:
                 logger.warning("metrics of node %s are dropped: %s", node, problem)
                 self._nonsense[node] = now
 
-    def _take_from(self, node: str, at: float, figures: AttemptFigures) -> None:
-        followed = self.live.get((figures.job, figures.attempt))
+    def _take_from(self, node: str, at: float, metrics: PackedMetrics) -> None:
+        followed = self.live.get((metrics.job, metrics.attempt))
         attempt = followed.job.attempt if followed is not None else None
         if followed is None or attempt is None:
             return  # it has just ended, or is not known here yet
-        found = unpack(at, figures.ranks)
+        found = unpack(at, metrics.ranks)
         ranks = ranks_on(node, attempt)
         if any(one.sample.rank not in ranks for one in found):
-            raise ValueError(f"ranks of job {figures.job} that do not run there")
-        if figures.codec is not None and figures.codec[0] in ranks:
-            rank, name, why = figures.codec
+            raise ValueError(f"ranks of job {metrics.job} that do not run there")
+        if metrics.codec is not None and metrics.codec[0] in ranks:
+            rank, name, why = metrics.codec
             followed.codecs[rank] = plain(name, CODEC_CHARS), plain(why, WHY_CHARS)
-        for rank, said in figures.metrics.items():
+        for rank, said in metrics.metrics.items():
             if rank in ranks:
                 followed.metrics[rank] = _believed(said)
         whole = (_whole(one, followed) for one in found)

@@ -19,7 +19,7 @@ from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.host_stats import HostStats
 from wiiiiided.cluster.monitoring.rank_stats import AttemptReading, Key, RankStatsReader
-from wiiiiided.cluster.peering.metrics_codec import METRIC_RANKS, AttemptFigures, NodeFigures, pack
+from wiiiiided.cluster.peering.metrics_codec import METRIC_RANKS, NodeMetrics, PackedMetrics, pack
 from wiiiiided.domain.metrics import Metrics
 
 EVERY_S: Final = 1.0
@@ -40,7 +40,7 @@ class Pusher:
         following: Callable[[], Mapping[Key, Job]],
         machine: HostStats,
         loop: asyncio.AbstractEventLoop,
-        send: Callable[[NodeFigures], None],
+        send: Callable[[NodeMetrics], None],
     ) -> None:
         self.reader = reader
         self.following = following
@@ -89,7 +89,7 @@ class Pusher:
         codec = self._codec(looks)
         metrics = self._metrics(looks)
         attempts = tuple(
-            AttemptFigures(
+            PackedMetrics(
                 *look.key,
                 pack(at, look.observed),
                 codec[1] if codec is not None and codec[0] == look.key else None,
@@ -99,7 +99,7 @@ class Pusher:
             if look.readings
         )
         cpu, memory = (_rounded(ratio) for ratio in (health.cpu, health.memory_used))
-        self.send(NodeFigures(at, cpu, memory, health.swapping, attempts))
+        self.send(NodeMetrics(at, cpu, memory, health.swapping, attempts))
 
     def _metrics(self, looks: Iterable[AttemptReading]) -> dict[Key, dict[int, Metrics]]:
         """What scripts report by name, of a few ranks: the others are told in the next messages."""

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.host_stats import HostStats
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.state.controller import Controller
 from wiiiiided.metrics.snapshot import Health, Trend, node_rates
 
@@ -81,11 +81,11 @@ class Sampler:
             self._flusher = self._loop.call_later(FLUSH_S, self._flush)
         self._plan()
 
-    def take(self, node: str, figures: NodeFigures) -> None:
+    def take(self, node: str, metrics: NodeMetrics) -> None:
         """What another node has sent; it may be anything."""
-        health = Health(_ratio(figures.cpu), _ratio(figures.memory_used), figures.swapping)
+        health = Health(_ratio(metrics.cpu), _ratio(metrics.memory_used), metrics.swapping)
         self.heard[node] = Heard(health, self._loop.time())
-        self._guarded(lambda: self.tracker.take(node, figures))
+        self._guarded(lambda: self.tracker.take(node, metrics))
 
     @contextlib.contextmanager
     def watching(self, every_s: float) -> Iterator[asyncio.Event]:

@@ -25,8 +25,8 @@ from msgspec.structs import replace
 from wiiiiided.backend.shm import stats
 from wiiiiided.cluster.allocation.job_dirs import JobDirs, open_untrusted
 from wiiiiided.cluster.monitoring.host_stats import Usage
-from wiiiiided.cluster.peering.metrics_codec import LARGEST, LARGEST_FIGURE, LARGEST_STEP
-from wiiiiided.domain.metrics import Metrics, RankSample, TrainingFigures
+from wiiiiided.cluster.peering.metrics_codec import LARGEST, LARGEST_STEP, LARGEST_TRAINING
+from wiiiiided.domain.metrics import Metrics, RankSample, TrainingMetrics
 from wiiiiided.errors import HostError
 from wiiiiided.metrics.rates import fell
 from wiiiiided.text import plain
@@ -68,7 +68,7 @@ class CodecWords(NamedTuple):
 
 
 NOTHING_SAID: Final = Said()
-NO_FIGURES: Final = TrainingFigures()
+NO_TRAINING: Final = TrainingMetrics()
 NO_CODEC: Final = CodecWords()
 
 
@@ -280,15 +280,15 @@ def _metrics(words: Words, page: bytes) -> Metrics:
     return found
 
 
-def _training(words: Words) -> TrainingFigures:
-    """Those that can be: all of them are above 0."""
-    told = words[stats.FIGURES_AT : stats.FIGURES_AT + len(stats.FIGURES)]
+def _training(words: Words) -> TrainingMetrics:
+    """Training metrics of a page; values that are not above 0 are left out."""
+    told = words[stats.TRAINING_AT : stats.TRAINING_AT + len(stats.TRAINING_METRICS)]
     if not any(told):
-        return NO_FIGURES
-    values = zip(stats.FIGURES, map(_as_float, told), strict=True)
-    found = {name: value for name, value in values if 0 < value <= LARGEST_FIGURE}
+        return NO_TRAINING
+    values = zip(stats.TRAINING_METRICS, map(_as_float, told), strict=True)
+    found = {name: value for name, value in values if 0 < value <= LARGEST_TRAINING}
     own_steps = found.pop("own_steps", None) is not None
-    return TrainingFigures(**found, own_steps=own_steps)
+    return TrainingMetrics(**found, own_steps=own_steps)
 
 
 def _as_float(word: int) -> float:

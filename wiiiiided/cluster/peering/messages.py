@@ -39,7 +39,7 @@ from wiiiiided import __version__
 from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
-from wiiiiided.cluster.peering.metrics_codec import NodeFigures
+from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.rpc.messages import Message
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
@@ -225,7 +225,7 @@ class Report(Message, frozen=True, tag="Report"):
 
 
 class MetricsUpdate(Message, frozen=True, tag="Figures"):
-    figures: NodeFigures
+    metrics: NodeMetrics = msgspec.field(name="figures")
 
 
 NodeAction = (

@@ -1,7 +1,7 @@
 """A node's metrics as they travel to the coordinator: eight ranks in about a kilobyte.
 
-    NodeFigures ── at, cpu, memory, swapping
-                └─ AttemptFigures ── job, attempt
+    NodeMetrics ── at, cpu, memory, swapping
+                └─ PackedMetrics ── job, attempt
                                   ├─ ranks   base 85 of: columns, then a row a rank, as varints
                                   └─ codec   of one rank: it changes seldom, so ranks take turns
 
@@ -30,7 +30,7 @@ from typing import Annotated, Final, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from wiiiiided.domain.metrics import Metrics, RankSample, TrainingFigures
+from wiiiiided.domain.metrics import Metrics, RankSample, TrainingMetrics
 
 LARGEST: Final = 1 << 60  # of a counter: an exabyte, or 36 years in nanoseconds
 LARGEST_STEP: Final = 1 << 53  # what JSON's readers hold exactly
@@ -42,10 +42,12 @@ VARINT_BYTES: Final = 10
 COLUMNS_MOST: Final = 128
 METRIC_RANKS: Final = 8  # whose metrics are in one message
 MOST_LOSS: Final = 3.4e38  # what four bytes hold
-LARGEST_FIGURE: Final = 1e9  # of those that training measures
+LARGEST_TRAINING: Final = 1e9  # of those that training measures
 MEASURED, DIVERGED, HAS_LOSS, OWN_STEPS = 1, 2, 4, 8  # bits of the flags
-MICRO: Final = 1_000_000  # training's figures travel in millionths
-FIGURES: Final = tuple(name for name in TrainingFigures.__struct_fields__ if name != "own_steps")
+MICRO: Final = 1_000_000  # training's metrics travel in millionths
+TRAINING_METRICS: Final = tuple(
+    name for name in TrainingMetrics.__struct_fields__ if name != "own_steps"
+)
 
 _FLOAT: Final = struct.Struct("<f")
 _WORD: Final = struct.Struct("<I")
@@ -55,7 +57,7 @@ Pid = Annotated[int, Meta(gt=0, lt=1 << 31)]
 Count = Annotated[int, Meta(ge=0, le=LARGEST)]
 Ms = Annotated[int, Meta(ge=0, le=LARGEST_MS)]
 Step = Annotated[int, Meta(ge=0, le=LARGEST_STEP + 1)]
-Micro = Annotated[int, Meta(ge=0, le=int(LARGEST_FIGURE) * MICRO)]
+Micro = Annotated[int, Meta(ge=0, le=int(LARGEST_TRAINING) * MICRO)]
 Kib = Annotated[int, Meta(ge=0, le=LARGEST >> 10)]
 
 
@@ -92,7 +94,7 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
     other_waited_ms: Ms = 0
     cpu1: Annotated[int, Meta(ge=0, le=100 << 20)] = 0  # hundredths of a core
     cpu_s1: Ms = 0  # hundredths of a second: as the kernel counts
-    # What training measures, in the order of FIGURES; 0: not known.
+    # What training measures, in the order of TRAINING_METRICS; 0: not known.
     noise_scale: Micro = 0
     noise_batches: Micro = 0
     share: Micro = 0
@@ -106,7 +108,7 @@ class RankRow(msgspec.Struct, frozen=True, array_like=True):
 COLUMNS: Final = len(RankRow.__struct_fields__)
 
 
-class AttemptFigures(msgspec.Struct, frozen=True, array_like=True):
+class PackedMetrics(msgspec.Struct, frozen=True, array_like=True):
     job: int
     attempt: int
     ranks: str  # packed
@@ -114,12 +116,12 @@ class AttemptFigures(msgspec.Struct, frozen=True, array_like=True):
     metrics: dict[int, Metrics] = {}  # by rank; untrusted names
 
 
-class NodeFigures(msgspec.Struct, frozen=True, array_like=True):
+class NodeMetrics(msgspec.Struct, frozen=True, array_like=True):
     at: float  # monotonic seconds of the node that sends them
     cpu: float | None
     memory_used: float | None
     swapping: bool
-    attempts: tuple[AttemptFigures, ...] = ()
+    attempts: tuple[PackedMetrics, ...] = ()
 
 
 class Observed(NamedTuple):
@@ -181,7 +183,7 @@ def _row(at: float, one: Observed) -> RankRow:
         _loss_word(sample.loss or 0.0),
         *[*waited, 0, 0, 0, 0][: 2 * PEERS],
         *(0 if value is None else round(100 * value) + 1 for value in (sample.cpu, sample.cpu_s)),
-        *(round(MICRO * (getattr(sample.training, name) or 0.0)) for name in FIGURES),
+        *(round(MICRO * (getattr(sample.training, name) or 0.0)) for name in TRAINING_METRICS),
     ]
     return RankRow(*words)
 
@@ -212,9 +214,9 @@ def _observed(at: float, row: RankRow) -> Observed:
     return Observed(sample, None if lived_ms is None else lived_ms / 1000)
 
 
-def _training(row: RankRow) -> TrainingFigures:
-    told = {name: word / MICRO for name in FIGURES if (word := getattr(row, name))}
-    return TrainingFigures(**told, own_steps=bool(row.flags & OWN_STEPS))
+def _training(row: RankRow) -> TrainingMetrics:
+    told = {name: word / MICRO for name in TRAINING_METRICS if (word := getattr(row, name))}
+    return TrainingMetrics(**told, own_steps=bool(row.flags & OWN_STEPS))
 
 
 def _known(word: int) -> int | None:

@@ -132,7 +132,7 @@ class RunRecords:
         return self._longest[name]
 
     def drop(self, job: int) -> None:
-        """Of a trial nothing is kept for prediction either."""
+        """Delete a trial's records, those for predictions included."""
         self._db.execute("DELETE FROM runs WHERE job = ?", (job,))
 
     def forget(self, jobs: Sequence[int]) -> None:

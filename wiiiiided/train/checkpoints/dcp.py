@@ -53,7 +53,7 @@ class CheckpointReader(StorageReader):
         self._path = Path(path)
         self._flat: dict[str, Any] = {}
         self._names: set[str] = set()  # of the optimizer's state, where it goes by names
-        self._by_name: dict[str, Any] = {}  # what is another for such a state
+        self._by_name: dict[str, Any] = {}  # entries that differ where optimizer state goes by name
         self._said = ""
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -173,7 +173,7 @@ def _described(leaf: Any) -> TensorStorageMetadata | BytesStorageMetadata:
 
 
 class _Keys(NamedTuple):
-    """Where a checkpoint of DCP has what."""
+    """Keys of a DCP checkpoint, by model name, optimizer entry and group setting."""
 
     model: dict[str, str]  # by the name in the model
     state: dict[tuple[int, str], str]  # by the parameter's number and the entry
@@ -187,7 +187,7 @@ def read_dcp(
     reader = FileSystemReader(path)
     try:
         entries = reader.read_metadata().state_dict_metadata
-    except Exception as problem:  # it is a pickle: whatever reading one raises
+    except Exception as problem:  # the metadata is a pickle, and may raise any exception
         raise UsageError(f"{path} is no checkpoint of torch.distributed: {problem}") from None
     wanted, held = model.state_dict(), optimizer.state_dict()["param_groups"]
     keys = _find(path, entries, wanted, optimizer_names(model, optimizer), held)

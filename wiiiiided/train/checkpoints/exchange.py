@@ -31,12 +31,14 @@ _PIECE: Final = 16 << 20  # bytes of a message
 class FileExchange:
     """The hosts of a group; a process without a group is a host alone."""
 
-    def __init__(self, face: dist.ProcessGroup | None, group: Group | None) -> None:
-        """`group`: of all ranks of `face`."""
-        self._face, self._group = face, group
+    def __init__(self, process_group: dist.ProcessGroup | None, group: Group | None) -> None:
+        """`group`: of all ranks of `process_group`."""
+        self._process_group, self._group = process_group, group
         self.who = f"pid {os.getpid()}" if group is None else group.who
         self.number = HostNumber(0, 1) if group is None else HostNumber.of(group)
-        self.rank, self.ranks = (0, 1) if face is None else (face.rank(), face.size())
+        self.rank, self.ranks = (
+            (0, 1) if process_group is None else (process_group.rank(), process_group.size())
+        )
         self.first_ranks = [0] if group is None else _first_ranks(group)  # of each host
         self._first = 0 if group is None else group.team.ranks[0]  # of this host
 
@@ -47,7 +49,7 @@ class FileExchange:
 
     def tell(self, text: str) -> list[str]:
         """Every rank's text. A collective call."""
-        return [text] if self._face is None else tell_all(self._face, text)
+        return [text] if self._process_group is None else tell_all(self._process_group, text)
 
     def settle(self, problem: str, what: str) -> None:
         """Raise on all ranks if one of them has a problem. A collective call."""
@@ -80,25 +82,25 @@ class FileExchange:
 
     def _send(self, path: Path, ranks: list[int]) -> str:
         """To each of them its size, and then its bytes; where it cannot be read, why not."""
-        assert self._face is not None or not ranks
+        assert self._process_group is not None or not ranks
         problem = ""
         for rank in ranks:
-            to = dist.get_global_rank(self._face, rank)  # type: ignore[arg-type]
+            to = dist.get_global_rank(self._process_group, rank)  # type: ignore[arg-type]
             try:
                 left = path.stat().st_size
             except OSError as error:
                 problem, left = str(error), 0
-            dist.send(torch.tensor([left]), to, self._face)
+            dist.send(torch.tensor([left]), to, self._process_group)
             for piece in _pieces(path, left):
-                dist.send(torch.frombuffer(piece, dtype=torch.uint8), to, self._face)
+                dist.send(torch.frombuffer(piece, dtype=torch.uint8), to, self._process_group)
         return problem
 
     def _receive(self, path: Path, rank: int, model: str | None) -> str:
         """Why it could not be written; all of it is taken from the link in any case."""
-        assert self._face is not None
-        source, problem = dist.get_global_rank(self._face, rank), ""
+        assert self._process_group is not None
+        source, problem = dist.get_global_rank(self._process_group, rank), ""
         size = torch.zeros(1, dtype=torch.int64)
-        dist.recv(size, source, self._face)
+        dist.recv(size, source, self._process_group)
         left, temporary = int(size), path.with_name(f"{path.name}.{os.getpid()}.tmp")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -108,7 +110,7 @@ class FileExchange:
         with open(temporary, "wb") as file:
             while left:
                 piece = torch.empty(min(left, _PIECE), dtype=torch.uint8)
-                dist.recv(piece, source, self._face)
+                dist.recv(piece, source, self._process_group)
                 left -= piece.numel()
                 problem = problem or _append(file, piece)
         problem = problem or _keep(temporary, path, model)

@@ -7,7 +7,7 @@
     …     structure (`backend/wire/tensors`)
     4096n data: each tensor at a multiple of 64, so that a mapped file is read in place
 
-Nothing in it is unpickled, whoever wrote it. `model` is a digest of the names, dtypes and shapes of
+Nothing in it is ever unpickled. `model` is a digest of the names, dtypes and shapes of
 a model and the kind of its optimizer; it is part of the file's name, so that two models may share a
 folder without touching each other's files.
 """

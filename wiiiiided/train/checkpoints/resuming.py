@@ -32,10 +32,12 @@ _NOTHING = NewestFile(None, 0, [])
 class Resumer:
     """Finds what a run goes on from."""
 
-    def __init__(self, folder: Path, model: str, face: dist.ProcessGroup, group: Group) -> None:
+    def __init__(
+        self, folder: Path, model: str, process_group: dist.ProcessGroup, group: Group
+    ) -> None:
         """`group`: of all ranks."""
         self._folder, self._model = folder, model
-        self._exchange = FileExchange(face, group)
+        self._exchange = FileExchange(process_group, group)
 
     def find(self) -> dict[str, Any] | None:
         """The newest state, on all ranks; None: there is none. A collective call."""

@@ -61,12 +61,17 @@ class Saver:
         self,
         policy: SavePolicy,
         model: str,
-        face: dist.ProcessGroup,
+        process_group: dist.ProcessGroup,
         group: Group,
         collect: Collect,
     ) -> None:
         """`collect`: the host's state but for random generators. A collective call of the host."""
-        self._face, self._group, self._collect, self._model = face, group, collect, model
+        self._process_group, self._group, self._collect, self._model = (
+            process_group,
+            group,
+            collect,
+            model,
+        )
         self._policy, self.folder = policy, policy.path
         self.number = HostNumber.of(group)
         self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
@@ -91,7 +96,7 @@ class Saver:
         if self._is_begun:
             return
         mine = candidates(self.folder, self._model, self.number.host, [])
-        told = tell_all(self._face, str(mine[0][2]) if mine else "")
+        told = tell_all(self._process_group, str(mine[0][2]) if mine else "")
         if found := next((path for path in told if path), ""):
             raise UsageError(
                 f"there is a checkpoint of an earlier run, {found}: call run.resume() before the "
@@ -112,7 +117,7 @@ class Saver:
         if self._policy.steps is not None:
             return SaveWish(step - self._last_step >= self._policy.steps)
         late = time.monotonic() - self._last_s >= self._policy.seconds
-        return SaveWish(self._face.rank() == 0 and late)
+        return SaveWish(self._process_group.rank() == 0 and late)
 
     def stepped(self, step: int, wished: SaveWish) -> None:
         """All ranks have made a step, and know what one of them wished then."""
@@ -144,7 +149,7 @@ class Saver:
             if waits:
                 self._end_writer()
         if waits:
-            tell_all(self._face, "")
+            tell_all(self._process_group, "")
             self._signals.saved(step)
 
     def _lay_down_rng(self) -> None:
@@ -181,7 +186,7 @@ class Saver:
         self._start(step, room, image.nbytes, path)
 
     def _image_of(self, step: int, value: dict[str, Any]) -> tuple[FileImage, str]:
-        head = FileHead(step, *self.number, self._face.size(), self._model)
+        head = FileHead(step, *self.number, self._process_group.size(), self._model)
         return FileImage.of(head, value), str(self.folder / head.name)
 
     def _say_busy(self, step: int, busy: int) -> None:
@@ -218,7 +223,7 @@ class Saver:
             self._image, self._prepared = self._prepared.result(), None
         if self._image is not None and self._image.nbytes >= nbytes:
             return self._image
-        self._image = None  # what it had is free again
+        self._image = None  # its memory is free before a larger copy is made
         self._image = _make_room(nbytes)
         if self._image is not None:
             return self._image

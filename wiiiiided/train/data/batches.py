@@ -73,7 +73,7 @@ class Batches:
         epochs: int | None = None,
     ) -> None:
         """`batch_size` is that of all ranks together. The same arguments on every rank. `epochs`:
-        how many the script means to train, for those who watch.
+        how many the script means to train, for `top` and `ps`.
 
         "auto": as data= of wide.parallel it follows the gradient noise scale `between` two bounds,
         and learning rates go along by `lr_rule`: "sqrt", "linear" or "none".

@@ -126,7 +126,7 @@ class RoundCursor(Cursor):
         return self.handed >= found.counts[self.host]
 
     def end_round(self, end: int, made: Sequence[int]) -> bool:
-        """Every host has trained so many batches; whether hosts have got what was foreseen."""
+        """Record how many batches each host has trained; returns whether that was the plan."""
         epoch, place, places = self.committed
         foreseen = cut_round(place, end, self.sizes)
         settled = settle_rounds(place, end, self.sizes, made)

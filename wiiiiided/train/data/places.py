@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class PlaceRange(NamedTuple):
-    """PlacesLeft or numbers, from one to before another."""
+    """Positions or numbers from `begin` up to, not including, `end`."""
 
     begin: int
     end: int

@@ -73,7 +73,9 @@ def build_alone(make: Callable[[], Any]) -> SharedDataset:
     return _dataset(segment)
 
 
-def build_together(make: Callable[[], Any], face: dist.ProcessGroup, group: Group) -> SharedDataset:
+def build_together(
+    make: Callable[[], Any], process_group: dist.ProcessGroup, group: Group
+) -> SharedDataset:
     """A collective call: the first rank of each host makes it for all ranks there."""
     team, packed, problem = group.team, None, None
     if team.rank == 0:
@@ -81,7 +83,7 @@ def build_together(make: Callable[[], Any], face: dist.ProcessGroup, group: Grou
             packed = _packed(make)
         except BaseException as raised:  # an interrupt too: the others wait
             problem = raised
-    told = tell_all(face, _told(packed, problem))
+    told = tell_all(process_group, _told(packed, problem))
     if problem is not None:
         raise problem
     for rank, text in enumerate(told):

@@ -112,7 +112,7 @@ def machines_for(
 
 
 def _names(wanted: str | None) -> list[str]:
-    """Those that were named; a number, or all, names none."""
+    """Machine names in --nodes; a number or `all` gives none."""
     if wanted is None or wanted == "all" or wanted.isdecimal():
         return []
     return [*dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip())]
@@ -127,7 +127,7 @@ def _count(wanted: str, fit: int) -> int:
 
 
 def _usual(job: LoadedJob, client: Client) -> tuple[str, ...]:
-    """The machines that the job has got without a change."""
+    """The machines that the scheduler would choose without --nodes."""
     try:
         layout = placement.plan(job.spec, [view.node for view in client.nodes().nodes])
     except placement.NeverRuns:
@@ -136,7 +136,7 @@ def _usual(job: LoadedJob, client: Client) -> tuple[str, ...]:
 
 
 def _may_run(job: LoadedJob, chosen: Sequence[NodeView], yes: bool) -> bool:
-    """It is said what will run, and asked for where there is a person to ask."""
+    """Say what will run, and ask on a terminal."""
     names = " ".join(view.node.name for view in chosen)
     screen.say(
         f"plan runs {toml(list(job.spec.run.command))} on {names}, some seconds on each machine "
@@ -177,7 +177,7 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
 
 
 def _keep(client: Client, job: LoadedJob, probe: TrialMeasures, rows: Sequence[PlanRow]) -> None:
-    """For the next run; a plan is good without that."""
+    """Keep the rows for the next run; failing to is only a note."""
     if not probe.script.shape:
         return
     try:
@@ -204,7 +204,7 @@ def _write(job: LoadedJob, keys: dict[tuple[str, str], object], apply: bool, as_
     said = ", ".join(f"{table}.{key} = {toml(value)}" for (table, key), value in keys.items())
     if not keys:
         if apply:
-            screen.say(f"{job.file} says so already")
+            screen.say(f"{job.file} has the recommended values already")
         return 0
     if not apply:
         asked = sys.stdin and sys.stdin.isatty() and sys.stdout.isatty() and not as_json

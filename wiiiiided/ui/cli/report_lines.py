@@ -20,7 +20,7 @@ from wiiiiided.ui.report.sanitize import sanitized
 from wiiiiided.ui.report.summary import (
     codec_words,
     facts,
-    has_figures,
+    has_metrics,
     is_loud,
     latest,
     why_nothing,
@@ -206,7 +206,7 @@ def _strips(past: RunHistory, look: ReportStyle) -> Iterator[Strip]:
 
 def _ranks(run: RunRecord, look: ReportStyle, several: bool) -> Iterator[str]:
     of = f" of attempt {run.attempt}" if several else ""
-    if has_figures(run):
+    if has_metrics(run):
         yield from _time(run, look, of)
         yield from _batches(run, look, of)
         yield from _wire(run, look)

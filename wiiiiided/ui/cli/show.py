@@ -20,7 +20,7 @@ from wiiiiided.ui.cli.units_text import clock, code_words, job_id, span
 from wiiiiided.ui.jobfile.writer import as_in_file
 from wiiiiided.ui.report.ranks import memory_of
 from wiiiiided.ui.report.sanitize import sanitized_run
-from wiiiiided.ui.report.summary import beyond_state, figures, has_figures, is_loud
+from wiiiiided.ui.report.summary import beyond_state, has_metrics, is_loud, metric_rows
 from wiiiiided.ui.report.words import size
 
 
@@ -43,7 +43,7 @@ def sections(detail: JobDetail, now: float) -> Iterator[FactSection]:
     yield FactSection(title, list(_facts(detail, now)), state=job.state)
     if spec := [(cell(key), cell(value)) for key, value in settings_of(detail.spec)]:
         yield FactSection("settings", spec, lambda row: f"  {row[0]} = {row[1]}")
-    yield from _figures(detail)
+    yield from _metrics(detail)
     if detail.ranks:
         rows = list(_ranks(detail))
         widest = max(columns(row[1]) for row in rows)
@@ -82,13 +82,13 @@ def _use(totals: RankSample | None) -> str:
     return "  ".join(filter(None, (cores, memory)))
 
 
-def _figures(detail: JobDetail) -> Iterator[FactSection]:
+def _metrics(detail: JobDetail) -> Iterator[FactSection]:
     """What the latest attempt counted; nothing where it counted nothing."""
     run = None if detail.run is None else sanitized_run(detail.run)
-    if run is None or not (has_figures(run) or memory_of(run) is not None):
+    if run is None or not (has_metrics(run) or memory_of(run) is not None):
         return
     running = "" if run.ended_at is not None else " so far"
-    rows = [(title, cell(text)) for title, text in figures(run)]
+    rows = [(title, cell(text)) for title, text in metric_rows(run)]
     loud = {title for title, text in rows if is_loud(title, text)}
     yield FactSection(f"figures of attempt {run.attempt}{running}", rows, loud=loud)
 

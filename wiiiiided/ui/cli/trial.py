@@ -65,7 +65,7 @@ class TrialJob(NamedTuple):
 
 
 class TrialRun:
-    """After `close` nothing of it is left; then there may be more."""
+    """The trial's jobs; `close` removes them, and more may be started afterwards."""
 
     def __init__(self, client: Client, spec: JobSpec, archive: Packed) -> None:
         self._client, self._spec, self._archive = client, spec, archive
@@ -156,7 +156,7 @@ class TrialRun:
             time.sleep(LOOK_S)
 
     def _check(self, job: TrialJob, now: JobReason, begun: dict[int, float]) -> None:
-        """Raise what keeps a job from an answer."""
+        """Raise TrialFailed if this job cannot give a result any more."""
         where = " ".join(job.nodes)
         if now.state in ENDED:
             raise TrialFailed(_ended(where, now))
@@ -240,7 +240,7 @@ def _quiet(spec: JobSpec, run: Run, resources: Resources, max_time_s: float) -> 
 
 
 def machine(name: str, lines: Sequence[RankLine]) -> MachineProbe:
-    """A machine's ranks together: the slowest one's steps, all ones' samples."""
+    """A machine's ranks together: the slowest one's step, the sum of their samples."""
     return MachineProbe(
         name,
         len(lines),
@@ -251,7 +251,7 @@ def machine(name: str, lines: Sequence[RankLine]) -> MachineProbe:
 
 
 def facts(found: dict[str, list[RankLine]]) -> ScriptFacts:
-    """What all machines' ranks say of the script; that of the first is taken."""
+    """Facts of the script, from the first rank."""
     first, *_ = (line for lines in found.values() for line in lines)
     return ScriptFacts(
         first.gradient_bytes,

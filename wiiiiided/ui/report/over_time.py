@@ -15,7 +15,7 @@ from wiiiiided.ui.report import words
 from wiiiiided.ui.report.charts import ChartFigure, Curve, LineChart
 from wiiiiided.ui.report.history import Line, RunHistory
 from wiiiiided.ui.report.ranks import diverged, is_measured
-from wiiiiided.ui.report.summary import has_figures, slowest_of
+from wiiiiided.ui.report.summary import has_metrics, slowest_of
 from wiiiiided.ui.report.ticks import Scale, amounts, around, sizes, times
 from wiiiiided.ui.report.timeline import straggler_spells, timeline
 
@@ -208,7 +208,7 @@ def happened_title(past: RunHistory) -> str:
 
 
 def any_measured(past: RunHistory) -> bool:
-    return any(is_measured(a.run) and has_figures(a.run) for a in past.attempts)
+    return any(is_measured(a.run) and has_metrics(a.run) for a in past.attempts)
 
 
 def _tell(point: Point) -> str:

@@ -19,7 +19,7 @@ from wiiiiided.ui.report.ranks import (
     split_of,
     spread,
 )
-from wiiiiided.ui.report.summary import codec_words, has_figures, split_words, wire_words
+from wiiiiided.ui.report.summary import codec_words, has_metrics, split_words, wire_words
 from wiiiiided.ui.report.ticks import Scale, amounts, sizes
 
 NODES = 64  # bars; the sums count all
@@ -32,7 +32,7 @@ PARTS = (
 
 
 def rank_charts(run: RunRecord) -> Iterator[ChartFigure]:
-    if not has_figures(run):
+    if not has_metrics(run):
         return
     nodes = nodes_of(run)
     yield from _time(run, nodes)

@@ -21,7 +21,7 @@ from wiiiiided.domain.metrics import (
     RankSample,
     Rates,
     RunRecord,
-    TrainingFigures,
+    TrainingMetrics,
 )
 from wiiiiided.ui.report.words import LATEST, known
 
@@ -113,11 +113,11 @@ def _sample(sample: RankSample) -> RankSample:
     )
 
 
-def _training(told: TrainingFigures) -> TrainingFigures:
+def _training(told: TrainingMetrics) -> TrainingMetrics:
     names = (name for name in told.__struct_fields__ if name != "own_steps")
     values = {name: known(getattr(told, name)) for name in names}
     found = {name: value for name, value in values.items() if value is not None and value > 0}
-    return TrainingFigures(**found, own_steps=told.own_steps)
+    return TrainingMetrics(**found, own_steps=told.own_steps)
 
 
 def _metrics(said: Metrics) -> Metrics:

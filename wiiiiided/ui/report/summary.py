@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RankRecord, RunRecord
 from wiiiiided.metrics.straggler import of_run, turns_of_run
-from wiiiiided.metrics.training_words import RankFigures, training_facts
+from wiiiiided.metrics.training_words import RankTraining, training_facts
 from wiiiiided.ui.report import ranks, words
 from wiiiiided.ui.report.history import is_running, length_of
 
@@ -48,7 +48,7 @@ def facts(records: JobRecords) -> Iterator[Pair]:
     if job.apart and job.apart not in job.why:
         yield "steps", job.apart
     if run is not None:
-        yield from figures(run)
+        yield from metric_rows(run)
 
 
 def command_of(records: JobRecords) -> str:
@@ -101,11 +101,11 @@ def _attempts(records: JobRecords) -> str:
 
 def latest(records: JobRecords) -> RunRecord | None:
     """The attempt that counts: the last with figures, else the last."""
-    told = [run for run in records.runs if has_figures(run)]
+    told = [run for run in records.runs if has_metrics(run)]
     return (told or records.runs)[-1] if records.runs else None
 
 
-def has_figures(run: RunRecord) -> bool:
+def has_metrics(run: RunRecord) -> bool:
     """Whether its ranks counted or reported anything; an untouched stats page does not."""
     said = any(
         ranks.operations_of(r) or r.totals.step is not None or r.totals.samples is not None
@@ -116,7 +116,7 @@ def has_figures(run: RunRecord) -> bool:
     )
 
 
-def figures(run: RunRecord) -> Iterator[Pair]:
+def metric_rows(run: RunRecord) -> Iterator[Pair]:
     """An attempt in a few numbers; nothing of what it never said."""
     length = length_of(run)
     step, total, samples = ranks.steps_of(run), ranks.total_of(run), ranks.samples_of(run)
@@ -130,7 +130,7 @@ def figures(run: RunRecord) -> Iterator[Pair]:
         yield "operations", told + ("" if len(run.ranks) == 1 else ", all ranks together")
     if said := loss_words(run):
         yield "loss", said
-    if run.ranks and length > 0 and has_figures(run):
+    if run.ranks and length > 0 and has_metrics(run):
         yield "time", split_words(run)
     if sentence := wire_words(run):
         yield "wire", sentence
@@ -142,7 +142,7 @@ def figures(run: RunRecord) -> Iterator[Pair]:
             f"{cores:.2f} cores in the mean"
             + ("" if len(run.ranks) == 1 else ", all ranks together"),
         )
-    trained = [RankFigures(rank.rank, rank.node, rank.totals.training) for rank in run.ranks]
+    trained = [RankTraining(rank.rank, rank.node, rank.totals.training) for rank in run.ranks]
     yield from training_facts(trained, samples / step if samples and step else None)
     if metrics := ranks.metrics_of(run):
         yield "metrics", ", ".join(f"{name} {metric_words(v)}" for name, v in metrics.items())
@@ -231,7 +231,7 @@ def straggler_words(run: RunRecord, rank: RankRecord) -> str:
 
 def why_nothing(records: JobRecords) -> str:
     """The sentence of a report without figures; empty where there are some."""
-    if any(map(has_figures, records.runs)):
+    if any(map(has_metrics, records.runs)):
         return ""
     if not records.job.attempt:
         return "This job has not run: there are no figures."

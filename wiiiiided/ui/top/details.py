@@ -15,7 +15,7 @@ from rich.text import Text
 
 from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, StoryLine
 from wiiiiided.domain.metrics import METRICS, JobNow, NodeNow, RankNow, Rates
-from wiiiiided.metrics.training_words import RankFigures, training_facts
+from wiiiiided.metrics.training_words import RankTraining, training_facts
 from wiiiiided.text import compact_bytes, span
 from wiiiiided.ui.top import nodes, numbers
 from wiiiiided.ui.top.jobs import SIGNS, attempts, rate_text, reason, step_text
@@ -215,7 +215,7 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
 
 def _training(now: JobNow, scene: Scene) -> Iterator[Fact]:
     """What `wide.parallel` measures, and how gradients travel to other hosts."""
-    told = [RankFigures(rank.rank, rank.node, rank.training) for rank in now.ranks]
+    told = [RankTraining(rank.rank, rank.node, rank.training) for rank in now.ranks]
     rates = now.rates
     samples = rates.samples / rates.steps if rates.samples and rates.steps else None
     for name, text in training_facts(told, samples):

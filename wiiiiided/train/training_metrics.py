@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wiiiiided.backend.engine.process import stats_page
-from wiiiiided.backend.shm.stats import FIGURES
+from wiiiiided.backend.shm.stats import TRAINING_METRICS
 from wiiiiided.train.balance import Balance
 
 
 def begin() -> None:
-    """A new run: what an earlier one of this process told is no figure of it."""
-    stats_page().tell(**dict.fromkeys(FIGURES, 0.0))
+    """A new run begins: clear the metrics of an earlier one in this process."""
+    stats_page().tell(**dict.fromkeys(TRAINING_METRICS, 0.0))
 
 
 def tell_noise(scale: float | None, is_in_samples: bool) -> None:
