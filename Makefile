@@ -44,7 +44,7 @@ format: install
 	@$(BIN)/ruff format .
 
 # Results go to bench/results/; on a quiet machine this takes about an hour and a half. BENCH=--no-save only shows them.
-# The last four make hosts: they need root, iproute2, iperf3, and cluster.py systemd-container and dbus.
+# The last five make hosts: they need root, iproute2, iperf3, and cluster.py systemd-container and dbus.
 # One that cannot run says why, and the others go on.
 bench: install $(VENV)/.bench
 	@without=; \
@@ -67,6 +67,7 @@ bench: install $(VENV)/.bench
 	run sockets.py --save; \
 	run two_hosts.py --save; \
 	run slow_links.py; \
+	run plan.py; \
 	run cluster.py; \
 	test -z "$$without" || { echo "without a result, for the reason given above:$$without"; exit 1; }
 

@@ -51,10 +51,8 @@ class Contender:
 
     @property
     def proof_steps(self) -> int:
-        """After so many steps all ranks have the same weights; "auto" exchanges after the first."""
-        if isinstance(self.every, str):
-            return 1
-        return self.every if self.every > 1 else 3
+        """So many, then all ranks agree; "auto" exchanges after the first, and begins a round."""
+        return 1 if isinstance(self.every, str) else 3
 
 
 ALONE = Contender("one host alone", "host alone", None)
@@ -162,6 +160,43 @@ class Speed:
     notes: list[str] = field(default_factory=list)
 
 
+class Trainers:
+    """Ranks in which every contender is alive, opened by its name and measured in turns."""
+
+    def __init__(self, hosts: Hosts, fleet: NetFleet) -> None:
+        self._hosts, self._fleet = hosts, fleet
+
+    def open(self, contender: Contender) -> float:
+        """Makes the contender's trainer; returns what its parameters add up to after some steps."""
+        message = {
+            "do": "open",
+            "contender": contender.name,
+            "backend": contender.backend,
+            "way": contender.way,
+            "between": contender.between,
+            "steps": contender.proof_steps,
+            "widths": WIDTHS,
+            "views": False,
+            "optimizer": "adamw",
+        }
+        answers = self._fleet.ask(message, seconds=_PATIENCE_S)
+        if contender is not ALONE and len({a["digest"] for a in answers}) > 1:
+            raise FleetError(f"{contender.name}: the ranks' parameters differ")
+        return float(answers[0]["sum"])
+
+    def turn(self, contender: Contender, steps: int) -> Turn:
+        """So many steps."""
+        before = self._hosts.traffic()
+        message = {"do": "measure", "contender": contender.name, "iterations": steps, "warmup": 0}
+        answers = self._fleet.ask(message, seconds=_PATIENCE_S)
+        after = self._hosts.traffic()
+        means = [sum(answer["ns"]) / steps / 1e9 for answer in answers]
+        # Unconnected hosts do not wait for the slowest of them.
+        step_s = statistics.fmean(means) if contender is ALONE else max(means)
+        traffic = [late.since(early, steps) for late, early in zip(after, before, strict=True)]
+        return Turn(step_s, max(one.most for one in traffic), answers[0]["every"])
+
+
 class SlowLinks:
     """Hosts on which all contenders are alive, in the same ranks."""
 
@@ -173,7 +208,7 @@ class SlowLinks:
         """Measures on one link after the other, from the fastest to the slowest."""
         speed = Speed()
         with NetFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
-            self._fleet = fleet
+            self._trainers = Trainers(self._hosts, fleet)
             self._open_all(Site(self._ranks, stages).contenders)
             for stage in stages:
                 self._hosts.shape(stage.link)
@@ -188,21 +223,7 @@ class SlowLinks:
         sums: dict[Contender, float] = {}
         for contender in contenders:
             self._say(f"{self._many}: making {contender.name}")
-            message = {
-                "do": "open",
-                "contender": contender.name,
-                "backend": contender.backend,
-                "way": contender.way,
-                "between": contender.between,
-                "steps": contender.proof_steps,
-                "widths": WIDTHS,
-                "views": False,
-                "optimizer": "adamw",
-            }
-            answers = self._fleet.ask(message, seconds=_PATIENCE_S)
-            if contender is not ALONE and len({a["digest"] for a in answers}) > 1:
-                raise FleetError(f"{contender.name}: the ranks' parameters differ")
-            sums[contender] = answers[0]["sum"]
+            sums[contender] = self._trainers.open(contender)
         for contender in filter(lambda one: one.is_exact, contenders):
             if abs(sums[contender] - sums[GLOO]) > 1e-4 * abs(sums[GLOO]):
                 raise FleetError(f"{contender.name} trained other parameters than gloo")
@@ -255,17 +276,10 @@ class SlowLinks:
         return self._turn(contender, steps[contender] * every)
 
     def _turn(self, contender: Contender, steps: int) -> Turn:
-        before = self._hosts.traffic()
-        message = {"do": "measure", "contender": contender.name, "iterations": steps, "warmup": 0}
-        answers = self._fleet.ask(message, seconds=_PATIENCE_S)
-        after = self._hosts.traffic()
-        means = [sum(answer["ns"]) / steps / 1e9 for answer in answers]
-        # Unconnected hosts do not wait for the slowest of them.
-        step_s = statistics.fmean(means) if contender is ALONE else max(means)
-        traffic = [late.since(early, steps) for late, early in zip(after, before, strict=True)]
+        turn = self._trainers.turn(contender, steps)
         if contender is AUTO:
-            self._settled[AUTO] = answers[0]["every"]
-        return Turn(step_s, max(one.most for one in traffic), answers[0]["every"])
+            self._settled[AUTO] = turn.every
+        return turn
 
     def _grid(self, stage: Stage, taken: Mapping[Contender, Sequence[Turn]]) -> Grid:
         hosts = self._hosts

@@ -25,9 +25,9 @@ from lib import groups, link, proc
 from lib.link import Message
 
 _WIDTHS = (1024, 2048, 2048, 2048, 1024)
-_BATCH = 16
+BATCH = 16
 _PROOF_STEPS = 3
-_OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[[Iterator[nn.Parameter]], torch.optim.Optimizer]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
 }
@@ -116,7 +116,7 @@ class TrainingRank:
             if way == "ddp without exchange":
                 ddp.register_comm_hook(None, _exchange_nothing)
             model = ddp
-        optimizer = _OPTIMIZERS[message["optimizer"]](model.parameters())
+        optimizer = OPTIMIZERS[message["optimizer"]](model.parameters())
         run = None
         if way == "parallel":
             between = wide.Between(**message.get("between", {}))
@@ -126,8 +126,8 @@ class TrainingRank:
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(
             model,
-            torch.randn(_BATCH, widths[0], generator=source),
-            torch.randn(_BATCH, widths[-1], generator=source),
+            torch.randn(BATCH, widths[0], generator=source),
+            torch.randn(BATCH, widths[-1], generator=source),
             optimizer,
             run,
         )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEED_ROOT = ["sockets.py", "two_hosts.py", "slow_links.py", "cluster.py"]
+NEED_ROOT = ["sockets.py", "two_hosts.py", "slow_links.py", "plan.py", "cluster.py"]
 
 
 def make_bench(tmp_path: Path, body: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
@@ -33,7 +33,7 @@ def test_one_that_cannot_run_says_why_and_the_rest_go_on(tmp_path: Path) -> None
     )
     there = {path.name for path in (ROOT / "bench").glob("[!_]*.py")}
     assert set(ran) == there
-    assert ran[-4:] == NEED_ROOT
+    assert ran[-5:] == NEED_ROOT
     assert done.returncode == 2
     assert done.stdout == "without a result, for the reason given above: idle.py sockets.py\n"
     assert done.stderr.count("no root\n") == 2

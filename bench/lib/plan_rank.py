@@ -1,0 +1,63 @@
+"""A rank of a trial as `wiiiiide plan` makes them: a script on one machine alone, then the links.
+
+Started by lib/net_fleet.py; waits for messages from plan.py. Steps are watched by
+wiiiiided.torch.probe and links timed by wiiiiided.torch.link_probe, the program's own parts; what
+is missing of the program is the queue.
+"""
+
+import contextlib
+import io
+import os
+import time
+
+import torch
+import torch.distributed as dist
+
+import wiiiiided.torch as wide
+from lib import groups, link, train_rank
+from lib.link import Message
+from wiiiiided.torch import link_probe
+from wiiiiided.torch.probe import StepProbe
+
+
+def trial(message: Message) -> Message:
+    """Steps of a host alone until the probe has seen enough; `lines` is what it said of them."""
+    model = train_rank.network(message["widths"])
+    optimizer = train_rank.OPTIMIZERS["adamw"](model.parameters())
+    wide.parallel(model, optimizer, group=groups.open_host_group("wiiiiide"))
+    width, last = message["widths"][0], message["widths"][-1]
+    trainer = train_rank.Trainer(
+        model,
+        torch.randn(train_rank.BATCH, width),
+        torch.randn(train_rank.BATCH, last),
+        optimizer,
+    )
+    lines: list[str] = []
+    StepProbe(lines.append, time.monotonic).watch()
+    while not lines:
+        trainer.step()
+    return {"lines": lines}
+
+
+def links(message: Message) -> Message:
+    """What this rank has to say of its pairs."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        link_probe.run(message["bytes"], message["seconds"])
+    return {"lines": said.getvalue().splitlines()}
+
+
+def main() -> None:
+    link.die_with_parent()
+    torch.set_num_threads(1)
+    dist.init_process_group("wiiiiide")
+    link.serve(int(os.environ["RANK"]), {"trial": trial, "links": links, "stop": stop})
+
+
+def stop(message: Message) -> Message:
+    groups.leave()
+    return {}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Does `wiiiiide plan` predict what happens, and is what it recommends the best way to train?
+
+In every round a new trial of two hosts, and then a turn of each way that it has a row for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from lib import machine, net_hosts, program, report
+from lib.fleet import FleetError
+from lib.net_hosts import FAST, GIGABIT, SLOW, Hosts
+from lib.plan_accuracy import LinkAccuracy, PlanAccuracy, asked
+from lib.report import Result, console
+from lib.two_hosts_table import Grid, Row, missing, targets
+
+LINKS = (GIGABIT, FAST, SLOW)
+METHOD = (
+    "Two hosts of one rank, each a network namespace with a core of its own where there are two;"
+    " tbf slows each end of a link down. The network is that of slow_links.py: 26 MB of gradients,"
+    " batch 16, AdamW. Predicted: from a new trial in every round (the program's own parts: steps"
+    " of both hosts at the same time, unconnected, as wiiiiided.torch.probe sees them; then their"
+    " link by wiiiiided.torch.link_probe) by metrics/plan.py. Measured: a turn of each way in the"
+    " same round, of {turn:g} s or one exchange at least; one machine is the mean of two hosts"
+    " that train unconnected copies. H is that of the first trial. Shown are medians over"
+    " {rounds} rounds, in brackets the least and the most."
+)
+
+
+def _run(given: argparse.Namespace, rounds: int, turn_s: float) -> list[LinkAccuracy]:
+    screen = console()
+    links = LINKS[:2] if given.quick else LINKS
+    with screen.status("making hosts") as status, Hosts([1, 1], pinned=True) as hosts:
+
+        def say(text: str) -> None:
+            status.update(text)
+            if not screen.is_terminal:
+                print(f"… {text}", file=sys.stderr)
+
+        found = []
+        for one in PlanAccuracy(hosts, rounds, turn_s, say).run(links):
+            report.show_sheet(one.grid(not given.quick).sheet(not given.quick), screen)
+            found.append(one)
+        return found
+
+
+def main() -> int:
+    parser = program.parser(__doc__ or "", 5, torch=False)
+    given = program.arguments(parser)
+    if reason := net_hosts.forbidden():
+        raise FleetError(reason)
+    rounds, turn_s = given.rounds or (3 if given.quick else 5), 1.0 if given.quick else 4.0
+    about, judged = machine.about(), not given.quick
+    found = _run(given, rounds, turn_s)
+    grids = [one.grid(judged) for one in found]
+    absent = Grid("", [Row("", {}, missing(grids, asked(LINKS)))])
+    result = Result(
+        program.file_name("plan", given.quick),
+        about,
+        METHOD.format(rounds=rounds, turn=turn_s),
+        [*(grid.sheet(judged) for grid in grids), targets([*grids, absent], judged)],
+        machine.busy_notes(about) + [one.note for one in found],
+        {"tables": [grid.data(judged) for grid in grids]},
+    )
+    report.show(result, console())
+    if given.save:
+        report.keep(result, given.out, console())
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(program.guarded(main))
