@@ -180,20 +180,17 @@ class ClockJumped(Event, frozen=True, tag="ClockJumped"):
     by: float
 
 
+# Of a job that is known and of the attempt it is in, or else of the job alone.
+AttemptEvent = (
+    WorkersPrepared | WorkersStarted | WorkersEnded | ProgressSampled | StepsCompared | StacksDumped
+)
+JobEvent = HoldRequested | ReleaseRequested | CancelRequested | AttemptEvent
 AnyEvent = (
     JobSubmitted
     | SweepSubmitted
-    | HoldRequested
-    | ReleaseRequested
-    | CancelRequested
     | SweepCancelRequested
     | RequeueRequested
-    | WorkersPrepared
-    | WorkersStarted
-    | WorkersEnded
-    | ProgressSampled
-    | StepsCompared
-    | StacksDumped
+    | JobEvent
     | NodeSeen
     | NodeLeft
     | NodeDrained

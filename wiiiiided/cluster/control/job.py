@@ -20,6 +20,8 @@ from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.states import State
 from wiiiiided.domain.sweep import label
 
+Outcome = Literal["done", "failed", "cancelled"]
+
 
 class Owner(msgspec.Struct, frozen=True):
     """The user who submitted a job, and on which node."""
@@ -145,7 +147,7 @@ class Backoff(_Phase, frozen=True, tag="backoff"):
 
 
 class Ended(_Phase, frozen=True, tag="ended"):
-    outcome: Literal["done", "failed", "cancelled"]
+    outcome: Outcome
     code: int | None  # None: it never ran
     reason: str
 

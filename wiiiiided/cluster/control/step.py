@@ -15,7 +15,7 @@ An event that comes too late (of an earlier attempt, of a job that is over) chan
 
 from __future__ import annotations
 
-from typing import Any, assert_never
+from typing import assert_never
 
 from msgspec.structs import replace
 
@@ -100,7 +100,7 @@ def _take(machine: Machine, event: e.AnyEvent) -> None:
                 _happened(machine, found, event)
 
 
-def _happened(machine: Machine, job: Job, event: Any) -> None:
+def _happened(machine: Machine, job: Job, event: e.JobEvent) -> None:
     """An event of a job that is known and whose state has a line for it in the table."""
     match event:
         case e.HoldRequested(by=by):

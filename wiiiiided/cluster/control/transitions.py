@@ -10,7 +10,7 @@ Nothing else changes a job. Actions are collected in the order in which they are
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from wiiiiided.cluster.control.job import (
     Ended,
     Hung,
     Job,
+    Outcome,
     Phase,
     Queued,
     Result,
@@ -174,7 +175,7 @@ class Machine:
         self.move(job, Backoff(self.at, self.at + wait_s, reason), text)
         self.notify(job, "restarting", code, reason)
 
-    def end(self, job: Job, outcome: Any, code: int | None, reason: str) -> None:
+    def end(self, job: Job, outcome: Outcome, code: int | None, reason: str) -> None:
         text = reason if outcome in reason else f"{outcome}: {reason}"
         self.move(job, Ended(self.ended_at, outcome, code, reason), text)
         self.notify(job, outcome, code, reason)
