@@ -18,7 +18,15 @@ from lib.host import WITHIN_S, Host, console_script, timed, until
 from lib.measure import RATIO, SECONDS, Chapter, Measure
 
 FIRST_LINE_S, PS_MORE_S, SUBMIT_S, RESTART_S = 0.5, 0.3, 0.05, 1.0
-CLI_RATIO = 1.3
+PLAIN_RATIO, DRAWN_RATIO = 1.0, 1.3  # without Rich; with it
+# What is measured, its words, and whether it is drawn on a terminal.
+COMMANDS = (
+    ("`wiiiiide --version`", ("--version",), False),
+    ("`wiiiiide why 1`", ("why", "1"), False),
+    ("`wiiiiide history -n 5`", ("history", "-n", "5"), False),
+    ("`wiiiiide ps -a` on a terminal", ("ps", "-a"), True),
+    ("`wiiiiide --help` on a terminal", ("--help",), True),
+)
 KNOWN_S = 0.2
 PRINTS = ("python", "-c", "print(1)")
 JOB_FILE = 'name = "bench"\n[run]\ncommand = ["python", "-c", "print(1)"]\n'
@@ -162,18 +170,21 @@ def command_line(rounds: int) -> Chapter:
         host.end_of(host.submit(PRINTS))
         empty = host.home / "empty_typer.py"
         empty.write_text(EMPTY_TYPER)
-        lines = ("--version", "why 1", "history -n 5")
-        commands = {f"`wiiiiide {each}`": tuple(each.split()) for each in lines}
-        ratios: dict[str, list[float]] = {what: [] for what in commands}
+        ratios: dict[str, list[float]] = {what: [] for what, *_ in COMMANDS}
         times: list[float] = []
         for turn in range(rounds + 1):
             base = timed([sys.executable, str(empty)], host.env)
-            found = {what: host.command(*words) / base for what, words in commands.items()}
+            found = {
+                what: host.command(*words, terminal=drawn) / base for what, words, drawn in COMMANDS
+            }
             if turn:  # the first fills the page cache
                 times.append(base)
                 for what, ratio in found.items():
                     ratios[what].append(ratio)
-    measures = [Measure(what, RATIO, found, CLI_RATIO) for what, found in ratios.items()]
+    measures = [
+        Measure(what, RATIO, ratios[what], DRAWN_RATIO if drawn else PLAIN_RATIO)
+        for what, _, drawn in COMMANDS
+    ]
     measures += [Measure("an empty typer program", SECONDS, times)]
     return Chapter("Commands against an empty typer program, in turns", measures)
 

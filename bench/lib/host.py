@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import termios
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -177,9 +178,10 @@ class Host:
 
     # ---- the command
 
-    def command(self, *words: str) -> float:
-        """How long a `wiiiiide` process takes; its output goes into a pipe, as in a script."""
-        return timed([sys.executable, console_script("wiiiiide"), *words], self.env)
+    def command(self, *words: str, terminal: bool = False) -> float:
+        """How long a `wiiiiide` process takes that writes to a pipe, or to a terminal."""
+        argv = [sys.executable, console_script("wiiiiide"), *words]
+        return on_terminal(argv, self.env) if terminal else timed(argv, self.env)
 
 
 def timed(argv: Sequence[str], env: dict[str, str]) -> float:
@@ -190,4 +192,22 @@ def timed(argv: Sequence[str], env: dict[str, str]) -> float:
     if done.returncode:
         shown = " ".join([Path(argv[1]).name, *argv[2:]])
         raise FleetError(f"{shown} ended with code {done.returncode}: {done.stderr.strip()[-500:]}")
+    return seconds
+
+
+def on_terminal(argv: Sequence[str], env: dict[str, str]) -> float:
+    """The same of a process that may draw: its output goes to a terminal of 100 columns."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (40, 100))
+    with open(ours, "rb", buffering=0) as screen:
+        begin = time.perf_counter()
+        process = subprocess.Popen(argv, env=env | {"TERM": "xterm-256color"}, stdout=theirs)
+        os.close(theirs)
+        with contextlib.suppress(OSError):  # EIO: the process has closed the terminal
+            while screen.read(1 << 16):
+                pass
+        code = process.wait(WITHIN_S)
+        seconds = time.perf_counter() - begin
+    if code:
+        raise FleetError(f"{' '.join(argv[2:])} ended with code {code} on a terminal")
     return seconds
