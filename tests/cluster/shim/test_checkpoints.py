@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from json import dumps, loads
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -56,16 +57,18 @@ class Site:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
-    def place(self, content: Files, *more: tarfile.TarInfo, attempt: int = 2) -> tuple[int, int]:
+    def place(
+        self, content: Files, *more: tarfile.TarInfo, attempt: int = 2, **given: Any
+    ) -> tuple[int, int]:
         source = tar(self.folder, content, *more)
         try:
-            return checkpoints.place(self.given(attempt), source, self.archive)
+            return checkpoints.place(self.given(attempt, **given), source, self.archive)
         finally:
             os.close(source)
 
-    def given(self, attempt: int = 2) -> Placing:
-        patterns = ["ckpt/**"]
-        return Placing(str(self.work), attempt, patterns, 1 << 20, 100, 1 << 20, 100, 0o600)
+    def given(self, attempt: int = 2, **given: Any) -> Placing:
+        limits = (1 << 20, 100, 1 << 20, 100, 0o600)
+        return Placing(str(self.work), attempt, ["ckpt/**"], *limits, **given)
 
     def files(self, below: str = "work") -> dict[str, str]:
         root = self.work.with_name(below)
@@ -151,6 +154,79 @@ def test_a_machine_that_is_new_gets_the_working_directory_first(site: Site) -> N
     assert site.place({"ckpt/model": "new"}) == (1, 1)
     assert site.files() == {"train.py": "x", "ckpt/model": "new"}
     assert site.files("aside-2") == {"ckpt/shipped": "long ago"}
+
+
+def wide(step: int, host: int = 0, folder: str = "ckpt") -> str:
+    return f"{folder}/step-{step:010}.host-{host}.90afb240d9bf7c50.wide"
+
+
+def test_of_wide_parallel_newer_files_never_give_way_to_older_ones(site: Site) -> None:
+    own = {wide(490): "a's", wide(500): "a's", "ckpt/note": "a's"}
+    site.write(own)
+    assert site.place({wide(10): "b's", wide(20): "b's", "ckpt/note": "b's"}) == (0, 0)
+    assert site.place({}) == (0, 0)  # no machine answered
+    assert site.files() == own
+    tuned = {wide(500): "a's", wide(30, folder="ckpt/tuned"): "a's"}
+    site.write(tuned)
+    assert site.place({wide(500): "b's", wide(20, folder="ckpt/tuned"): "b's"}) == (0, 0)
+    assert site.files() == {**own, **tuned}
+    assert sorted(os.listdir(site.work.parent)) == ["work"]
+
+
+def test_of_wide_parallel_files_as_new_stay_each_hosts_own(site: Site) -> None:
+    site.write({wide(500, 1): "b's", wide(480, 1): "b's", "ckpt/note": "b's"})
+    assert site.place({wide(500): "a's", wide(490): "a's", "ckpt/note": "a's"}) == (1, 1)
+    assert site.files() == {wide(500, 1): "b's", wide(480, 1): "b's", "ckpt/note": "a's"}
+
+
+def test_of_wide_parallel_older_files_give_way_and_a_newest_one_is_always_there(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site.write({wide(490): "old", wide(480): "old"})
+    new = {wide(500): "new", wide(490): "new"}
+    real, seen = os.rename, []
+
+    def rename(source: str, target: str) -> None:
+        real(source, target)
+        seen.append(checkpoints.newest_steps(site.files()))
+
+    monkeypatch.setattr(os, "rename", rename)
+    assert site.place(new) == (2, 2)
+    assert set(seen) == {(500,)}  # wherever it is cut short
+    assert site.files() == new
+    assert site.files("aside-2") == {wide(490): "old", wide(480): "old"}
+
+
+def test_another_jobs_set_replaces_what_is_here(site: Site) -> None:
+    site.write({wide(900): "of the submitted folder"})
+    assert site.place({wide(500): "of job 17"}, is_other=True) == (1, 1)
+    assert site.files() == {wide(500): "of job 17"}
+
+
+def test_of_another_job_each_machine_takes_its_own_files_where_they_are_as_new(
+    site: Site, tmp_path: Path
+) -> None:
+    other = tmp_path / "17"
+    there = Site(other)
+    there.write({wide(500, 1): "b's own", wide(490, 1): "b's own", "log": "x", "ckpt/note": "b's"})
+    os.utime(there.work / wide(500, 1), (MTIME, MTIME))
+    given = {"is_other": True, "other": str(there.work)}
+    set_of_a = {wide(500): "a's", "ckpt/note": "a's"}
+    assert site.place(set_of_a, **given) == (3, 0)
+    own = {wide(500, 1): "b's own", wide(490, 1): "b's own", "ckpt/note": "a's"}
+    assert site.files() == own
+    assert (site.work / wide(500, 1)).stat().st_mtime == MTIME
+    assert site.place(set_of_a, **given) == (0, 0)  # again, as after a crash
+    (site.work / wide(500, 1)).write_text("changed in place")
+    assert there.files()[wide(500, 1)] == "b's own"  # stays as it is
+
+    there.write({wide(510, 1): "b's own"})  # not what all are to have
+    assert site.place(set_of_a, attempt=3, **given) == (1, 2)
+    assert site.files() == set_of_a
+    (there.work / wide(510, 1)).unlink()
+    (there.work / wide(500, 1)).unlink()
+    (there.work / wide(500, 1)).symlink_to("/etc/passwd")
+    assert site.place(set_of_a, attempt=4, **given) == (0, 0)
 
 
 def test_the_helper_says_what_it_did_or_why_not(site: Site) -> None:

@@ -2,6 +2,7 @@
 same checkpoints.
 
     bring ──► a tar, whole ──► mark ──► helper, as the jobs' user (shim/checkpoints) ──► no mark
+          └─► no byte: the job goes on from what its nodes have
 
 `bring` gathers the checkpoints on the coordinator (`handlers/checkpoints`), and fetches them from
 there on a member (`membership/fetch`). A node is not prepared before its set is whole: a failure
@@ -63,6 +64,8 @@ class Placer:
         why that failed."""
         source = await self._brought(job, attempt)
         try:
+            if not os.fstat(source).st_size:
+                return ""
             self.job_dirs.make(job.id, attempt)
             archive = self.archives.open(job.archive)
             try:
@@ -79,6 +82,18 @@ class Placer:
         files = "file that differs was" if found.moved == 1 else "files that differ were"
         return f"{found.moved} {files} moved to {aside}"
 
+    def _other(self, job: Job) -> int | None:
+        """The job that it goes on from, where that is another."""
+        saved = job.attempt.saved if job.attempt is not None else None
+        return saved.job if saved is not None and saved.job != job.id else None
+
+    def _has_own(self, job: Job, other: int) -> bool:
+        """Whether the other job was on this machine, and nothing of a set cut short is there."""
+        asked = job.attempt.checkpoints_from if job.attempt is not None else ()
+        if self.here.node not in asked or self.job_dirs.is_placing(other):
+            return False
+        return self.job_dirs.work(other).is_dir()
+
     async def _brought(self, job: Job, attempt: int) -> int:
         try:
             if self.bring is None:
@@ -92,7 +107,7 @@ class Placer:
             raise (NotYet if passes(problem) else Unprepared)(text) from problem
 
     async def _exchange(self, job: Job, attempt: int, source: int, archive: int) -> Placed:
-        settings = self.settings()
+        settings, other = self.settings(), self._other(job)
         given = Placing(
             work=str(self.job_dirs.work(job.id)),
             attempt=attempt,
@@ -102,6 +117,8 @@ class Placer:
             archive_bytes=settings.archive_bytes,
             archive_files=settings.archive_files,
             file_mode=self.here.user.file_mode,
+            is_other=other is not None,
+            other=str(self.job_dirs.work(other)) if other and self._has_own(job, other) else "",
         )
         command = shim_command("--place", json.dumps(asdict(given)), str(source), str(archive))
         user = self.here.user

@@ -9,6 +9,16 @@ directory before and removes the mark after: a set that was cut short is never s
 given to another machine, and placing it again comes to the same end. Only plain files are placed;
 links are not followed, and one in the way is moved aside. Files moved aside before are removed: one
 earlier set is kept, not one of every attempt.
+
+Files of `wide.parallel` have their step in their names, and no newer one gives way to an older one:
+
+    this machine's newest is newer       nothing is placed, nothing is moved
+    as new                               its own stay: what is a host's own is in them
+    older                                the set comes, the newest file before anything is moved
+
+They are known to be whole one by one, so that of them it does not matter where a set is cut short.
+Those of another job replace what is here; where that job was on this machine, its files here are
+copied in the place of the brought ones, if they are as new.
 """
 
 from __future__ import annotations
@@ -16,6 +26,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import stat
 import sys
 from dataclasses import dataclass
@@ -27,10 +39,21 @@ from wiiiiided.cluster.shim.protocol import LaunchOrder
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ASIDE = "aside-"
 READ_BYTES = 1 << 20
+_WIDE = re.compile(r"(?:(.*)/)?step-([0-9]{10})\.host-[0-9]+\.([0-9a-f]{16})\.wide", re.DOTALL)
+
+
+def newest_steps(paths: Iterable[str]) -> tuple[int, ...]:
+    """Of files of `wide.parallel` the newest step of each folder and model, the highest first; ():
+    there are none. Of two machines the one with the greater tuple has gone on further."""
+    newest: dict[tuple[str, str], int] = {}
+    for name in filter(None, map(_WIDE.fullmatch, paths)):
+        series = (name[1] or "", name[3])
+        newest[series] = max(int(name[2]), newest.get(series, 0))
+    return tuple(sorted(newest.values(), reverse=True))
 
 
 @dataclass(frozen=True)
@@ -45,6 +68,8 @@ class Placing:
     archive_bytes: int  # limits of the working directory, where it is to be made first
     archive_files: int
     file_mode: int
+    is_other: bool = False  # the set is another job's, and replaces what is here
+    other: str = ""  # the working directory of that job on this machine, if it was here
 
 
 def place(given: Placing, source: int, archive: int) -> tuple[int, int]:
@@ -61,11 +86,36 @@ def place(given: Placing, source: int, archive: int) -> tuple[int, int]:
         with open(source, "rb", closefd=False) as stream:
             limits = {"limit_bytes": given.limit_bytes, "limit_files": given.limit_files}
             unpack(stream, staging, **limits, left_out=[])
+        if given.other:
+            _copy_own(given, staging)
         kernel.sync_file_system(staging)
         return _Exchange(given, staging, aside).run()
     finally:
         with contextlib.suppress(file_trees.NotRemoved):
             file_trees.remove(staging)
+
+
+def _copy_own(given: Placing, staging: str) -> None:
+    """Where the other job has files of the same newest steps here, these instead of the brought."""
+    is_wanted = matcher(given.patterns)
+    try:
+        own = [path for path in _paths(given.other) if _WIDE.fullmatch(path) and is_wanted(path)]
+        own = [path for path in own if _is_plain(given.other, path)]
+        size = sum(os.path.getsize(f"{given.other}/{path}") for path in own)
+    except OSError:
+        return  # what was brought will do
+    brought = [path for path in _paths(staging) if _WIDE.fullmatch(path)]
+    is_small = size <= given.limit_bytes and len(own) <= given.limit_files
+    if not own or not is_small or newest_steps(own) != newest_steps(brought):
+        return
+    for path in brought:
+        os.unlink(f"{staging}/{path}")
+    for path in own:
+        source, target = f"{given.other}/{path}", f"{staging}/{path}"
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        shutil.copyfile(source, target, follow_symlinks=False)
+        found = os.stat(source)
+        os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
 class _Exchange:
@@ -74,31 +124,46 @@ class _Exchange:
     def __init__(self, given: Placing, staging: str, aside: str) -> None:
         self._work, self._staging, self._aside = given.work, staging, aside
         self._is_wanted = matcher(given.patterns)
-        self._moved = 0
+        self._is_other = given.is_other
+        self._placed = self._moved = 0
 
     def run(self) -> tuple[int, int]:
-        new = {path for path in _paths(self._staging) if self._is_plain(self._staging, path)}
+        new = {path for path in _paths(self._staging) if _is_plain(self._staging, path)}
         old = [path for path in _paths(self._work) if self._is_wanted(path)]
+        if not self._is_other:
+            here = newest_steps(path for path in old if _is_plain(self._work, path))
+            brought = newest_steps(new)
+            if here > brought:
+                return 0, 0
+            if here == brought:
+                new = {path for path in new if not _WIDE.fullmatch(path)}
+                old = [path for path in old if not _WIDE.fullmatch(path)]
+        self._exchange(new, old)
+        kernel.sync_file_system(self._work)
+        return self._placed, self._moved
+
+    def _exchange(self, new: set[str], old: list[str]) -> None:
+        if (first := _newest(new)) and not os.path.lexists(f"{self._work}/{first}"):
+            self._put(first)
+            new.discard(first)
         for path in old:
             if path in new and self._is_same(path):
                 new.discard(path)
-            else:
+            elif os.path.lexists(f"{self._work}/{path}"):
                 self._move_aside(path)
         for path in sorted(new):
-            self._clear_the_way(path)
-            os.rename(f"{self._staging}/{path}", f"{self._work}/{path}")
-        kernel.sync_file_system(self._work)
-        return len(new), self._moved
+            self._put(path)
 
-    @staticmethod
-    def _is_plain(root: str, path: str) -> bool:
-        return stat.S_ISREG(os.lstat(f"{root}/{path}").st_mode)
+    def _put(self, path: str) -> None:
+        self._clear_the_way(path)
+        os.rename(f"{self._staging}/{path}", f"{self._work}/{path}")
+        self._placed += 1
 
     def _is_same(self, path: str) -> bool:
         """Whether both have the same bytes; then the old one gets the new one's time, as scripts
         look for the newest."""
         old, new = f"{self._work}/{path}", f"{self._staging}/{path}"
-        if not self._is_plain(self._work, path) or os.path.getsize(old) != os.path.getsize(new):
+        if not _is_plain(self._work, path) or os.path.getsize(old) != os.path.getsize(new):
             return False
         with open(old, "rb") as one, open(new, "rb") as other:
             while piece := one.read(READ_BYTES):
@@ -128,6 +193,16 @@ class _Exchange:
             os.makedirs(whole, 0o755, exist_ok=True)
         if os.path.lexists(f"{self._work}/{path}"):
             self._move_aside(path)
+
+
+def _is_plain(root: str, path: str) -> bool:
+    return stat.S_ISREG(os.lstat(f"{root}/{path}").st_mode)
+
+
+def _newest(paths: Iterable[str]) -> str:
+    """The file of `wide.parallel` with the highest step; "": there is none."""
+    found = ((name[2], path) for path in paths if (name := _WIDE.fullmatch(path)))
+    return max(found, default=("", ""))[1]
 
 
 def _paths(root: str) -> Iterator[str]:
