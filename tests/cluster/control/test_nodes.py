@@ -442,18 +442,45 @@ def test_files_of_wide_parallel_move_where_no_machine_of_before_is_used_again() 
     assert sources(world, several) == (False, ("a",), ("c",))
 
 
+def test_a_machine_of_any_earlier_attempt_that_is_not_used_again_is_asked() -> None:
+    world = three()
+    policy = {"restart": Restart(max=9, backoff_s=1.0)}
+    job = world.submit(spec(policy=policy, resources={"nodes": (1, 2)}))
+
+    def again(drained: str, resumed: str = "") -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+        world.started_on(job)
+        world.feed(e.NodeDrained(world.now, drained, "root", "x"))
+        if resumed:
+            world.feed(e.NodeResumed(world.now, resumed, "root"))
+        world.ended_on(job, code=137)
+        world.pass_time(600.0)
+        return sources(world, job)
+
+    assert sources(world, job)[1] == ("a", "b")
+    # b is here again, and need not have saved anything: its disk may be full.
+    assert again("a") == (False, ("b", "c"), ("a", "b"))
+    assert again("b") == (False, ("c",), ("b", "c", "a"))
+    assert again("c", "b") == (False, ("b",), ("c", "b", "a"))
+    assert again("b", "a") == (False, ("a",), ("b", "c", "a"))
+    attempt = world.job(job).attempt
+    assert attempt is not None
+    assert attempt.saved == Saved(job, ("b",), ("c", "a"))
+    world.feed(e.NodeRemoved(world.now, "c", "root"))
+    assert again("a", "b") == (False, ("b",), ("a", "b"))  # nothing of c can be had
+
+
 def test_a_job_begins_with_the_checkpoints_of_another_until_it_has_begun() -> None:
     world = three()
     policy = {"restart": Restart(max=9, backoff_s=1.0)}
     made = spec(policy=policy, resources={"nodes": (1, 1)})
-    job = world.submit(made, resumes=Saved(17, ("a", "b")))
+    job = world.submit(made, resumes=Saved(17, ("a",), ("b",)))
     assert "submitted by ada, goes on from job 17" in world.told(job)
     assert sources(world, job) == (False, ("a",), ("a", "b"))  # of another job, though it is on a
     world.node_left("a")
     assert sources(world, job) == (False, ("b",), ("a", "b"))
     attempt = world.job(job).attempt
     assert attempt is not None
-    assert attempt.saved == Saved(17, ("a", "b"))
+    assert attempt.saved == Saved(17, ("a",), ("b",))
     assert waited_for(world.state.jobs.values()) == {17}
     world.started_on(job)
     assert waited_for(world.state.jobs.values()) == set()

@@ -7,6 +7,7 @@ import contextlib
 import io
 import os
 import signal
+import sys
 import tarfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
@@ -14,32 +15,53 @@ from typing import Any
 
 import pytest
 
+from tests.cluster.control.world import World
 from tests.cluster.daemon.connections import FakeNode, run, until
 from tests.cluster.daemon.requesting import Coordinator, coordinator
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_cluster
+from wiiiiided.cluster.allocation.archive_cache import Archives
+from wiiiiided.cluster.allocation.checkpoints import Placer
+from wiiiiided.cluster.allocation.job_dirs import JobDirs
+from wiiiiided.cluster.allocation.shim_order import HostContext
+from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control import events as e
+from wiiiiided.cluster.control.job import Saved
 from wiiiiided.cluster.handlers.checkpoints import Checkpoints
 from wiiiiided.cluster.handlers.merge_tars import END
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.spec import Output, Restart
 from wiiiiided.errors import HostError
 
 WHERE = {"b": "10.0.0.2", "c": "10.0.0.3"}
 
 
+def wide(step: int, host: int = 0) -> str:
+    return f"ckpt/step-{step:010}.host-{host}.90afb240d9bf7c50.wide"
+
+
 class Site:
     """A coordinator, and a job on a, b and c whose second attempt is being prepared."""
 
-    def __init__(self, cluster: Coordinator) -> None:
+    def __init__(self, cluster: Coordinator, on: str, named: bool) -> None:
         self.cluster = cluster
         self.limit = 1 << 30
         self.sets = self.new()
         policy = {"restart": Restart(max=9, backoff_s=0.0)}
-        output = Output(checkpoints=("ckpt/**",))
-        self.job = cluster.submit(nodes=3, output=output, policy=policy)
+        output = Output(checkpoints=("ckpt/**",) if named else ())
+        self.let_on(on)
+        self.job = cluster.submit(nodes=len(on), output=output, policy=policy)
+
+    def let_on(self, names: str) -> None:
+        """The next attempt is on these."""
+        controller = self.cluster.controller
+        for name in "abc":
+            rest = () if name in names else ("for the test",)
+            kind: Any = e.NodeDrained if rest else e.NodeResumed
+            controller.report(kind(controller.clock(), name, "root", *rest))
 
     def new(self) -> Checkpoints:
         node_rpc = self.cluster.requests.ranks.node_rpc
@@ -49,9 +71,10 @@ class Site:
         made.start()
         return made
 
-    def fail(self) -> None:
+    def fail(self, on: str = "abc") -> None:
         """The attempt ends badly, and the next is placed."""
         self.cluster.start(self.job)
+        self.let_on(on)
         self.cluster.end(self.job, code=1)
         self.cluster.controller.tick()
         assert self.cluster.job(self.job).state == "starting"
@@ -65,6 +88,11 @@ class Site:
         for name, text in content.items():
             self.node(name).give({"ckpt/model": text, "log": "x"}, self.job)
 
+    def save(self, step: int, *names: str) -> None:
+        """On each node, as its host of wide.parallel."""
+        for name in names:
+            self.node(name).give({wide(step): f"{name}'s"}, self.job)
+
     def switch_off(self, name: str) -> None:
         self.cluster.dialer.away.add(WHERE[name])
 
@@ -74,9 +102,13 @@ class Site:
         assert attempt is not None
         return attempt.number
 
-    async def files(self) -> dict[str, str]:
-        fd = await self.sets.bring(self.job, self.attempt)
-        with open(fd, "rb") as file, tarfile.open(fileobj=io.BytesIO(file.read())) as archive:
+    async def files(self) -> dict[str, str] | None:
+        """What all nodes get; None: each keeps what it has."""
+        with open(await self.sets.bring(self.job, self.attempt), "rb") as file:
+            content = file.read()
+        if not content:
+            return None
+        with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             return {one.name: archive.extractfile(one).read().decode() for one in archive}  # type: ignore[union-attr]
 
     def story(self) -> str:
@@ -84,9 +116,9 @@ class Site:
 
 
 @contextlib.asynccontextmanager
-async def site(directory: Path) -> AsyncIterator[Site]:
+async def site(directory: Path, on: str = "abc", *, named: bool = True) -> AsyncIterator[Site]:
     with coordinator(directory) as cluster:
-        made = Site(cluster)
+        made = Site(cluster, on, named)
         try:
             yield made
         finally:
@@ -205,6 +237,204 @@ def test_a_machine_on_which_it_runs_gives_no_checkpoints(tmp_path: Path) -> None
             with pytest.raises(Refuse, match="still runs on a"):
                 async for _ in a.allocations.pull(asked):
                     pass
+
+    run(scene())
+
+
+# ---- files of wide.parallel
+
+
+def test_a_machine_that_was_away_still_has_what_counts_when_it_is_back(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "a", named=False) as here:
+            here.fail(on="b")
+            here.save(500, "a")
+            here.node("a").workers.shims[here.job, 1] = object()  # it answers, and can give none
+            assert await here.files() is None
+            without = "begins without checkpoints of wide.parallel, if there are any"
+            why = f"something of job {here.job} still runs on a"
+            assert here.story() == f"{without}: {why}"
+            here.fail(on="c")
+            here.save(20, "b")
+            here.node("a").workers.shims.clear()
+            assert await here.files() == {wide(500): "a's"}
+            assert "checkpoints of a go to c: 1 file" in here.story()
+            here.fail(on="a")  # before c has placed them
+            told = here.story()
+            assert await here.files() is None  # a has the newest itself
+            assert here.story() == told
+            here.fail(on="a")
+            here.switch_off("b")
+            assert await here.files() is None
+            said = here.story()
+            assert said.startswith("goes on from the checkpoints on a: b does not answer"), said
+
+    run(scene())
+
+
+def test_a_machine_that_was_only_among_the_last_ones_need_not_have_the_files(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "ab", named=False) as here:
+            here.save(500, "a")
+            here.save(480, "b")  # its disk was full then
+            here.fail(on="bc")
+            assert await here.files() == {wide(500): "a's"}
+            assert "checkpoints of a go to b, c: 1 file" in here.story()
+            here.fail(on="bc")
+            here.save(500, "b")
+            assert await here.files() is None  # nothing is newer than what b has
+
+    run(scene())
+
+
+def test_where_the_newest_is_gone_before_it_is_sent_what_the_nodes_have_stays(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "ab", named=False) as here:
+            here.save(500, "a")
+            here.save(480, "b")
+            here.fail(on="bc")
+            real = here.sets.node_rpc.pull
+
+            async def pull(node: str, asked: p.NodePull) -> AsyncGenerator[bytes, None]:
+                if node == "a" and not asked.names:
+                    raise NoAnswer("a does not answer")
+                async for piece in real(node, asked):
+                    yield piece
+
+            here.sets.node_rpc.pull = pull  # type: ignore[method-assign]
+            assert await here.files() is None
+            assert here.story() == "goes on from the checkpoints on b: a does not answer"
+
+    run(scene())
+
+
+def test_an_exchange_that_was_cut_short_keeps_no_file_of_wide_parallel_back(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "a", named=False) as here:
+            here.save(500, "a")
+            here.node("a").runs.mark_placing(here.job, placing=True)
+            here.fail(on="b")
+            assert await here.files() == {wide(500): "a's"}
+
+    run(scene())
+
+
+def test_where_the_job_file_names_files_of_wide_parallel_the_newest_step_counts(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            here.fail()
+            here.save(20, "a", "c")
+            here.save(500, "b")
+            assert await here.files() == {wide(500): "b's"}
+            here.fail(on="bca")
+            for name in "abc":
+                here.node(name).runs.mark_placing(here.job, placing=True)
+            with pytest.raises(HostError, match="those on a were being exchanged"):
+                await here.files()
+
+    run(scene())
+
+
+def test_named_files_of_an_earlier_attempt_do_not_undo_what_a_later_one_has_done(
+    tmp_path: Path,
+) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "a") as here:
+            here.fail(on="b")
+            here.give(a="20", b="30")
+            here.save(20, "a")
+            here.fail(on="c")
+            here.switch_off("b")
+            with pytest.raises(HostError, match="b does not answer"):
+                await here.files()
+            (here.node("a").runs.work(here.job) / wide(20)).unlink()
+            here.cluster.dialer.away.clear()
+            assert await here.files() == {"ckpt/model": "30"}
+            here.fail(on="a")
+            here.give(c="40")
+            assert await here.files() == {"ckpt/model": "40"}
+            here.fail(on="a")
+            told = here.story()
+            assert await here.files() is None  # its own, as rank 0 was on it
+            assert here.story() == told
+
+    run(scene())
+
+
+# ---- placing them on a node
+
+
+def placer(folder: Path, name: str, content: dict[str, str] | None) -> tuple[Placer, JobDirs]:
+    """On a node, for which that set is there; None: it is to keep what it has."""
+    job_dirs, archives = JobDirs(folder / "jobs", JobAccount.this()), Archives(folder / "archives")
+    here = HostContext(name, JobAccount.this(), sys.executable, {}, os.getuid())
+
+    async def bring(job: int, attempt: int) -> int:
+        path = folder / "set.tar"
+        path.touch()
+        if content is not None:
+            with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+                for one, text in content.items():
+                    entry = tarfile.TarInfo(one)
+                    entry.size = len(text)
+                    archive.addfile(entry, io.BytesIO(text.encode()))
+        return os.open(path, os.O_RDONLY)
+
+    with tarfile.open(archives.path("0" * 64), "w"):
+        pass
+    return Placer(job_dirs, archives, here, Settings, bring), job_dirs
+
+
+def placed(job_dirs: JobDirs, job: int) -> dict[str, str]:
+    work = job_dirs.work(job)
+    return {str(one.relative_to(work)): one.read_text() for one in work.rglob("*.wide")}
+
+
+def write(job_dirs: JobDirs, job: int, name: str) -> None:
+    (job_dirs.work(job) / "ckpt").mkdir(parents=True)
+    (job_dirs.work(job) / name).write_text("its own")
+
+
+def test_where_nothing_is_sent_a_node_keeps_what_it_has(tmp_path: Path) -> None:
+    async def scene() -> None:
+        world = World()
+        job = world.job(world.submit(resumes=Saved(17, ("a",))))
+        made, job_dirs = placer(tmp_path, "a", None)
+        write(job_dirs, job.id, wide(500))
+        assert await made.place(job, 1) == ""
+        assert placed(job_dirs, job.id) == {wide(500): "its own"}
+
+    run(scene())
+
+
+@pytest.mark.parametrize(
+    ("nodes", "placing", "expected"),
+    [
+        (("b", "a"), False, {wide(500, 1): "its own"}),
+        (("b",), False, {wide(500): "b's"}),  # another cluster's job 17 may have been here
+        (("b", "a"), True, {wide(500): "b's"}),
+    ],
+)
+def test_a_node_of_the_other_job_takes_its_own_files_of_the_newest_step(
+    nodes: tuple[str, ...], placing: bool, expected: dict[str, str], tmp_path: Path
+) -> None:
+    async def scene() -> None:
+        world = World()
+        job = world.job(world.submit(resumes=Saved(17, nodes)))
+        made, job_dirs = placer(tmp_path, "a", {wide(500): "b's"})
+        write(job_dirs, 17, wide(500, 1))
+        job_dirs.mark_placing(17, placing=placing)
+        assert await made.place(job, 1) == ""
+        assert placed(job_dirs, job.id) == expected
+        assert placed(job_dirs, 17) == {wide(500, 1): "its own"}
 
     run(scene())
 

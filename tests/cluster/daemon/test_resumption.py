@@ -18,8 +18,9 @@ from wiiiiided.cluster.client.errors import DaemonRefused
 from wiiiiided.cluster.control.job import Saved
 from wiiiiided.cluster.handlers.checkpoint_search import holders
 from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.shim.checkpoints import newest_steps
 from wiiiiided.cluster.shim.collect_files import matcher
-from wiiiiided.domain.checkpoint_files import WIDE_FILES, newest_step
+from wiiiiided.domain.checkpoint_files import WIDE_FILES
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.spec import Output, Restart
 
@@ -51,7 +52,10 @@ def test_the_names_that_the_trainer_gives_are_those_that_the_daemon_looks_for() 
     assert is_wanted(name(120))
     assert is_wanted(name(7).removeprefix("ckpt/"))
     assert not is_wanted(name(120) + ".damaged")
-    assert newest_step([name(7), "log", name(120, 3), name(999) + ".5.tmp"]) == 120
+    assert newest_steps([name(7), "log", name(120, 3), name(999) + ".5.tmp"]) == (120,)
+    of_two = [name(7), name(900), f"tuned/{name(3)}", f"tuned/{name(40)}"]
+    assert newest_steps(of_two) == (900, 40)
+    assert newest_steps(["log"]) == ()
 
 
 def test_a_job_goes_on_from_one_of_its_owner_that_is_over(tmp_path: Path) -> None:
@@ -113,7 +117,7 @@ def test_the_machine_with_the_newest_step_gives_them(tmp_path: Path) -> None:
             cluster.a.give({name(7): "x"}, job)
             cluster.c.give({name(7, 2): "x", name(40, 2): "x"}, job)
             node_rpc = cluster.requests.ranks.node_rpc
-            found = await holders(node_rpc, {"b"}, Saved(job, ("a", "b", "c")), (WIDE_FILES,))
+            found = await holders(node_rpc, {"b"}, Saved(job, ("a", "b"), ("c",)), (WIDE_FILES,))
             assert found.nodes == ("c", "a")
             assert found.missing == {"b": "b does not answer"}
             cluster.dialer.away |= {"10.0.0.2", "10.0.0.3"}

@@ -54,7 +54,8 @@ class Saved(msgspec.Struct, frozen=True):
     """Where checkpoints lie: in a job's working directory on these nodes, in the order of ranks."""
 
     job: int
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...]  # of the last attempt that was ordered
+    earlier: tuple[str, ...] = ()  # of those before it: one that was away may have newer ones
 
 
 class Attempt(msgspec.Struct, frozen=True):
@@ -72,8 +73,8 @@ class Attempt(msgspec.Struct, frozen=True):
     results: dict[str, Result] = {}  # nodes whose allocation has ended
     prepared: dict[str, Versions] = {}  # nodes that are ready to start
     ordered: bool = True  # its allocations were told to start; before that none of them runs
-    # Nodes in `saved`: the checkpoints of one of them are given to all nodes before this one is
-    # ordered. Empty: there is nothing to give.
+    # Nodes in `saved`: they are asked what they have before this one is ordered, and what one of
+    # them has is given to all nodes, unless these have it. Empty: there is nothing to ask.
     checkpoints_from: tuple[str, ...] = ()
     apart: str = ""  # which ranks train at other steps than the first, a sentence
     saved: Saved | None = None  # by the last attempt that was ordered, or the job it goes on from
@@ -193,9 +194,11 @@ class Job(msgspec.Struct, frozen=True):
         if last is None:
             return self.resumes
         if last.ordered:
-            return Saved(self.id, last.nodes)
-        older = last.checkpoints_from  # all that an earlier release has noted
-        return last.saved or (Saved(self.id, older) if older else None)
+            older = last.saved if last.saved is not None and last.saved.job == self.id else None
+            before = (*older.nodes, *older.earlier) if older is not None else ()
+            return Saved(self.id, last.nodes, tuple(n for n in before if n not in last.nodes))
+        noted = last.checkpoints_from  # all that an earlier release has noted
+        return last.saved or (Saved(self.id, noted) if noted else None)
 
     @property
     def queue_key(self) -> tuple[int, int]:

@@ -11,6 +11,8 @@ good. But it keeps no node while others that it needs are not heard of: that may
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import replace
 
 from wiiiiided.cluster.control import events as e
@@ -51,7 +53,7 @@ def start_what_fits(machine: Machine) -> None:
 
 def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
     nodes = tuple(allocation.node for allocation in layout.allocations)
-    saved, sources = job.saved, checkpoints_from(job, nodes)
+    saved, sources = job.saved, checkpoints_from(job, nodes, machine.state.nodes)
     return Attempt(
         *(_next(job), layout, machine.at),
         ordered=len(nodes) == 1 and not sources,
@@ -60,20 +62,23 @@ def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
     )
 
 
-def checkpoints_from(job: Job, nodes: tuple[str, ...]) -> tuple[str, ...]:
-    """The nodes whose checkpoints these need: rank 0's node of the last attempt first.
+def checkpoints_from(job: Job, nodes: tuple[str, ...], members: Collection[str]) -> tuple[str, ...]:
+    """The nodes that may have checkpoints for these: rank 0's node of the last attempt first, those
+    of earlier attempts last. Empty: these have all there are.
 
-    What a job file names is rank 0's to give to all. Files of wide.parallel are each host's own,
-    and `run.resume` brings them to hosts that have none: they move if no node of before is here.
+    What a job file names is given to all. Files of wide.parallel are each host's own, and
+    `run.resume` brings them from host to host: a node that is not here any more is asked, since
+    one that is here again need not have saved anything.
     """
     saved = job.saved
     if saved is None:
         return ()
+    holders = (*saved.nodes, *(node for node in saved.earlier if node in members))
     if saved.job != job.id:
-        return saved.nodes
+        return holders
     if not job.spec.output.checkpoints:
-        return () if set(nodes) & set(saved.nodes) else saved.nodes
-    return () if nodes == saved.nodes[:1] else saved.nodes
+        return () if set(holders) <= set(nodes) else holders
+    return () if nodes == holders and len(nodes) == 1 else holders
 
 
 def start(machine: Machine, job: Job, attempt: Attempt) -> None:

@@ -22,6 +22,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.domain.checkpoint_files import WIDE_FILES
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
 from wiiiiided.errors import HostError
 
@@ -164,7 +165,7 @@ class LocalAllocations:
         ).exists():  # an allocation that was only prepared has a folder
             raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
         if request.checkpoints:
-            self._check_whole(request.id)
+            self._check_whole(request)
         process = self.workers.tar(request.id, request.globs, request.names)
         assert process.stdout is not None
         reader = asyncio.StreamReader()
@@ -181,9 +182,11 @@ class LocalAllocations:
             text = f"the files of job {request.id} on {self.node} could not all be read"
             raise Refuse(FAILED, f"{text} (code {code})")
 
-    def _check_whole(self, number: int) -> None:
-        """Half of one machine's checkpoints and half of another's are no set."""
-        if self.runs.is_placing(number):
+    def _check_whole(self, request: p.NodePull) -> None:
+        """Half of one machine's checkpoints and half of another's are no set; but each file of
+        `wide.parallel` is whole by itself."""
+        number = request.id
+        if request.globs != (WIDE_FILES,) and self.runs.is_placing(number):
             text = f"those on {self.node} were being exchanged when that was cut short"
             raise Refuse(FAILED, text)
         if any(job == number for job, _ in self.workers.shims):

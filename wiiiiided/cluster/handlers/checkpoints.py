@@ -5,9 +5,11 @@
       no node answers: the attempt fails, and says so; it never begins with half a set
 
 That is so for files that the job file names. Those of `wide.parallel` are found by their names: the
-node with the newest step gives them. Whether a job has any is not known before nodes are asked, so
-that where none answers an attempt begins without, and the story says so. A job that begins with the
-checkpoints of another (`submit --resume`) gets those, or fails.
+node with the newest step gives them, of all that the job was ever on, and if that is one of the
+attempt's nodes none are sent: `run.resume` brings them from host to host. Whether a job has any is
+not known before nodes are asked, so that where none answers an attempt begins without, and the
+story says so; what others have stays there, and the newest step counts the next time. A job that
+begins with the checkpoints of another (`submit --resume`) gets those, or fails.
 
 A set is one machine's, and once its tar is whole it is the attempt's: a coordinator that restarts
 meanwhile gives the same one to the nodes that have none yet. It goes when the attempt is ordered,
@@ -23,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from wiiiiided.cluster.control.job import Job, Saved, Starting
-from wiiiiided.cluster.handlers.checkpoint_search import holders
+from wiiiiided.cluster.handlers.checkpoint_search import choice, holders
 from wiiiiided.cluster.handlers.merge_tars import END, BadTar
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
 from wiiiiided.cluster.handlers.output_store import PIECE_BYTES, IncomingTar, TooLarge
@@ -34,12 +36,13 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.state.controller import Controller
 from wiiiiided.cluster.system.threads import in_thread
 from wiiiiided.domain.checkpoint_files import checkpoint_globs
-from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
+from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.errors import HostError
 from wiiiiided.metrics.forecast import as_bytes
 from wiiiiided.text import plain
 
 ALIVE_S = 5.0  # between two empty pieces, while a set is on its way here
+NOTHING = b""  # in the place of a set: every node keeps what it has
 
 Key = tuple[int, int]  # job, attempt
 
@@ -142,21 +145,26 @@ class Checkpoints:
         if job is None or job.attempt is None:
             raise HostError("the attempt is not being prepared any more")
         self.directory.mkdir(mode=0o700, exist_ok=True)
-        sources, missing = job.attempt.checkpoints_from, {}
-        saved = job.attempt.saved or Saved(job.id, sources)
-        globs, absent = checkpoint_globs(job.spec.output), self.controller.state.absent
-        if saved.job != job.id or not job.spec.output.checkpoints:
-            found = await holders(self.node_rpc, absent, saved, globs)
-            sources, missing = found.nodes, found.missing
-        empty: list[str] = []
-        for node in sources:
+        attempt, globs = job.attempt, checkpoint_globs(job.spec.output)
+        saved = attempt.saved or Saved(job.id, attempt.checkpoints_from)
+        nodes = Saved(saved.job, attempt.checkpoints_from)
+        found = await holders(self.node_rpc, self.controller.state.absent, nodes, globs)
+        chosen = choice(job, attempt, saved, found)
+        missing = dict(chosen.missing)
+        for node in chosen.nodes:
+            if node in chosen.keeps:
+                if missing:
+                    text = f"goes on from the checkpoints on {node}: {_listed(missing)}"
+                    self.controller.tell(job, text)
+                path.write_bytes(NOTHING)
+                return path
             asked = p.NodePull(saved.job, globs, checkpoints=True)
-            if said := await self._try(job, node, asked, path, missing, empty):
+            if said := await self._try(job, node, asked, path, missing):
                 since = f", since {_listed(missing)}" if missing else ""
                 self.controller.tell(job, f"{said}{since}")
                 return path
-        self._tell_without(job, saved, missing, empty)
-        path.write_bytes(END)
+        self._tell_without(job, saved, missing)
+        path.write_bytes(END if job.spec.output.checkpoints else NOTHING)
         return path
 
     async def _try(
@@ -166,18 +174,12 @@ class Checkpoints:
         asked: p.NodePull,
         path: Path,
         missing: dict[str, str],
-        empty: list[str],
     ) -> str:
-        """Fetch a node's set. Returns a sentence; "": the node is in `missing` or `empty` now.
-        HostError: nor will another node's do."""
+        """Fetch a node's set. Returns a sentence; "": the node is in `missing` now. HostError: nor
+        will another node's do."""
         try:
             return await self._receive(job, node, asked, path)
-        except Refuse as no:
-            if no.code == NO_SUCH:
-                empty.append(node)
-            else:
-                missing[node] = plain(str(no))
-        except (NoAnswer, BadTar) as no:
+        except (Refuse, NoAnswer, BadTar) as no:
             missing[node] = plain(str(no))
         except TooLarge as no:
             raise HostError(f"those on {node} are too large: {no}") from no
@@ -186,16 +188,14 @@ class Checkpoints:
             raise HostError(why) from problem
         return ""
 
-    def _tell_without(
-        self, job: Job, saved: Saved, missing: dict[str, str], empty: list[str]
-    ) -> None:
+    def _tell_without(self, job: Job, saved: Saved, missing: dict[str, str]) -> None:
         """Note that the attempt begins without checkpoints; HostError if they are required."""
         if saved.job != job.id:
             raise HostError(_listed(missing) or f"job {saved.job} has none any more")
         if job.spec.output.checkpoints:
             if missing:
                 raise HostError(_listed(missing))
-            never = f"no checkpoints: {', '.join(empty)} never had its working directory"
+            never = f"no checkpoints: {', '.join(saved.nodes)} never had its working directory"
             self.controller.tell(job, never)
         elif missing:
             text = "begins without checkpoints of wide.parallel, if there are any"
