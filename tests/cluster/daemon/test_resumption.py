@@ -171,6 +171,28 @@ def test_on_a_machine_alone_a_job_begins_with_anothers_and_leaves_them_as_they_a
             daemon.submit(SAVES, resumes=empty)
 
 
+def test_a_job_is_not_pruned_while_another_waits_to_begin_with_its_checkpoints() -> None:
+    with private_daemon(start=False) as daemon:
+        daemon.paths.config.write_text("[limits]\nkeep = 1\n")
+        daemon.start()
+        first = daemon.submit(SAVES)
+        assert daemon.end_of(first).state == "done"
+        waiting = daemon.submit(SAVES, resumes=first, hold=True)
+        between = [daemon.submit("print()") for _ in range(2)]
+        daemon.end_of(between[-1])
+
+        def kept() -> set[str]:
+            return {path.name for path in daemon.paths.jobs.iterdir()}
+
+        wait_until(lambda: str(between[0]) not in kept(), 30, "what nothing waits for is pruned")
+        assert str(first) in kept()
+        assert daemon.view(first).state == "done"
+        daemon.client.release(waiting)
+        assert daemon.end_of(waiting).state == "done", daemon.view(waiting).why
+        assert found(daemon, waiting) == [name(10)]
+        wait_until(lambda: kept() == {str(waiting)}, 30, "nothing waits for the first any more")
+
+
 def test_files_follow_a_job_to_another_machine_and_into_another_job(tmp_path: Path) -> None:
     go = tmp_path / "go"
     with private_cluster(2) as (a, b):
