@@ -44,12 +44,16 @@ def export(state: Mapping[str, Any], path: Path) -> None:
     raw += b" " * (-len(raw) % 8)
     path = path.absolute()
     temporary = path.with_name(f"{path.name}.tmp")
-    with open(temporary, "wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for tensor in state.values():
-            if tensor.numel():
-                file.write(tensor_memory(tensor.detach().contiguous())[0])
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with open(temporary, "wb") as file:
+            file.write(len(raw).to_bytes(8, "little") + raw)
+            for tensor in state.values():
+                if tensor.numel():
+                    file.write(tensor_memory(tensor.detach().contiguous())[0])
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
     sync_folder(str(path.parent))
