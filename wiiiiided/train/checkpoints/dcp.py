@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
@@ -200,7 +201,10 @@ def read_dcp(
     }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that one process alone reads: so it is meant
-        load_dcp(flat, storage_reader=reader, no_dist=True)
+        try:
+            load_dcp(flat, storage_reader=reader, no_dist=True)
+        except (Exception, CheckpointException) as problem:  # torch's own is no Exception
+            raise UsageError(f"{path} cannot be read: {_first_of(problem)}") from None
     state: dict[int, dict[str, Any]] = {}
     for (number, entry), key in keys.state.items():
         state.setdefault(number, {})[entry] = flat[key]
@@ -208,6 +212,12 @@ def read_dcp(
         held[group][setting] = flat[key]
     found = {name: flat[key] for name, key in keys.model.items()}
     return {"model": found, "optimizer": {"state": state, "param_groups": held}}
+
+
+def _first_of(problem: BaseException) -> str:
+    """What went wrong first; torch's own text has a traceback in it."""
+    failures = getattr(problem, "failures", None)
+    return str(next(iter(failures.values()))[0] if failures else problem)
 
 
 def _find(
