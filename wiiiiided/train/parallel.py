@@ -247,6 +247,7 @@ class Parallel:
         begin at zero. With `every` a round begins anew if a host has another's state. Random
         generators go on as those of the rank with this number did, if the state has them.
         """
+        self._loop.check(saved)
         self._load_host_state(saved)
         if self._loop_step is not None:
             self._loop.load(saved)
@@ -335,6 +336,7 @@ class Parallel:
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         """All ranks have the same state before them. One rank of a host writes the weights."""
+        self._loop.check(saved["run"])
         model, writes = saved["model"], self._memory.place == 0
         if not writes:  # buffers are each rank's own
             shared = dict(self._model.named_parameters(remove_duplicate=False))

@@ -80,6 +80,11 @@ class TrainingLoop:
             saved["scheduler"] = _plain(self.scheduler.state_dict())
         return saved
 
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Raise if `load` would: before anything else of a checkpoint is taken."""
+        if self.data is not None and "data" in saved:
+            self.data.read_state(saved["data"])
+
     def load(self, saved: Mapping[str, Any]) -> None:
         """Take back what `state` gave; what was not saved stays as it is."""
         if self.data is not None and "data" in saved:

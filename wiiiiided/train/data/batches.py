@@ -231,6 +231,17 @@ class Batches:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken. Another batch size or number of ranks is no obstacle."""
+        at, generation = self.read_state(state)
+        if isinstance(self._cursor, RoundCursor):
+            self._cursor = RoundCursor(at, generation + 1, self._cursor.host, self._cursor.sizes)
+        else:
+            self._cursor = Cursor(at, generation + 1)
+        if self.adaptive is not None and isinstance(size := state.get("batch_size"), int):
+            self.batch_size = min(max(size, self.adaptive.least), self.adaptive.most)
+        self._loop += 1
+
+    def read_state(self, state: Mapping[str, Any]) -> tuple[EpochPlace, int]:
+        """The place and the generation of a state; UsageError if it is of other data."""
         mine = self.state_dict() | {"format": _FORMAT}
         for name in ("left", "batch_size"):
             mine.pop(name, None)
@@ -254,14 +265,7 @@ class Batches:
             raise UsageError("this is no state of wide.Batches")
         if not (0 <= position <= self._length and epoch >= 0):
             raise UsageError(f"there is no sample {position} in epoch {epoch} of {self!r}")
-        at = EpochPlace(epoch, position, self._left(position, state.get("left", ())))
-        if isinstance(self._cursor, RoundCursor):
-            self._cursor = RoundCursor(at, generation + 1, self._cursor.host, self._cursor.sizes)
-        else:
-            self._cursor = Cursor(at, generation + 1)
-        if self.adaptive is not None and isinstance(size := state.get("batch_size"), int):
-            self.batch_size = min(max(size, self.adaptive.least), self.adaptive.most)
-        self._loop += 1
+        return EpochPlace(epoch, position, self._left(position, state.get("left", ()))), generation
 
     def _left(self, position: int, stretches: Iterable[Any]) -> PlacesLeft:
         """What hosts have left behind, as it was saved."""
