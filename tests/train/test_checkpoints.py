@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import json
 import os
 import random
+import re
 import resource
 import signal
 import struct
+import threading
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +25,10 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
-from wiiiiided.errors import UsageError
+from wiiiiided.errors import HostError, UsageError
 from wiiiiided.torch import Batches, Between, Parallel, parallel
-from wiiiiided.train.checkpoints import file, saving
+from wiiiiided.train.checkpoints import file, safetensors, saving, writer
+from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.checkpoints.writer import NAME, prune
 
@@ -136,6 +143,72 @@ def test_any_number_of_ranks_and_hosts_goes_on_from_the_same_state(
     seen = run_ranks(_go_on, "ca", str(tmp_path), "ca", 5, options)
     trained = [n for made, _ in seen for _, _, ids in made for n in ids]
     assert len(trained) == EPOCHS * LENGTH - 5 * BATCH
+
+
+def _apart(me: Rank, base: str, hosts: str, dropout: float, options: dict[str, Any]) -> list[Any]:
+    trained = Trained(_folder(me, base, hosts), **options)
+    trained.run.resume()
+    trained.train(5, dropout)
+    trained.run.save()
+    return trained.bits()
+
+
+@pytest.mark.parametrize("between", ["int8", "seldom"])
+def test_hosts_that_went_on_apart_from_each_other_go_on_from_one_state(
+    tmp_path: Path, between: str
+) -> None:
+    options = {"between": {"int8": Between("int8"), "seldom": Between(every=2)}[between]}
+    base = str(tmp_path)
+    run_ranks(_until, "ab", base, "ab", 2, options)
+    (wanted,) = run_ranks(_apart, "a", base, "a", 0.3, options)
+    (other,) = run_ranks(_apart, "b", base, "b", 0.0, options)
+    assert other != wanted
+    for step, bits in run_ranks(_state, "ab", base, "ab", options):
+        assert step == 5
+        assert bits == wanted
+
+
+def _without_token(path: Path) -> None:
+    """As it was written before files had one."""
+    raw = re.sub(rb', "token": "[0-9a-f]*"', lambda m: b" " * len(m[0]), path.read_bytes())
+    assert b"token" not in raw
+    digest = hashlib.sha256(raw[writer.DIGESTED_FROM :]).digest()
+    path.write_bytes(writer.MAGIC + digest + raw[writer.DIGESTED_FROM :])
+
+
+def test_files_without_a_token_are_resumed_each_by_its_own_host(tmp_path: Path) -> None:
+    run_ranks(_until, "ab", str(tmp_path), "ab", 5, {"between": Between("int8")})
+    for path in (*_files(tmp_path / "a"), *_files(tmp_path / "b")):
+        _without_token(path)
+        assert file.check(path, None).token == ""
+    before = _files(tmp_path / "b")
+    found = run_ranks(_state, "ab", str(tmp_path), "ab", {"between": Between("int8")})
+    assert [step for step, _ in found] == [5, 5]
+    assert _files(tmp_path / "b") == before  # nothing was sent
+
+
+def test_hosts_that_share_a_folder_have_each_their_files_there(tmp_path: Path) -> None:
+    for until in (5, 7):
+        run_ranks(_until, "ab", str(tmp_path), "ss", until, {"keep": 2})
+    names = [path.name[:22] for path in _files(tmp_path / "s")]
+    assert names == [f"step-000000000{n}.host-{h}" for n in (5, 7) for h in (0, 1)]
+    assert not list(tmp_path.glob("s/*.tmp"))
+
+
+def _is_sent_what_cannot_be_read(me: Rank, base: str) -> str:
+    exchange = FileExchange(dist.group.WORLD, dist.group.WORLD.engine_group)  # type: ignore[union-attr]
+    there = file.NewestFile(Path(base), 1)  # a folder
+    mine = file.NewestFile() if me.rank else there
+    with pytest.raises(HostError) as caught:
+        exchange.bring(mine, Path(base) / "b", "x.wide", None)
+    return str(caught.value)
+
+
+def test_a_file_that_its_host_cannot_read_is_named_on_all_ranks(tmp_path: Path) -> None:
+    for said in run_ranks(_is_sent_what_cannot_be_read, "ab", str(tmp_path)):
+        assert said.startswith("rank 0 cannot take over the state of step 1: ")
+        assert "Is a directory" in said
+    assert not list(tmp_path.glob("b/*"))
 
 
 def _saves_by_time(me: Rank, base: str) -> list[str]:
@@ -306,6 +379,57 @@ def test_a_full_disk_is_a_warning_and_the_last_good_one_stays(
     assert step == 3
 
 
+def _cannot_fork(me: Rank, base: str) -> tuple[int, list[str]]:
+    said: list[str] = []
+    saving.log.warn = lambda who, text: said.append(text)  # type: ignore[assignment]
+
+    def refused(*args: Any, **options: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    saving.subprocess.Popen = refused  # type: ignore[assignment,misc]
+    trained = Trained(base)
+    made = trained.train(5)
+    trained.run.save()
+    return made[-1][0], said
+
+
+def test_a_writer_that_cannot_start_is_a_warning(tmp_path: Path) -> None:
+    for step, said in run_ranks(_cannot_fork, 2, str(tmp_path)):
+        assert step == 5
+        assert not said or "could not be saved: Resource temporarily unavailable" in said[0]
+
+
+def _no_folder(me: Rank, base: str) -> list[str]:
+    said = []
+    for call in (lambda made: made.run.resume(), lambda made: made.train(1)):
+        with pytest.raises((UsageError, HostError)) as caught:
+            call(Trained(base))
+        said.append(str(caught.value))
+    return said
+
+
+def test_a_folder_that_cannot_be_read_is_one_sentence_on_all_ranks(tmp_path: Path) -> None:
+    path = tmp_path / "ckpt"
+    path.touch()
+    why = f"{path} cannot be read: Not a directory"
+    for said in run_ranks(_no_folder, 2, str(path)):
+        assert said == [f"rank 0 cannot look for checkpoints: {why}", why]
+
+
+def _other_data(me: Rank, base: str) -> bool:
+    trained = Trained(base)
+    trained.data.seed = 9
+    before = trained.bits()
+    with pytest.raises(UsageError, match="the seed is 1 in the saved state and 9 here"):
+        trained.run.resume()
+    return before == trained.bits()
+
+
+def test_a_checkpoint_of_other_data_is_refused_before_anything_is_taken(tmp_path: Path) -> None:
+    run_ranks(_until, "aa", str(tmp_path), "aa", 2, {})
+    assert run_ranks(_other_data, 2, str(tmp_path / "a")) == [True, True]
+
+
 def _begins_anew(me: Rank, base: str) -> str:
     with pytest.raises(UsageError, match=r"call run\.resume\(\)") as caught:
         Trained(base).train(1)
@@ -368,7 +492,7 @@ def _image(step: int = 7) -> file.FileImage:
 def test_a_file_comes_back_as_it_was_written(tmp_path: Path) -> None:
     image = _image()
     path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
-    saving.writer.write(str(path), image.chunks(), 1)
+    saving.writer.write(str(path), image.chunks(), 0, 1)
     assert path.stat().st_size == image.nbytes
     assert file.check(path, "0123456789abcdef").step == 7
     found = file.load(path)
@@ -385,19 +509,180 @@ def test_what_a_killed_writer_leaves_is_no_checkpoint_and_goes_with_the_next(
     for left in (mine, theirs):
         left.write_bytes(image.front)
     found = file.newest(tmp_path, model, 0)
-    assert (found.path, found.passed_over) == (None, [])
+    assert found == file.NewestFile()
     path = tmp_path / f"step-0000000008.host-0.{model}.wide"
-    saving.writer.write(str(path), image.chunks(), 1)
+    saving.writer.write(str(path), image.chunks(), 0, 1)
     assert file.newest(tmp_path, model, 0).step == 8
     assert not mine.exists()
     assert theirs.exists()  # that host's writer may be at work
+
+
+def _age(path: Path, seconds: float) -> None:
+    at = path.stat().st_mtime - seconds
+    os.utime(path, (at, at))
+
+
+def test_half_files_of_other_hosts_go_once_nothing_is_written_to_them(tmp_path: Path) -> None:
+    model, other = "0123456789abcdef", "f" * 16
+    random = "0" * 16
+    live, dead = (f"step-0000000007.host-{n}.{model}.wide.1-{random}.tmp" for n in (1, 2))
+    received = f"step-0000000007.host-3.{model}.wide.0-{random}.tmp"  # host 3's, sent to this one
+    taken = f".taken.{model}.wide.0-{random}.tmp"
+    foreign = f"step-0000000007.host-0.{other}.wide.0-{random}.tmp"
+    for name in (live, dead, received, taken, foreign, "notes.tmp"):
+        (tmp_path / name).touch()
+    for name in (dead, foreign, "notes.tmp"):
+        _age(tmp_path / name, 4000)
+    path = tmp_path / f"step-0000000008.host-0.{model}.wide"
+    writer.write(str(path), _image(8).chunks(), 0, 1)
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, live, foreign, "notes.tmp"])
+
+
+def test_of_damaged_files_the_newest_stays(tmp_path: Path) -> None:
+    names = [f"step-{step:010}.host-0.{'0123456789abcdef'}.wide.damaged" for step in (3, 9, 5)]
+    other = f"step-0000000001.host-0.{'f' * 16}.wide.damaged"
+    for name in (*names, other):
+        (tmp_path / name).touch()
+    path = tmp_path / f"step-0000000008.host-0.{'0123456789abcdef'}.wide"
+    writer.write(str(path), _image(8).chunks(), 0, 1)
+    assert sorted(os.listdir(tmp_path)) == sorted([path.name, names[1], other])
+
+
+def test_two_writers_of_one_number_do_not_touch_each_others_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    image = _image()
+    both = [writer._writing(str(path), image.chunks(), host, None) for host in (0, 0)]
+    for pieces in both:
+        next(pieces)
+    assert len(list(tmp_path.glob("*.tmp"))) == 2
+    for pieces in both:
+        deque(pieces, maxlen=0)
+        assert file.check(path, None).step == 7
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_a_rename_that_fails_leaves_no_half_file(tmp_path: Path) -> None:
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    path.mkdir()
+    with pytest.raises(IsADirectoryError):
+        writer.write(str(path), _image().chunks(), 0, 1)
+    assert os.listdir(tmp_path) == [path.name]
+
+
+def test_an_export_that_fails_leaves_no_half_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        safetensors.export({"w": torch.ones(3)}, tmp_path / "model.safetensors")
+    assert not os.listdir(tmp_path)
+
+
+def test_the_parent_of_a_new_folder_is_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(writer, "sync_folder", synced.append)
+    writer.make_folder(tmp_path / "a" / "b")
+    writer.make_folder(tmp_path / "a" / "b")
+    assert synced == [str(tmp_path), str(tmp_path / "a")]
+    assert (tmp_path / "a" / "b").is_dir()
+
+
+def test_a_head_that_makes_no_sense_is_a_damaged_file(tmp_path: Path) -> None:
+    head = b"[" * 100_000
+    raw = struct.pack("<QQQ", len(head), 0, 64 + len(head)) + head
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    path.write_bytes(writer.MAGIC + hashlib.sha256(raw).digest() + raw)
+    found = file.newest(tmp_path, "0123456789abcdef", 0)
+    assert found.path is None
+    assert "its head makes no sense" in found.passed_over[0]
+
+
+def test_a_step_that_is_no_number_is_a_damaged_file(tmp_path: Path) -> None:
+    image = _image()
+    front = image.front.replace(b'"step": 7', b'"step":[]')
+    path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
+    writer.write(str(path), [front, *list(image.chunks())[1:]], 0, 1)
+    assert "its head makes no sense" in file.newest(tmp_path, "0123456789abcdef", 0).passed_over[0]
+
+
+# -- the writer's priority ----
+
+
+def test_a_writer_gives_way_until_it_is_told_that_ranks_wait() -> None:
+    told, teller = os.pipe()
+    mine = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[tuple[int, bool]] = []
+
+    def pieces() -> Iterator[None]:
+        for _ in range(3):
+            seen.append(_here())
+            yield
+        os.write(teller, b"now")
+        while seen[-1] != (mine, True):  # the thread goes on until it has heard
+            seen.append(_here())
+            yield
+
+    def _here() -> tuple[int, bool]:
+        is_main = threading.current_thread() is threading.main_thread()
+        return os.getpriority(os.PRIO_PROCESS, 0), is_main
+
+    writer.yielding(pieces(), told)
+    assert seen[:3] == [(min(mine + writer._NICE, 19), False)] * 3
+    assert seen[-1] == (mine, True)
+    os.close(told)
+    os.close(teller)
+
+
+def test_a_writer_that_nobody_waits_for_ends_by_itself_and_says_what_went_wrong() -> None:
+    told, teller = os.pipe()
+    made: list[int] = []
+
+    def pieces() -> Iterator[None]:
+        for n in range(5):
+            made.append(n)
+            yield
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(OSError, match="No space left"):
+        writer.yielding(pieces(), told)
+    assert made == [*range(5)]
+    os.close(told)
+    os.close(teller)
+
+
+# A writer that only says what it was told.
+_LISTENER = """
+import sys
+said = sys.stdin.read()
+with open(sys.argv[3] + ".told", "w") as file:
+    file.write(said)
+"""
+
+
+def _is_told(me: Rank, base: str) -> list[str]:
+    listener = Path(base) / "listener.py"
+    listener.write_text(_LISTENER)
+    writer.__file__ = str(listener)
+    trained = Trained(f"{base}/ckpt", save_every=2)
+    trained.train(3)  # the writer of step 2 is at work
+    trained.run.save()
+    return sorted(path.read_text() for path in Path(base).glob("ckpt/*.told"))
+
+
+def test_a_save_that_ranks_wait_for_tells_the_writer_and_the_one_before_it(tmp_path: Path) -> None:
+    assert run_ranks(_is_told, 1, str(tmp_path)) == [["now", "now"]]
 
 
 def test_a_newer_format_is_passed_over_and_left_alone(tmp_path: Path) -> None:
     image = _image()
     newer = image.front.replace(b'"format": 1', b'"format": 2')
     path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
-    saving.writer.write(str(path), [newer, *list(image.chunks())[1:]], 1)
+    saving.writer.write(str(path), [newer, *list(image.chunks())[1:]], 0, 1)
     found = file.newest(tmp_path, "0123456789abcdef", 0)
     assert found.path is None
     assert "a newer wiiiiided wrote it" in found.passed_over[0]
@@ -409,7 +694,7 @@ def test_pruning_leaves_newer_and_other_models_files(tmp_path: Path) -> None:
     other = f"step-0000000000.host-0.{'b' * 16}.wide"
     for name in (*names, other, "notes.txt"):
         (tmp_path / name).touch()
-    prune(tmp_path / names[6], 2)  # step 3
+    prune(tmp_path / names[6], 0, 2)  # step 3
     assert sorted(os.listdir(tmp_path)) == sorted([*names[4:], other, "notes.txt"])
 
 

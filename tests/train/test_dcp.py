@@ -110,11 +110,11 @@ def test_dcp_loads_ours_into_fsdp2_and_into_plain_dicts(tmp_path: Path) -> None:
     assert {**optimizer["param_groups"][0], **settings} == optimizer["param_groups"][0]
 
 
-def _at_different_steps(me: Rank, base: str) -> str:
+def _at_different_steps(me: Rank, base: str, saves: list[int]) -> str:
     folder = f"{base}/{me.rank}"
     path = f"{folder}/step-000000000{me.rank}.host-0.{'0' * 16}.wide"
     alone = [dist.new_group([rank]) for rank in range(me.size)][me.rank]
-    for _ in range(1 + me.rank):
+    for _ in range(saves[me.rank]):
         wide.save(path, model=nn.Linear(2, 2), group=alone)
     state = {"model": nn.Linear(2, 2).state_dict()}
     with pytest.raises(CheckpointException) as caught:
@@ -122,8 +122,9 @@ def _at_different_steps(me: Rank, base: str) -> str:
     return str(caught.value)
 
 
-def test_hosts_with_different_steps_are_not_mixed(tmp_path: Path) -> None:
-    said, *_ = run_ranks(_at_different_steps, 2, str(tmp_path))
+@pytest.mark.parametrize("saves", [[1, 2], [1, 1]])  # the same number, of other runs
+def test_hosts_with_different_steps_are_not_mixed(tmp_path: Path, saves: list[int]) -> None:
+    said, *_ = run_ranks(_at_different_steps, 2, str(tmp_path), saves)
     assert "name a file that all hosts have" in said
 
 
@@ -186,8 +187,13 @@ def _refused(me: Rank, base: str) -> list[str]:
         other = {"model": nn.Linear(6, 40).state_dict()}
         save_dcp(other, checkpoint_id=f"{base}/other", no_dist=True)
         Path(f"{base}/file").touch()
+        model, optimizer = trained.model.state_dict(), trained.optimizer.state_dict()
+        state = {"model": model, "optimizer": optimizer}
+        save_dcp(state, checkpoint_id=f"{base}/half", no_dist=True)
+        for part in Path(f"{base}/half").glob("*.distcp"):
+            part.unlink()
     dist.barrier()
-    for path in ("nothing", "other", "file"):
+    for path in ("nothing", "other", "file", "half"):
         with pytest.raises((UsageError, HostError)) as caught:
             trained.run.resume(dcp=f"{base}/{path}")
         said.append(str(caught.value))
@@ -195,7 +201,10 @@ def _refused(me: Rank, base: str) -> list[str]:
 
 
 def test_what_is_no_checkpoint_of_this_model_is_refused_on_all_ranks(tmp_path: Path) -> None:
-    for nothing, other, file in run_ranks(_refused, 2, str(tmp_path)):
+    for nothing, other, file, half in run_ranks(_refused, 2, str(tmp_path)):
         assert nothing == f"no host has {tmp_path}/nothing"
         assert "other is of another model: it has no 0.weight" in other
         assert "file is no checkpoint of torch.distributed" in file
+        assert f"{tmp_path}/half cannot be read: " in half
+        assert "No such file" in half
+        assert "Traceback" not in half

@@ -17,7 +17,7 @@ import wiiiiided.torch as wide
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided import log
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
-from wiiiiided.train.checkpoints import file
+from wiiiiided.train.checkpoints import file, one_file
 
 
 def _trained(steps: int, seed: int = 1) -> tuple[Any, torch.optim.Optimizer]:
@@ -86,6 +86,45 @@ def test_the_newest_whole_file_wins_and_a_damaged_one_is_named(tmp_path: Path) -
     assert first == [{"n": 2}, {"n": 2}, []]
     assert second[:2] == [{"n": 2}, {"n": 2}]
     assert "b/x.wide is cut off or damaged" in second[2][0]
+
+
+def _loads_apart(me: Rank, base: str) -> tuple[Any, list[str]]:
+    said: list[str] = []
+    log.warn = lambda who, text: said.append(text)
+    return wide.load(f"{base}/{'ab'[me.rank]}/x.wide"), said
+
+
+def test_files_of_one_number_that_were_saved_apart_are_not_mixed(tmp_path: Path) -> None:
+    for host in "ab":
+        wide.save(tmp_path / host / "x.wide", extra={"of": host})
+    (first, _), (second, said) = run_ranks(_loads_apart, "ab", str(tmp_path))
+    assert first == second == {"of": "a"}
+    assert "b/x.wide is of a run that went on apart from rank 0's host" in said[0]
+
+
+def _counts_writes(me: Rank, base: str, folders: str) -> tuple[int, Any]:
+    written: list[str] = []
+    plain = one_file.write
+
+    def counted(path: str, *args: Any) -> None:
+        written.append(path)
+        plain(path, *args)
+
+    one_file.write = counted
+    path = Path(base) / folders[me.rank] / "x.wide"
+    for n in range(4):
+        wide.save(path, extra={"n": n})
+    return len(written), wide.load(path)
+
+
+def test_of_hosts_that_see_one_path_the_first_writes(tmp_path: Path) -> None:
+    left = tmp_path / "s" / f"x.wide.1-{'0' * 16}.tmp"  # another host's, which may be at work
+    left.parent.mkdir()
+    left.touch()
+    found = run_ranks(_counts_writes, "abcc", str(tmp_path), "ssdd")
+    assert found == [(count, {"n": 3}) for count in (4, 0, 4, 0)]
+    assert sorted(os.listdir(tmp_path / "s")) == ["x.wide", left.name]
+    assert os.listdir(tmp_path / "d") == ["x.wide"]
 
 
 def _cannot_write(me: Rank, base: str) -> str:

@@ -65,6 +65,7 @@ class CheckpointReader(StorageReader):
         path = _newest(self._path)
         head = check(path, None)
         self._said = f"step {head.step} of model {head.model}"
+        self._said += f", of attempt {head.token}" if head.token else ""
         value = load(path)
         self._flat, self._by_name, self._names = dict(_leaves((), value)), {}, set()
         if names := value.get("optimizer_names"):

@@ -1,14 +1,20 @@
 """A file that some hosts have and some have not: the newest is brought to all of them.
 
-    all ranks              tell each other which step their host has: the newest of all is taken
-    a host that has it     sends the file, as it is, to place 0 of those that lack it
+    all ranks              tell each other which step their host has, of which attempt of the run:
+                           the newest of all is taken
+    a host that has it     sends the file, as it is, to place 0 of those that lack it, or have that
+                           step of another attempt
     these                  write it to a temporary name, check its digest, and rename it
+
+Hosts that went on apart from each other may both have a step, with other weights: the number alone
+does not say that two files are of one state (`file`).
 
 What travels are the bytes of `file`, tensors as they lie in memory; nothing is unpickled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Iterator
@@ -18,14 +24,16 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import HostError, WiiiiideError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints.file import NewestFile, check
-from wiiiiided.train.checkpoints.writer import sync_folder
+from wiiiiided.train.checkpoints.writer import make_folder, sync_folder, temporary_name
 from wiiiiided.train.residuals import HostNumber
 
 _PIECE: Final = 16 << 20  # bytes of a message
+CANNOT_SAVE: Final = "save: what was there before stays"
 
 
 class FileExchange:
@@ -57,25 +65,57 @@ class FileExchange:
             if theirs:
                 raise HostError(f"rank {rank} cannot {what}: {theirs}")
 
+    def writes(self, path: Path, token: str) -> bool:
+        """Whether this rank is to write what all hosts write to `path`: each host's first rank, but
+        where hosts see one folder that of the first of them alone. A collective call.
+
+        `token`: the same on all ranks, and of this call alone.
+        """
+        if len(self.first_ranks) == 1:
+            return self.is_first
+        probes = [Path(f"{path}.{host}-{token}.tmp") for host in range(self.number.hosts)]
+        mine, problem = probes[self.number.host], ""
+        if self.is_first:
+            try:
+                make_folder(path.parent)
+                mine.touch(exist_ok=False)
+            except OSError as error:
+                problem = f"{path}: {error.strerror or error}"
+        try:
+            self.settle(problem, CANNOT_SAVE)
+            writes = self.is_first and not any(p.exists() for p in probes[: self.number.host])
+            self.tell("")  # all have looked
+        finally:
+            if self.is_first:
+                _remove(mine)
+        return writes
+
     def bring(self, mine: NewestFile, folder: Path, name: str, model: str | None) -> Path | None:
         """Where this host's copy of the newest file lies; None: no host has one.
 
         `mine`: what this host has, on its first rank. A copy goes to `folder`, under `name`, or
         without one under the name that it has at its source. A collective call.
         """
-        said = json.dumps([mine.step, mine.path.name if mine.path is not None else ""])
+        said = json.dumps([mine.step, mine.token, mine.path.name if mine.path is not None else ""])
         told = [json.loads(text) for text in self.tell(said)]
-        step = max(found for found, _ in told)
+        step = max(found for found, *_ in told)
         if not step:
             return None
-        source = next(rank for rank, (found, _) in enumerate(told) if found == step)
-        lacking = [rank for rank in self.first_ranks if told[rank][0] != step]
+        source = next(rank for rank, (found, *_) in enumerate(told) if found == step)
+        token, its_name = told[source][1:]
+        lacking = [rank for rank in self.first_ranks if told[rank][:2] != [step, token]]
+        if self.rank in lacking and mine.step == step:
+            log.warn(
+                self.who,
+                f"{mine.path} is of a run that went on apart from rank {source}'s host, whose step "
+                f"{step} is taken",
+            )
         problem, path = "", mine.path
         if self.rank == source:
             assert path is not None
             problem = self._send(path, lacking)
         elif self.rank in lacking:
-            path = folder / (name or told[source][1])
+            path = folder / (name or its_name)
             problem = self._receive(path, source, model)
         self.settle(problem, f"take over the state of step {step}")
         return Path(self.tell(str(path))[self._first])
@@ -87,12 +127,17 @@ class FileExchange:
         for rank in ranks:
             to = dist.get_global_rank(self._process_group, rank)  # type: ignore[arg-type]
             try:
-                left = path.stat().st_size
+                file = open(path, "rb")  # noqa: SIM115
             except OSError as error:
-                problem, left = str(error), 0
-            dist.send(torch.tensor([left]), to, self._process_group)
-            for piece in _pieces(path, left):
-                dist.send(torch.frombuffer(piece, dtype=torch.uint8), to, self._process_group)
+                problem = str(error)
+                dist.send(torch.tensor([0]), to, self._process_group)
+                continue
+            with file:
+                left = os.fstat(file.fileno()).st_size
+                dist.send(torch.tensor([left]), to, self._process_group)
+                for piece in _pieces(file, left):
+                    sent = torch.frombuffer(piece, dtype=torch.uint8)
+                    dist.send(sent, to, self._process_group)
         return problem
 
     def _receive(self, path: Path, rank: int, model: str | None) -> str:
@@ -101,22 +146,23 @@ class FileExchange:
         source, problem = dist.get_global_rank(self._process_group, rank), ""
         size = torch.zeros(1, dtype=torch.int64)
         dist.recv(size, source, self._process_group)
-        left, temporary = int(size), path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        left, temporary = int(size), Path(temporary_name(str(path), self.number.host))
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.touch()
+            make_folder(path.parent)
+            temporary.touch(exist_ok=False)
         except OSError as error:
             problem, temporary = str(error), Path(os.devnull)
-        with open(temporary, "wb") as file:
-            while left:
-                piece = torch.empty(min(left, _PIECE), dtype=torch.uint8)
-                dist.recv(piece, source, self._process_group)
-                left -= piece.numel()
-                problem = problem or _append(file, piece)
-        problem = problem or _keep(temporary, path, model)
-        if problem and temporary != Path(os.devnull):
-            temporary.unlink(missing_ok=True)
-        return problem
+        try:
+            with open(temporary, "wb") as file:
+                while left:
+                    piece = torch.empty(min(left, _PIECE), dtype=torch.uint8)
+                    dist.recv(piece, source, self._process_group)
+                    left -= piece.numel()
+                    problem = problem or _append(file, piece)
+            return problem or _keep(temporary, path, model)
+        finally:
+            if temporary != Path(os.devnull):
+                _remove(temporary)  # it has been renamed, or is of no use
 
 
 def _first_ranks(group: Group) -> list[int]:
@@ -124,17 +170,21 @@ def _first_ranks(group: Group) -> list[int]:
     return [group.team.ranks[0]] if wide is None else [ranks[0] for ranks in wide.hosts]
 
 
-def _pieces(path: Path, left: int) -> Iterator[bytearray]:
+def _pieces(file: Any, left: int) -> Iterator[bytearray]:
     """As many bytes as were announced; zeros, which a digest sees, for what cannot be read."""
-    with open(path if left else os.devnull, "rb") as file:
-        while left:
-            try:
-                piece = bytearray(file.read(min(left, _PIECE)))
-            except OSError:
-                piece = bytearray()
-            piece = piece or bytearray(min(left, _PIECE))
-            left -= len(piece)
-            yield piece
+    while left:
+        try:
+            piece = bytearray(file.read(min(left, _PIECE)))
+        except OSError:
+            piece = bytearray()
+        piece = piece or bytearray(min(left, _PIECE))
+        left -= len(piece)
+        yield piece
+
+
+def _remove(path: Path) -> None:
+    with contextlib.suppress(OSError):
+        path.unlink()
 
 
 def _append(file: Any, piece: torch.Tensor) -> str:

@@ -3,13 +3,17 @@
     0     "wideCKP1"                       zeros in a file that is half written
     8     sha256 of all from byte 40 on
     40    bytes of JSON, of the structure, of the whole file (u64 each, little endian)
-    64    JSON: format, step, host, hosts, ranks, model; for people: names
+    64    JSON: format, step, host, hosts, ranks, model, token; for people: names
     …     structure (`backend/wire/tensors`)
     4096n data: each tensor at a multiple of 64, so that a mapped file is read in place
 
 Nothing in it is ever unpickled. `model` is a digest of the names, dtypes and shapes of
 a model and the kind of its optimizer; it is part of the file's name, so that two models may share a
 folder without touching each other's files.
+
+`token` is drawn once an attempt of a run, and is the same on all its hosts. Two hosts that have
+gone on apart from each other may both come to step 100, with other weights: a state is known by its
+step and its token. Files of before there were tokens have none, which counts as one.
 """
 
 from __future__ import annotations
@@ -50,6 +54,7 @@ class FileHead:
     hosts: int
     ranks: int
     model: str
+    token: str = ""
 
     @property
     def name(self) -> str:
@@ -140,7 +145,7 @@ def _read(path: Path, model: str | None, with_digest: bool) -> FileHead:
             return _check(path, model, file, with_digest)
     except OSError as problem:
         raise UsageError(f"{path} cannot be read: {problem.strerror}") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         raise HostError(f"{path} is no checkpoint: its head makes no sense") from None
 
 
@@ -159,7 +164,11 @@ def _check(path: Path, model: str | None, file: Any, with_digest: bool) -> FileH
     said = json.loads(text)
     if said["format"] != _FORMAT:
         raise UsageError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
-    head = FileHead(*(said[name] for name in ("step", "host", "hosts", "ranks", "model")))
+    numbers = [said[name] for name in ("step", "host", "hosts", "ranks")]
+    texts = [said["model"], said.get("token", "")]
+    if any(type(n) is not int for n in numbers) or any(type(text) is not str for text in texts):
+        raise TypeError
+    head = FileHead(*numbers, *texts)
     if model is not None and head.model != model:
         raise UsageError(f"{path} is of another model or optimizer")
     return head
@@ -190,20 +199,23 @@ def load(path: Path) -> dict[str, Any]:
 class NewestFile:
     """What a folder has."""
 
-    path: Path | None  # the newest good file
-    step: int
-    passed_over: list[str]  # and why, a sentence each
+    path: Path | None = None  # the newest good file
+    step: int = 0
+    token: str = ""
+    passed_over: tuple[str, ...] = ()  # and why, a sentence each
 
 
 def newest(folder: Path, model: str, host: int) -> NewestFile:
     """The newest good file of a model, this host's before another's.
 
-    A damaged one is renamed, so that it does not count among those that are kept.
+    A damaged one is renamed, so that it does not count among those that are kept. UsageError: the
+    folder cannot be read.
     """
     why: list[str] = []
     for step, _, path in candidates(folder, model, host, why):
         try:
-            return NewestFile(path, check(path, model).step, why)
+            head = check(path, model)
+            return NewestFile(path, head.step, head.token, tuple(why))
         except UsageError as problem:
             why.append(f"{problem}: step {step} is passed over")
         except HostError as problem:
@@ -211,13 +223,14 @@ def newest(folder: Path, model: str, host: int) -> NewestFile:
             why.append(f"{problem}: step {step} is passed over, and the file now {aside.name}")
             with contextlib.suppress(OSError):  # another host was first
                 path.replace(aside)
-    return NewestFile(None, 0, why)
+    return NewestFile(passed_over=tuple(why))
 
 
 def candidates(folder: Path, model: str, host: int, why: list[str]) -> list[tuple[int, bool, Path]]:
-    """Files that are a model's by their names, the newest first; `why`: what others are."""
+    """Files that are a model's by their names, the newest first; `why`: what others are.
+    UsageError: the folder cannot be read."""
     found = []
-    for path in sorted(folder.glob("*.wide")):
+    for path in _files(folder):
         said = NAME.fullmatch(path.name)
         if said is None:
             why.append(f"{path} is no checkpoint by its name: passed over")
@@ -226,3 +239,12 @@ def candidates(folder: Path, model: str, host: int, why: list[str]) -> list[tupl
         else:
             found.append((int(said[1]), int(said[2]) == host, path))
     return sorted(found, reverse=True)
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder / name for name in os.listdir(folder) if name.endswith(".wide"))
+    except FileNotFoundError:
+        return []
+    except OSError as problem:
+        raise UsageError(f"{folder} cannot be read: {problem.strerror}") from None

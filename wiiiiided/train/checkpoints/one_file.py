@@ -1,17 +1,20 @@
 """`wide.save` and `wide.load`: a checkpoint at one path of each host, for any script.
 
-    save   all ranks agree on a number, one above that of any host's file
+    save   all ranks agree on a number, one above that of any host's file, and on a token
            the first rank of each host writes its own file: temporary name, fsync, rename
     load   the file with the highest number that is whole, brought to the hosts that lack it
 
 The number tells which file is newer where a kill came after one host had written and before
-another had: `FileHead.step` has it. The format is that of `file`: nothing is unpickled.
+another had: `FileHead.step` has it. The token is that of one save: two files with one number, of
+hosts that have gone on apart from each other, are not the same. Where hosts see one path, the first
+of them writes. The format is that of `file`: nothing is unpickled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from wiiiiided import log
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
-from wiiiiided.train.checkpoints.exchange import FileExchange
+from wiiiiided.train.checkpoints.exchange import CANNOT_SAVE, FileExchange
 from wiiiiided.train.checkpoints.file import (
     FileHead,
     FileImage,
@@ -32,7 +35,7 @@ from wiiiiided.train.checkpoints.file import (
     optimizer_names,
     read_head,
 )
-from wiiiiided.train.checkpoints.writer import write
+from wiiiiided.train.checkpoints.writer import make_folder, remove_left, write
 
 _ANY = "0" * 16  # the digest where no model is saved
 
@@ -54,22 +57,24 @@ class OneFile:
         digest = _ANY if model is None else model_digest(_plain_model(model), None)
         try:
             value = _value(model, optimizer, extra)
-            image = self._image(0, digest, value)
+            image = self._image(0, digest, "", value)
         except WiiiiideError as error:
             problem = str(error)
-        told = self._exchange.tell(f"{self._number()} {problem}")
-        for said in told:
-            if why := said.partition(" ")[2]:
+        mine = f"{self._number()} {os.urandom(8).hex()} {problem}"
+        told = [said.split(" ", 2) for said in self._exchange.tell(mine)]
+        for *_, why in told:
+            if why:
                 raise UsageError(f"{self._path} is not saved: {why}")
-        number = 1 + max(int(said.partition(" ")[0]) for said in told)
-        if self._exchange.is_first:
-            image = self._image(number, digest, value)
+        number, token = 1 + max(int(theirs) for theirs, *_ in told), told[0][1]
+        if self._exchange.writes(self._path, token):
+            image = self._image(number, digest, token, value)
             problem = self._write(image)
-        self._exchange.settle(problem, "save: what was there before stays")
+        self._exchange.settle(problem, CANNOT_SAVE)
 
-    def _image(self, number: int, digest: str, value: dict[str, Any]) -> FileImage:
+    def _image(self, number: int, digest: str, token: str, value: dict[str, Any]) -> FileImage:
         exchange = self._exchange
-        return FileImage.of(FileHead(number, *exchange.number, exchange.ranks, digest), value)
+        head = FileHead(number, *exchange.number, exchange.ranks, digest, token)
+        return FileImage.of(head, value)
 
     def _number(self) -> int:
         """Of the file that is there; 0: there is none that says it."""
@@ -80,10 +85,10 @@ class OneFile:
 
     def _write(self, image: FileImage) -> str:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            write(str(self._path), image.chunks(), None)
-            for left in self._path.parent.glob(f"{self._path.name}.*.tmp"):  # of a run that died
-                left.unlink(missing_ok=True)
+            make_folder(self._path.parent)
+            host = self._exchange.number.host
+            write(str(self._path), image.chunks(), host, None)
+            remove_left(self._path, host, lambda name: name == self._path.name)
         except OSError as problem:
             return f"{self._path}: {problem.strerror or problem}"
         return ""
@@ -92,10 +97,11 @@ class OneFile:
         self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
     ) -> dict[str, Any] | None:
         """On all ranks: what was saved as `extra`; None: no host has a file."""
-        mine, problem = NewestFile(None, 0, []), ""
+        mine, problem = NewestFile(), ""
         if self._exchange.is_first and self._path.exists():
             try:
-                mine = NewestFile(self._path, check(self._path, None).step, [])
+                head = check(self._path, None)
+                mine = NewestFile(self._path, head.step, head.token)
             except WiiiiideError as error:
                 problem = str(error)
                 log.warn(self._exchange.who, f"{problem}: it is not used")

@@ -4,7 +4,8 @@
     the newest of all      is brought to the hosts that lack it (`exchange`)
     every rank             maps its host's file
 
-A host that has its own file of that step takes that one: what is a host's own is in there.
+A host that has its own file of that step, of the same attempt of the run, takes that one: what is a
+host's own is in there.
 
 A checkpoint of torch's is read by one host that has it, written as one of ours, and brought to the
 others in the same way.
@@ -12,7 +13,6 @@ others in the same way.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,9 +24,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import UsageError, WiiiiideError
 from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, NewestFile, load, newest
-from wiiiiided.train.checkpoints.writer import write
-
-_NOTHING = NewestFile(None, 0, [])
+from wiiiiided.train.checkpoints.writer import make_folder, taken_name, temporary_name, write
 
 
 class Resumer:
@@ -41,11 +39,15 @@ class Resumer:
 
     def find(self) -> dict[str, Any] | None:
         """The newest state, on all ranks; None: there is none. A collective call."""
-        mine = _NOTHING
+        mine, problem = NewestFile(), ""
         if self._exchange.is_first:
-            mine = newest(self._folder, self._model, self._exchange.number.host)
+            try:
+                mine = newest(self._folder, self._model, self._exchange.number.host)
+            except UsageError as error:
+                problem = str(error)
             for why in mine.passed_over:
                 log.warn(self._exchange.who, why)
+        self._exchange.settle(problem, "look for checkpoints")
         path = self._exchange.bring(mine, self._folder, "", self._model)
         return None if path is None else load(path)
 
@@ -55,11 +57,12 @@ class Resumer:
         told = exchange.tell("1" if exchange.is_first and path.exists() else "")
         if "1" not in told:
             raise UsageError(f"no host has {path}")
-        here, problem, mine = self._folder / f".taken.{os.getpid()}.wide", "", _NOTHING
+        named = temporary_name(taken_name(self._model), exchange.number.host)
+        here, problem, mine = self._folder / named, "", NewestFile()
         if exchange.rank == told.index("1"):
             try:
                 self._write(here, read(path))
-                mine = NewestFile(here, 1, [])
+                mine = NewestFile(here, 1)
             except (OSError, WiiiiideError) as error:
                 problem = str(error)
         exchange.settle(problem, f"start from {path}")
@@ -72,6 +75,6 @@ class Resumer:
         return value
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         head = FileHead(1, *self._exchange.number, self._exchange.ranks, self._model)
-        write(str(path), FileImage.of(head, value).chunks(), None)
+        write(str(path), FileImage.of(head, value).chunks(), head.host, None)

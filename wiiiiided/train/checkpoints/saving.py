@@ -14,6 +14,9 @@ hosts have written the file before training goes on. No byte of state crosses th
 The memory for the copy is looked for after the first step, by a thread, and stays allocated: pages
 that are there take half the time. Where memory does not allow a copy, place 0 writes the file
 itself and the others wait in their next step.
+
+The writer works at a low priority as long as nothing waits for it. A save that ranks wait for, the
+one before it, and what is still being written at a process's end are written at that of ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +68,7 @@ class Saver:
         group: Group,
         collect: Collect,
     ) -> None:
-        """`collect`: the host's state but for random generators. A collective call of the host."""
+        """`collect`: the host's state but for random generators. A collective call."""
         self._process_group, self._group, self._collect, self._model = (
             process_group,
             group,
@@ -79,6 +82,7 @@ class Saver:
         self._is_prepared = False
         self._prepared: Future[Segment | None] | None = None  # the memory that a thread looks for
         self._last_step, self._last_s = 0, time.monotonic()
+        self._token = tell_all(process_group, os.urandom(8).hex())[0]
         self._pending, self._is_begun = SaveWish.NO, False
         say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
         warn_signal = group.driver.config.warn_signal
@@ -95,14 +99,22 @@ class Saver:
         self._signals.listen()
         if self._is_begun:
             return
-        mine = candidates(self.folder, self._model, self.number.host, [])
-        told = tell_all(self._process_group, str(mine[0][2]) if mine else "")
-        if found := next((path for path in told if path), ""):
-            raise UsageError(
-                f"there is a checkpoint of an earlier run, {found}: call run.resume() before the "
-                "first step to go on from it, or save to another folder"
-            )
+        for said in tell_all(self._process_group, self._in_the_way()):
+            if said:
+                raise UsageError(said)
         self._is_begun = True
+
+    def _in_the_way(self) -> str:
+        try:
+            mine = candidates(self.folder, self._model, self.number.host, [])
+        except UsageError as problem:
+            return str(problem)
+        if not mine:
+            return ""
+        return (
+            f"there is a checkpoint of an earlier run, {mine[0][2]}: call run.resume() before the "
+            "first step to go on from it, or save to another folder"
+        )
 
     def begin_after(self, step: int) -> None:
         """The run goes on after a step, or begins (0)."""
@@ -174,19 +186,19 @@ class Saver:
         value["rng"] = {rank: self._read_rng(place) for place, rank in enumerate(ranks)}
         image, path = self._image_of(step, value)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            writer.make_folder(self.folder)
             room = self._room(image.nbytes)
             if room is None:
-                writer.write(path, image.chunks(), self._policy.keep)
+                writer.write(path, image.chunks(), self.number.host, self._policy.keep)
                 return
+            image.copy_to(room.map, min(ranks_here, os.cpu_count() or 1))
+            self._start(step, room, image.nbytes, path)
         except OSError as problem:
             _warn(self._group.who, step, problem.strerror or str(problem))
-            return
-        image.copy_to(room.map, min(ranks_here, os.cpu_count() or 1))
-        self._start(step, room, image.nbytes, path)
 
     def _image_of(self, step: int, value: dict[str, Any]) -> tuple[FileImage, str]:
-        head = FileHead(step, *self.number, self._process_group.size(), self._model)
+        ranks = self._process_group.size()
+        head = FileHead(step, *self.number, ranks, self._model, self._token)
         return FileImage.of(head, value), str(self.folder / head.name)
 
     def _say_busy(self, step: int, busy: int) -> None:
@@ -196,11 +208,12 @@ class Saver:
             log.warn(self._group.who, f"{text}; so with others. Save less often (save_every)")
 
     def _start(self, step: int, room: Segment, nbytes: int, path: str) -> None:
-        said = [str(room.fd), str(nbytes), path, str(self._policy.keep)]
+        numbers = [str(self.number.host), str(self._policy.keep)]
+        said = [str(room.fd), str(nbytes), path, *numbers]
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", writer.__file__, *said],
             pass_fds=(room.fd,),
-            stdin=subprocess.DEVNULL,
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -261,10 +274,11 @@ def _make_room(nbytes: int) -> Segment | None:
 
 
 def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
-    """Wait for the writer, and say what went wrong."""
+    """Wait for the writer, which hears of it, and say what went wrong."""
     while writing:
         step, process = writing.pop()
-        said, _ = process.communicate()
+        # Its end of file is not enough: a loader's worker may have the pipe open, too.
+        said, _ = process.communicate(writer.NOW)
         if process.returncode:
             _warn(who, step, said or f"its writer ended with {process.returncode}")
 
