@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import weakref
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.kit.conditions import wait_until
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from wiiiiided import log
 from wiiiiided.torch import Batches, Between, parallel
 from wiiiiided.train import balance, rounds
 from wiiiiided.train.round_length import RoundTimes
@@ -148,6 +153,48 @@ def test_a_checkpoint_between_exchanges_goes_on_with_what_was_left(tmp_path: Any
     assert sorted(first) == [*range(60)]
     assert set(again) < set(first)
     assert len(set(again)) == len(again)
+
+
+def _asks(me: Rank, folder: str, is_left: bool) -> tuple[int, list[str], list[str]]:
+    """The last step, files when the loop has ended, and what was said when the run had."""
+    _uneven(me)
+    said: list[str] = []
+    log.warn = lambda who, text: said.append(text)
+    data = Batches(TensorDataset(torch.arange(60.0)[:, None]), 6, 1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    run = parallel(
+        model, optimizer, data=data, between=Between(every=2), save=folder, save_every="1h"
+    )
+    for step, (batch,) in enumerate(data):
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if not is_left:
+            run.save()
+        elif step == 1:  # hosts have met, and make different numbers of steps from now on
+            run.save()
+            break
+    found, last = os.listdir(folder) if os.path.isdir(folder) else [], run.state_dict()["step"]
+    dist.barrier()
+    saver = weakref.ref(run._saver)
+    del run, model, optimizer, data
+    gc.collect()
+    assert saver() is None
+    return last, found, said
+
+
+def test_what_was_asked_for_in_a_loop_is_saved_when_it_ends_at_the_latest(tmp_path: Any) -> None:
+    for last, found, said in run_ranks(_asks, "ab", str(tmp_path / "s"), False):
+        for host in (0, 1):
+            assert any(name.startswith(f"step-{last:010}.host-{host}.") for name in found), found
+        assert not said
+
+
+def test_what_was_asked_for_and_never_saved_is_said(tmp_path: Any) -> None:
+    (_, *first), (_, *second) = run_ranks(_asks, "ab", str(tmp_path / "s"), True)
+    assert (first[0], second) == ([], [[], []])
+    assert "run.save() after step 2 has saved nothing" in first[1][0]
 
 
 def _differs(me: Rank) -> None:

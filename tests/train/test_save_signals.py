@@ -132,6 +132,14 @@ def test_a_scripts_own_handler_is_called_and_decides(tmp_path: Path) -> None:
     assert len(_saved_steps(tmp_path / "a")) == 1
 
 
+def test_a_trial_ends_at_sigterm(tmp_path: Path) -> None:
+    sender = Sender([0, 1], signal.SIGTERM)
+    env = {"WIIIIIDE_PROBE": "1"}
+    outcomes = watch_ranks(_trains, "aa", str(tmp_path), "aa", {}, env=env, during=sender)
+    assert [one.exit_code for one in outcomes] == [-signal.SIGTERM] * 2, outcomes
+    assert not list(tmp_path.glob("*/*"))
+
+
 def test_a_job_of_torchrun_with_loader_workers_saves_when_it_is_stopped(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(PROGRAM)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

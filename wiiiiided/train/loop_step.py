@@ -15,7 +15,6 @@ from typing import Any
 import torch
 
 from wiiiiided.backend.engine.process import stats_page
-from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.data.adaptive_batch import scale_rates
 from wiiiiided.train.data.batches import Batches
@@ -39,9 +38,8 @@ class LoopStep:
         self._steps, self._data, self._saver = steps, loop.data, saver
         self._optimizer, self._scheduler, self._say = optimizer, loop.scheduler, say
         self._before = 0  # steps that were made before this process began
-        self._is_asked = False  # the script wants a checkpoint as soon as hosts meet
         if loop.data is not None:
-            loop.data.attach(self.between_steps)
+            loop.data.attach(self.between_steps, self.end_loop)
 
     @property
     def number(self) -> int:
@@ -65,8 +63,7 @@ class LoopStep:
         self.weigh()
         if self._saver is not None:
             self._saver.begin()
-            asked = SaveWish.DUE if self._is_asked else SaveWish.NO
-            self._steps.wishes_save = max(asked, self._saver.wishes(self.number + 1))
+            self._steps.wishes_save = self._saver.wishes(self.number + 1)
         self._steps.step(inner)
         if self._data is not None:
             samples = self._data.samples_of_step()
@@ -75,7 +72,6 @@ class LoopStep:
                 self._divide(self._data, self._steps)
             self._tell(self._data, samples)
         if self._saver is not None and self._is_common:
-            self._is_asked = False
             self._saver.stepped(self.number, self._steps.save_wished)
 
     def _divide(self, data: Batches, steps: SyncStep) -> None:
@@ -89,10 +85,6 @@ class LoopStep:
             self._say(why)
         data.divide(steps.shares, size)
 
-    def save_soon(self) -> None:
-        """When hosts meet next."""
-        self._is_asked = True
-
     @property
     def _is_common(self) -> bool:
         """Whether all hosts have the same weights."""
@@ -102,6 +94,11 @@ class LoopStep:
         """All that belongs to the last step has been done: save, if it is time."""
         if self._saver is not None:
             self._saver.save_pending(self.number)
+
+    def end_loop(self) -> None:
+        """The loop over the data has got all of its epoch."""
+        if self._saver is not None:
+            self._saver.end_loop(self.number)
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The optimizer's state."""

@@ -283,12 +283,13 @@ class Parallel:
         """Save now, on all ranks, after a step; returns when all hosts have written it.
 
         With `every` this ends the round: hosts exchange what they have. Where they make different
-        numbers of steps, it returns at once, and the save comes with the round's end. What cannot
-        be written is a warning.
+        numbers of steps, a call in the loop over the data returns at once, and the save comes with
+        the round's end; a loop that is left before that has none. What cannot be written is a
+        warning.
         """
         saver, loop_step = self._savers("save")
         if isinstance(self._steps, OuterStep) and self._steps.saves_at_exchange:
-            loop_step.save_soon()
+            saver.ask(loop_step.number)
             return
         self.agree()
         saver.save(loop_step.number, True)

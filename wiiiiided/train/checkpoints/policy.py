@@ -16,7 +16,8 @@ class SaveWish(IntEnum):
 
     NO = 0
     DUE = 1  # it is time: written while training goes on
-    NOW = 2  # a signal came: training waits until all hosts have written it
+    ASKED = 2  # run.save() where hosts are at different steps: once they meet, and wait for it
+    NOW = 3  # a signal came: training waits until all hosts have written it
 
 
 @dataclass(frozen=True)

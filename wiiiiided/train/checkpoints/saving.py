@@ -84,6 +84,7 @@ class Saver:
         self._last_step, self._last_s = 0, time.monotonic()
         self._token = tell_all(process_group, os.urandom(8).hex())[0]
         self._pending, self._is_begun = SaveWish.NO, False
+        self._asked: list[int] = []  # the step after which the script asked for a save to come
         say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
         warn_signal = group.driver.config.warn_signal
         self._signals = StopSignals(warn_signal, functools.partial(say, group.who))
@@ -91,12 +92,15 @@ class Saver:
         self._says_synchronous = self._says_busy = False
         self._writing: list[tuple[int, subprocess.Popen[str]]] = []
         weakref.finalize(self, _finish, self._writing, group.who)  # also at the process's end
+        if process_group.rank() == 0:
+            weakref.finalize(self, _say_unsaved, self._asked, group.who)
 
     # -- when ----
 
     def begin(self) -> None:
         """Before the first step: raise if files of a run before this one are in the way."""
-        self._signals.listen()
+        if not self._is_trial:
+            self._signals.listen()
         if self._is_begun:
             return
         for said in tell_all(self._process_group, self._in_the_way()):
@@ -116,6 +120,11 @@ class Saver:
             "first step to go on from it, or save to another folder"
         )
 
+    @property
+    def _is_trial(self) -> bool:
+        """Whether nothing is to stay of this run, which ends when it is told to."""
+        return self._group.driver.config.probe
+
     def begin_after(self, step: int) -> None:
         """The run goes on after a step, or begins (0)."""
         self._is_begun, self._pending = True, SaveWish.NO
@@ -126,6 +135,8 @@ class Saver:
         by the number of steps."""
         if self._signals.asked:
             return SaveWish.NOW
+        if self._asked:
+            return SaveWish.ASKED
         if self._policy.steps is not None:
             return SaveWish(step - self._last_step >= self._policy.steps)
         late = time.monotonic() - self._last_s >= self._policy.seconds
@@ -142,15 +153,27 @@ class Saver:
     def save_pending(self, step: int) -> None:
         """Between two steps: save if the last one was due."""
         if self._pending:
-            self.save(step, self._pending is SaveWish.NOW)
+            self.save(step, self._pending >= SaveWish.ASKED)
+
+    def ask(self, step: int) -> None:
+        """The script wants a save as soon as hosts meet."""
+        if not self._is_trial:
+            self._asked[:] = [step]
+
+    def end_loop(self, step: int) -> None:
+        """The loop over the data is over: what the script has asked for in it does not wait for
+        another loop, which may not come."""
+        if self._pending is SaveWish.ASKED:
+            self.save(step, True)
 
     # -- how ----
 
     def save(self, step: int, waits: bool) -> None:
         """Save this step, on all ranks; `waits`: until all hosts have written it."""
         self._pending = SaveWish.NO
+        self._asked.clear()
         self._last_step, self._last_s = step, time.monotonic()
-        if self._group.driver.config.probe:  # nothing stays of a trial
+        if self._is_trial:
             return
         self._lay_down_rng()
         meet(self._group, _SAVE)
@@ -281,6 +304,17 @@ def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
         said, _ = process.communicate(writer.NOW)
         if process.returncode:
             _warn(who, step, said or f"its writer ended with {process.returncode}")
+
+
+def _say_unsaved(asked: list[int], who: str) -> None:
+    """At the end of a run."""
+    for step in asked:
+        log.warn(
+            who,
+            f"run.save() after step {step} has saved nothing: hosts make different numbers of "
+            "steps, and did not meet again in the loop over the data. Call it after a loop that "
+            "has come to its end",
+        )
 
 
 def _warn(who: str, step: int, why: str) -> None:

@@ -93,6 +93,7 @@ class Batches:
         self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
         self._by_steps = False
         self._between_steps: Callable[[], None] = lambda: None
+        self._end_loop: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
@@ -149,13 +150,18 @@ class Batches:
             self._cursor.move(epoch)
             self._loop += 1
 
-    def attach(self, between_steps: Callable[[], None] = lambda: None) -> None:
+    def attach(
+        self,
+        between_steps: Callable[[], None] = lambda: None,
+        end_loop: Callable[[], None] = lambda: None,
+    ) -> None:
         """From now on `committed` alone says what has been trained.
 
         `between_steps` is called before a batch is fetched, when all that the loop does after a
         step has been done: after the last one of an epoch that is when the next epoch begins.
+        `end_loop` is called when a loop has got all of its epoch.
         """
-        self._by_steps, self._between_steps = True, between_steps
+        self._by_steps, self._between_steps, self._end_loop = True, between_steps, end_loop
 
     def committed(self) -> None:
         """All ranks have made a step with all that was handed out since the last one.
@@ -353,6 +359,7 @@ class Batches:
                     self._between_steps()
             self._cursor.run_out()
             self.is_in_loop = False
+            self._end_loop()
 
         return handed_out()
 
