@@ -20,9 +20,9 @@ METHOD = (
     "Two hosts of one rank, each a network namespace with a core of its own where there are two;"
     " tbf slows each end of a link down. The network is that of slow_links.py: 26 MB of gradients,"
     " batch 16, AdamW. Predicted: from a new trial in every round (the program's own parts: steps"
-    " of both hosts at the same time, unconnected, as wiiiiided.torch.probe sees them; then their"
-    " link by wiiiiided.torch.link_probe) by metrics/plan.py. Measured: a turn of each way in the"
-    " same round, of {turn:g} s or one exchange at least; one machine is the mean of two hosts"
+    " of both hosts at the same time, unconnected, as wiiiiided.torch.step_probe sees them; then"
+    " their link by wiiiiided.torch.link_probe) by metrics/plan.py. Measured: a turn of each way in"
+    " the same round, of {turn:g} s or one exchange at least; one machine is the mean of two hosts"
     " that train unconnected copies. H is that of the first trial. Shown are medians over"
     " {rounds} rounds, in brackets the least and the most."
 )

@@ -35,7 +35,7 @@ def _register() -> None:
     # are staged through host memory.
     dist.Backend.register_backend(BACKEND, _create, extended_api=True, devices=["cpu", "cuda"])
     if os.environ.get(PROBE) == "1":  # not by config, which would be imported with every torch
-        from wiiiiided.torch.probe import watch
+        from wiiiiided.torch.step_probe import watch
 
         watch()
 

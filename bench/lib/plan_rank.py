@@ -1,8 +1,8 @@
 """A rank of a trial as `wiiiiide plan` makes them: a script on one machine alone, then the links.
 
 Started by lib/net_fleet.py; waits for messages from plan.py. Steps are watched by
-wiiiiided.torch.probe and links timed by wiiiiided.torch.link_probe, the program's own parts; what
-is missing of the program is the queue.
+wiiiiided.torch.step_probe and links timed by wiiiiided.torch.link_probe, the program's own parts;
+what is missing of the program is the queue.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import wiiiiided.torch as wide
 from lib import groups, link, train_rank
 from lib.link import Message
 from wiiiiided.torch import link_probe
-from wiiiiided.torch.probe import StepProbe
+from wiiiiided.torch.step_probe import StepProbe
 
 
 def trial(message: Message) -> Message:

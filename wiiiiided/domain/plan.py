@@ -60,8 +60,10 @@ class ScriptFacts(msgspec.Struct, frozen=True):
     way: Way = "parallel"
     coded: bool = True  # network.gradients counts for it
     fixed: str = ""  # what the script itself says of the exchange, which counts more
-    shares: bool = False  # a machine takes samples by its speed
+    shares: bool = False  # exchanging every step, a machine takes samples by its speed
     shape: str = ""  # a digest of the model's
+    data: bool = False  # … and with seldom exchanges: the run divides the loop's data
+    global_batch: bool = False  # the batch is that of all machines together, not of each
 
 
 class TrialMeasures(msgspec.Struct, frozen=True):
@@ -104,6 +106,8 @@ class RankLine(msgspec.Struct, frozen=True, tag="rank", tag_field="kind"):
     fixed: str
     shares: bool
     shape: str
+    data: bool = False
+    global_batch: bool = False
 
 
 class PairLine(msgspec.Struct, frozen=True, tag="pair", tag_field="kind"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +25,6 @@ from wiiiiided.backend.shm.slots import Array
 from wiiiiided.backend.shm.stats import Stats, StatsPage
 from wiiiiided.errors import UsageError
 from wiiiiided.torch.compress import CompressedGradients
-from wiiiiided.torch.probe import notes
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.exchange import FileExchange
@@ -36,6 +34,7 @@ from wiiiiided.train.checks import Updates
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.shared import SharedDataset, build_alone, build_together
 from wiiiiided.train.parallel import Parallel
+from wiiiiided.train.script_notes import notes
 from wiiiiided.train.training_loop import TrainingLoop
 
 
@@ -113,9 +112,7 @@ def parallel(
     policy = None if save is None else SavePolicy(save, save_every, keep)
     loop = TrainingLoop(data, scheduler, policy)
     how = Updates(updates, staleness)
-    run = Parallel(model, optimizer, process_group, process_group.engine_group, how, between, loop)
-    notes.run = weakref.ref(run)
-    return run
+    return Parallel(model, optimizer, process_group, process_group.engine_group, how, between, loop)
 
 
 def compress_gradients(

@@ -50,6 +50,7 @@ from wiiiiided.train.outer_step import (
 )
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.rng import rng_state, set_rng_state
+from wiiiiided.train.script_notes import notes
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
@@ -82,7 +83,7 @@ class Parallel:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         states = tell_all(process_group, "1" if optimizer.state else "0")
         self._model, self._group = model, group
-        self.asked_shares = loop.data is not None  # the loop takes its batches by `shares`
+        notes.has_data |= loop.data is not None
         self._loop, self._rank = loop, process_group.rank()
         self._loop_step: LoopStep | None = None
         self._saver: Saver | None = None
@@ -203,7 +204,7 @@ class Parallel:
         The same on all ranks. Even until ranks have said for a minute how many samples they had
         (`samples`, or data=); they change seldom, after a step, and rank 0 says why.
         """
-        self.asked_shares = True
+        notes.asks_shares = True
         if not isinstance(self._steps, AsyncStep):
             return self._steps.shares
         ranks = self._shared.process_group.size()

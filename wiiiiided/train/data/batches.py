@@ -35,6 +35,7 @@ from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
 from wiiiiided.train.data.places import PlaceRange, PlacesLeft
 from wiiiiided.train.data.rounds import HostSizes, rounds_from
+from wiiiiided.train.script_notes import notes
 
 # Of the state; the second has places that hosts have left behind.
 _FORMAT, _WITH_LEFT = 1, 2
@@ -327,6 +328,7 @@ class Batches:
         self, fetch: Callable[[], Iterator[Any]], fetched: deque[RankPart]
     ) -> Iterator[Any]:
         """Batches as the loop gets them, in the order of the parts that they are of."""
+        notes.has_batches = True
         if not isinstance(self._cursor, RoundCursor):
             self._place()  # raises now, and not at the first batch
         at = self._cursor.begin()

@@ -252,12 +252,14 @@ def machine(name: str, lines: Sequence[RankLine]) -> MachineProbe:
 
 def facts(found: dict[str, list[RankLine]]) -> ScriptFacts:
     """Facts of the script, from the first rank."""
-    first, *_ = (line for lines in found.values() for line in lines)
+    first, *others = (line for lines in found.values() for line in lines)
     return ScriptFacts(
         first.gradient_bytes,
         first.way,
         first.coded,
         first.fixed,
-        any(line.shares for lines in found.values() for line in lines),
+        any(line.shares for line in (first, *others)),
         first.shape,
+        first.data,
+        any(line.global_batch for line in (first, *others)),
     )

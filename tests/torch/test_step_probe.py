@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,9 +15,9 @@ from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from wiiiiided.domain.plan import RankLine, read_line
-from wiiiiided.torch import probe
+from wiiiiided.torch import step_probe
 from wiiiiided.torch.link_probe import rounds
-from wiiiiided.torch.probe import StepProbe, batch_of, usual
+from wiiiiided.torch.step_probe import StepProbe, batch_of, usual
 from wiiiiided.train.round_length import MOST, first_length, shape_of
 
 
@@ -21,7 +25,7 @@ class Watched:
     """A probe whose clock goes on by as much as a step is said to take."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(probe, "reported_samples", lambda: self.reported)
+        monkeypatch.setattr(step_probe, "reported_samples", lambda: self.reported)
         self.now, self.reported = 100.0, 0
         self.lines: list[RankLine] = []
         self.probe = StepProbe(self._say, lambda: self.now)
@@ -89,6 +93,17 @@ def test_samples_that_the_script_reports_count_more(watched: Watched) -> None:
     assert watched.lines[-1].samples > 16
 
 
+def test_a_transform_of_the_data_is_not_taken_for_the_model(watched: Watched) -> None:
+    transform = torch.nn.Sequential(torch.nn.Flatten(0), torch.nn.ReLU())
+    frozen = torch.nn.Linear(3, 3).requires_grad_(False)
+    for _ in range(8):
+        frozen(transform(torch.ones(100, 3)).reshape(100, 3))
+        watched.step(1.0)
+    line = watched.lines[-1]
+    assert line.samples == 8.0
+    assert line.shape == shape_of(watched.model.named_parameters())
+
+
 def test_a_second_optimizer_makes_no_steps_of_its_own(watched: Watched) -> None:
     other = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     for _ in range(8):
@@ -106,6 +121,53 @@ def test_a_script_that_ends_by_itself_says_what_was_seen(watched: Watched) -> No
     watched.step(0.2)
     watched.probe.end()
     assert [line.steps for line in watched.lines] == [3]
+
+
+SCRIPT = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+import wiiiiided.torch as wide
+
+store, way = sys.argv[1:]
+dist.init_process_group("wiiiiide", init_method=f"file://{store}", rank=0, world_size=1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+batches = wide.Batches(TensorDataset(torch.ones(160, 4)), batch_size=16)
+loop = batches if way in ("data", "batches") else [(torch.ones(16, 4),)] * 10
+if way != "alone":
+    run = wide.parallel(model, optimizer, data=batches if way == "data" else None)
+for (x,) in loop:
+    part = x[: round(16 * run.share)] if way == "share" else x
+    optimizer.zero_grad()
+    model(part).sum().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "shares", "data", "global_batch"),
+    [
+        ("data", True, True, True),
+        ("share", True, False, True),
+        ("batches", False, False, True),
+        ("own", False, False, False),
+        ("alone", False, False, False),
+    ],
+)
+def test_a_script_is_known_by_how_it_divides_its_batches(
+    tmp_path: Path, way: str, shares: bool, data: bool, global_batch: bool
+) -> None:
+    env = {**os.environ, "WIIIIIDE_PROBE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), way]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    assert ran.returncode == 0, ran.stderr
+    (line,) = filter(None, map(read_line, ran.stderr.splitlines()))
+    assert isinstance(line, RankLine)
+    assert (line.samples, line.way) == (16.0, "other" if way == "alone" else "parallel")
+    assert (line.shares, line.data, line.global_batch) == (shares, data, global_batch)
 
 
 def test_a_batch_is_found_in_containers() -> None:

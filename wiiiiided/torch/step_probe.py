@@ -1,7 +1,7 @@
 """A rank of `wiiiiide plan`'s trial watches its own steps, and says what they took on stderr.
 
     WIIIIIDE_PROBE=1   import torch ──► watch(): two hooks of torch's, on all optimizers and modules
-    a forward          of the outermost module in training: its batch, by its first dimension
+    a forward          of the outermost module that learns: its batch, by its first dimension
     a step             of the first optimizer: the time since the one before
     after 5 s of them  a line (domain/plan), and again every second: the reader sees the last lines
 
@@ -31,24 +31,13 @@ from wiiiiided.backend.shm import stats
 from wiiiiided.domain.plan import RankLine, Way, spell
 from wiiiiided.train.checks import MARK
 from wiiiiided.train.round_length import shape_of
+from wiiiiided.train.script_notes import notes
 
 WARM_S: Final = 1.0  # of steps that are not counted, or three of them
 MEASURED_S: Final = 5.0  # of steps, at least three
 LONGEST_S: Final = 20.0  # then fewer have to do
 AGAIN_S: Final = 1.0
 _OUTLIER: Final = 5.0  # medians
-
-
-class ScriptNotes:
-    """What the script asked of this package; the public functions write it down."""
-
-    def __init__(self) -> None:
-        self.fixed = ""  # what it says of the exchange between hosts
-        self.compresses = False
-        self.run: Callable[[], Any] = lambda: None  # of wide.parallel, weakly
-
-
-notes: Final = ScriptNotes()
 
 
 class StepProbe:
@@ -68,10 +57,12 @@ class StepProbe:
         self._find: Callable[[], RankLine]  # what was found so far
 
     def forward(self, module: torch.nn.Module, args: Any, kwargs: Any = None) -> None:
-        """A module is called; the first in training is the one whose batches count."""
+        """A module is called; the first that learns is the one whose batches count."""
         if not (module.training and torch.is_grad_enabled()):
             return
         if self._model is None:
+            if not any(p.requires_grad for p in module.parameters()):
+                return  # a transform of the data set, say
             self._model = module
             module.register_forward_pre_hook(self.forward, with_kwargs=True)
             self._forwards.remove()
@@ -118,7 +109,8 @@ class StepProbe:
         parameters = [p for held in optimizer.param_groups for p in held["params"]]
         way = self._way(optimizer)
         fixed = notes.fixed if way != "other" else ""
-        model = self._model
+        model, ours = self._model, way == "parallel"
+        shares = ours and (notes.has_data or notes.asks_shares)
         return RankLine(
             steps=len(self._times),
             step_s=usual(self._times),
@@ -126,10 +118,12 @@ class StepProbe:
             gradient_bytes=4 * sum(p.numel() for p in parameters if p.requires_grad),
             memory=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             way=way,
-            coded=way == "parallel" or (way == "ddp" and notes.compresses),
+            coded=ours or (way == "ddp" and notes.compresses),
             fixed=fixed,
-            shares=way == "parallel" and bool(getattr(notes.run(), "asked_shares", False)),
+            shares=shares,
             shape=shape_of(model.named_parameters()) if model is not None else "",
+            data=ours and notes.has_data,
+            global_batch=shares or notes.has_batches,
         )
 
     def _samples_a_step(self) -> float:

@@ -1,0 +1,24 @@
+"""What a training script asks of this package, for a trial of `wiiiiide plan`.
+
+Public calls write it down as they are made, and the trial's probe (torch/step_probe) reads it: what
+a step of several machines would be follows from it, and cannot be seen on one. A process has one
+script, so there is one set of notes.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class ScriptNotes:
+    """Set by public calls, never cleared."""
+
+    def __init__(self) -> None:
+        self.fixed = ""  # how hosts exchange, where the script says it
+        self.compresses = False  # compress_gradients
+        self.has_data = False  # wide.parallel(data=…): the run divides the loop's data
+        self.asks_shares = False  # the script divides a global batch by run.shares
+        self.has_batches = False  # its loop goes over wide.Batches, whose batch is of all ranks
+
+
+notes: Final = ScriptNotes()
