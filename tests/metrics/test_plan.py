@@ -22,10 +22,14 @@ from wiiiiided.metrics.plan import (
     exchange_of,
     fewer_was_faster,
     fewer_would_do,
+    link_rate,
+    megabytes,
     plan_rows,
     predict,
     start_length,
+    step_time,
     steps_between,
+    three_digits,
 )
 
 MB = 1_000_000
@@ -92,6 +96,40 @@ def test_shares_let_each_machine_take_samples_by_its_speed() -> None:
     assert shared.samples_per_s == pytest.approx(32 / (32 / (160 + 160 / 3) + 0.001), rel=1e-3)
 
 
+def test_a_batch_of_all_machines_is_divided_by_their_speeds_and_counts_once() -> None:
+    uneven = (machine("a", 0.1, 256), machine("b", 0.3, 256))
+    probe = trial(uneven, GIGABIT, shares=True, data=True, global_batch=True)
+    together_s = 256 / (256 / 0.1 + 256 / 0.3)
+    exchange_s = exchange_of(probe, "ab", "exact").seconds
+    every_step = predict(probe, "ab", 1, "exact").samples_per_s
+    assert every_step == pytest.approx(256 / (together_s + exchange_s))
+    seldom = predict(probe, "ab", 16, "exact").samples_per_s
+    assert seldom == pytest.approx(16 * 256 / (16 * together_s + exchange_s))
+
+
+def test_machines_that_divide_a_batch_need_more_steps_between_exchanges() -> None:
+    def length(**script: bool) -> int:
+        rows = plan_rows(trial(TWO, FAST, **script))
+        return next(row.every for row in rows if row.every > 1 and row.gradients == "exact")
+
+    assert length(shares=True, data=True, global_batch=True) == 2 * length(shares=True, data=True)
+
+
+def test_one_machine_is_recommended_where_parts_of_a_batch_are_not_worth_an_exchange() -> None:
+    facts = {"way": "ddp", "coded": False}
+    assert chosen(trial(TWO, GIGABIT / 2, **facts)).nodes == ("a", "b")
+    divided = trial(TWO, GIGABIT / 2, **facts, global_batch=True)
+    assert chosen(divided).nodes == ("a",)  # half a batch and an exchange take 125 ms, it 84 ms
+
+
+def test_even_parts_of_a_batch_go_by_ranks_and_the_slowest_machine_decides() -> None:
+    fast, slow = MachineProbe("a", 3, 0.1, 256), machine("b", 0.2, 256)
+    probe = trial((fast, slow), GIGABIT, 4, way="ddp", global_batch=True)
+    found = predict(probe, "ab", 1, "exact")
+    assert found.samples_per_s == pytest.approx(256 / 0.075)  # three quarters, one quarter
+    assert found.why == "machine a takes 75 ms a step, the next 50 ms: the others wait for it"
+
+
 def test_ddp_exchanges_beside_its_backward() -> None:
     short = trial(TWO, GIGABIT, 4 * MB, way="ddp")
     assert predict(short, "ab", 1, "exact").samples_per_s == pytest.approx(32 / 0.084)
@@ -102,15 +140,16 @@ def test_ddp_exchanges_beside_its_backward() -> None:
 
 def test_with_seldom_exchanges_speeds_add_up() -> None:
     uneven = (machine("a", 0.1), machine("b", 0.3))
-    probe = trial(uneven, FAST, shares=True)
+    probe = trial(uneven, FAST, shares=True, data=True)
     exchange_s = exchange_of(probe, "ab", "int8").seconds
     share = 16 * 0.15 / (16 * 0.15 + exchange_s)
     found = predict(probe, "ab", 16, "int8")
     assert found.samples_per_s == pytest.approx((160 + 160 / 3) * share)
-    waits = predict(trial(uneven, FAST), "ab", 16, "int8")  # of a loop whose data it does not know
     share = 16 * 0.3 / (16 * 0.3 + exchange_s)
-    assert waits.samples_per_s == pytest.approx(2 * 160 / 3 * share)
-    assert waits.why == f"computes {100 * share:.0f} % of the time"
+    for script in ({}, {"shares": True}):  # of a loop whose data it does not know
+        waits = predict(trial(uneven, FAST, **script), "ab", 16, "int8")
+        assert waits.samples_per_s == pytest.approx(2 * 160 / 3 * share)
+        assert waits.why == f"computes {100 * share:.0f} % of the time"
 
 
 @pytest.mark.parametrize(
@@ -139,7 +178,7 @@ def test_a_slow_link_is_used_seldom() -> None:
         one for one in rows if (one.every, one.gradients, len(one.nodes)) == (1, "exact", 2)
     )
     assert exact.samples_per_s < rows[0].samples_per_s  # slower than one machine,
-    assert exact.why == "the link between a and b carries 26 MB a step in 2.2 s"  # and why
+    assert exact.why == "the link between a and b carries 26 MB a step in 2.21 s"  # and why
 
 
 def test_the_link_of_one_machine_is_named() -> None:
@@ -227,6 +266,26 @@ def test_auto_begins_with_what_a_plan_found_for_as_many_machines() -> None:
     assert start_length(KEPT, 3, "exact") == 64
     assert start_length(KEPT, 3, "bf16") == 16  # of another codec is better than of none
     assert start_length(KEPT, 2, "int8") is None
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        (step_time(0.0841), "84.1 ms"),
+        (step_time(0.9996), "1 s"),
+        (step_time(2.213), "2.21 s"),
+        (step_time(123.4), "123 s"),
+        (step_time(1234.0), "1234 s"),
+        (megabytes(26_117_632), "26.1 MB"),
+        (megabytes(5e9), "5000 MB"),
+        (megabytes(41_000), "41 kB"),
+        (link_rate(94.1e6), "94.1 Mbit/s"),
+        (link_rate(941.2e6), "941 Mbit/s"),
+        (three_digits(61.04), "61"),
+    ],
+)
+def test_figures_have_three_digits(said: str, meant: str) -> None:
+    assert said == meant
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """How fast a job would train on which machines and in which way, from a short trial. Pure.
 
-For machines M, n of them, with steps of s seconds and b samples each, and G bytes of gradients:
+For machines M, n of them, with steps of s seconds and b samples each alone, and G bytes of
+gradients:
 
     a pair (i, j) of two machines averages G bytes in        f + G · c(i, j)
     of n machines each pair carries 2/n of that,             P = max over pairs   2/n · G · c(i, j)
@@ -8,12 +9,20 @@ For machines M, n of them, with steps of s seconds and b samples each, and G byt
                                                                  (n - 1) · 2/n · G · least c(i, ·)
     an exchange                                              x = f + max(P, Q)
 
-    every step, wide.parallel       samples/s = Σb / (s + x),  s the slowest machine's;
-                                    by shares: s = Σb / Σ(b/s)
+    a step of all has B samples     Σb, if each machine has a batch of its own; the largest b, if
+                                    the batch is that of all machines together, of which one
+                                    alone got all and n get parts
+    and takes, computing alone, S   by speeds: B / Σ(b/s); else the slowest machine's, of its own
+                                    batch or of its even part
+
+    every step, wide.parallel       samples/s = B / (S + x)
     every step, DDP                 the exchange runs beside the backward, two thirds of a step:
-                                    samples/s = Σb / (s/3 + max(2s/3, x))
-    every H steps                   samples/s = Σb/s · H·s / (H·s + x),  s the slowest machine's;
-                                    by shares (each at its own speed): s = Σb / Σ(b/s)
+                                    samples/s = B / (S/3 + max(2S/3, x))
+    every H steps                   samples/s = B/S · H·S / (H·S + x)
+
+Machines take samples by speeds where the run divides the loop's data, and every step also where the
+script takes its samples by run.shares. A part of a batch is taken to need that part of the time:
+what a step costs whatever its batch is cannot be known from a trial of one batch.
 
 H is the least power of two with which machines compute at least nine tenths of the time, as
 every="auto" wants it. docs/plan.md says it in words.
@@ -45,6 +54,14 @@ class Exchange(NamedTuple):
     limit: str  # which link carries it longest: "the link to c"
 
 
+class JointStep(NamedTuple):
+    """A step of several machines, without exchange."""
+
+    samples: float
+    seconds: float
+    own_s: dict[str, float]  # by machine, where they wait for the slowest; empty: none waits
+
+
 class Prediction(NamedTuple):
     """One way to train."""
 
@@ -58,20 +75,27 @@ def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: s
     if len(machines) == 1:
         return Prediction(machines[0].speed, "")
     exchange = exchange_of(probe, nodes, gradients)
-    samples, step_s = sum(one.samples for one in machines), _step_s(probe, nodes)
+    step = _step_of(probe, nodes, every > 1)
     if every > 1:
-        share = computing(step_s, exchange.seconds, every)
-        return Prediction(samples / step_s * share, f"computes {100 * share:.0f} % of the time")
-    whole_s = _together_s(probe, step_s, exchange.seconds)
-    return Prediction(samples / whole_s, _limit(probe, nodes, step_s, whole_s, exchange))
+        share = computing(step.seconds, exchange.seconds, every)
+        rate = step.samples / step.seconds * share
+        return Prediction(rate, f"computes {100 * share:.0f} % of the time")
+    whole_s = _together_s(probe, step.seconds, exchange.seconds)
+    return Prediction(step.samples / whole_s, _limit(probe, step, whole_s, exchange))
 
 
-def _step_s(probe: TrialMeasures, nodes: Sequence[str]) -> float:
-    """A step of these machines together, without exchange."""
-    machines = [one for one in probe.machines if one.name in nodes]
-    if not probe.script.shares:
-        return max(one.step_s for one in machines)
-    return sum(one.samples for one in machines) / sum(one.speed for one in machines)
+def _step_of(probe: TrialMeasures, nodes: Sequence[str], seldom: bool) -> JointStep:
+    """A step of these machines together; `seldom`: between exchanges every H steps."""
+    machines, script = [one for one in probe.machines if one.name in nodes], probe.script
+    alone = [one.samples for one in machines]
+    samples = max(alone) if script.global_batch else sum(alone)
+    if script.data if seldom else script.shares:
+        return JointStep(samples, samples / sum(one.speed for one in machines), {})
+    own_s = {one.name: one.step_s for one in machines}
+    if script.global_batch:
+        ranks = sum(one.workers for one in machines)
+        own_s = {one.name: samples * one.workers / ranks / one.speed for one in machines}
+    return JointStep(samples, max(own_s.values()), own_s)
 
 
 def computing(step_s: float, exchange_s: float, every: int) -> float:
@@ -114,28 +138,24 @@ def _together_s(probe: TrialMeasures, step_s: float, exchange_s: float) -> float
     return (1 - _BACKWARD) * step_s + max(_BACKWARD * step_s, exchange_s)
 
 
-def _limit(
-    probe: TrialMeasures, nodes: Sequence[str], step_s: float, whole_s: float, exchange: Exchange
-) -> str:
+def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exchange) -> str:
     """What keeps these machines from the sum of their speeds, where much is missing."""
-    if whole_s - step_s > 0.5 * whole_s:
+    if whole_s - step.seconds > 0.5 * whole_s:
         if exchange.fixed_s > 0.5 * exchange.seconds:
             return (
-                f"the batch is too small: a step computes {_ms(step_s)}, and meeting takes "
-                f"{_ms(exchange.fixed_s)}"
+                f"the batch is too small: a step computes {step_time(step.seconds)}, and meeting "
+                f"takes {step_time(exchange.fixed_s)}"
             )
-        size = _megabytes(probe.script.gradient_bytes)
-        return f"{exchange.limit} carries {size} a step in {_ms(exchange.seconds)}"
-    if len(nodes) > 1 and not probe.script.shares:
-        slow, *others = sorted(
-            (one for one in probe.machines if one.name in nodes), key=lambda one: -one.step_s
-        )
-        if slow.step_s > _SLOWER * others[0].step_s:
+        size = megabytes(probe.script.gradient_bytes)
+        return f"{exchange.limit} carries {size} a step in {step_time(exchange.seconds)}"
+    if step.own_s:
+        slow, second, *_ = sorted(step.own_s, key=lambda name: -step.own_s[name])
+        if step.own_s[slow] > _SLOWER * step.own_s[second]:
             return (
-                f"machine {slow.name} takes {_ms(slow.step_s)} a step, the next "
-                f"{_ms(others[0].step_s)}: the others wait for it"
+                f"machine {slow} takes {step_time(step.own_s[slow])} a step, the next "
+                f"{step_time(step.own_s[second])}: the others wait for it"
             )
-    return f"computes {100 * step_s / whole_s:.0f} % of the time"
+    return f"computes {100 * step.seconds / whole_s:.0f} % of the time"
 
 
 # ---- rows, and which of them
@@ -178,7 +198,7 @@ def _every(probe: TrialMeasures, nodes: Sequence[str], way: _TrainingWay) -> int
     if not way.seldom or len(nodes) == 1:
         return 1
     exchange_s = exchange_of(probe, nodes, way.gradients).seconds
-    return steps_between(_step_s(probe, nodes), exchange_s)
+    return steps_between(_step_of(probe, nodes, True).seconds, exchange_s)
 
 
 def _best_set(
@@ -243,7 +263,7 @@ def fewer_would_do(plan: KeptPlan, machines: int, every: int | str, gradients: s
         return ""
     return (
         f"wiiiiide plan found {_way_words(best)} faster than {_way_words(mine)}: "
-        f"{best.samples_per_s:.0f} samples/s to {mine.samples_per_s:.0f}"
+        f"{three_digits(best.samples_per_s)} samples/s to {three_digits(mine.samples_per_s)}"
     )
 
 
@@ -257,8 +277,8 @@ def fewer_was_faster(speeds: dict[int, float], machines: int) -> str:
     if fewer[count] <= mine / AS_GOOD:
         return ""
     return (
-        f"an earlier run on {_machines(count)} made {fewer[count]:.0f} samples/s, one on "
-        f"{_machines(machines)} {mine:.0f}; wiiiiide plan says what would be faster"
+        f"an earlier run on {_machines(count)} made {three_digits(fewer[count])} samples/s, one "
+        f"on {_machines(machines)} {three_digits(mine)}; wiiiiide plan says what would be faster"
     )
 
 
@@ -285,9 +305,26 @@ def _machines(count: int) -> str:
     return "one machine" if count == 1 else f"{count} machines"
 
 
-def _ms(seconds: float) -> str:
-    return f"{seconds:.2g} s" if seconds >= 0.9995 else f"{1e3 * seconds:.3g} ms"
+# ---- figures of a plan, in words
 
 
-def _megabytes(size: float) -> str:
-    return f"{size / 1e6:.3g} MB" if size >= 1e5 else f"{size / 1e3:.3g} kB"
+def three_digits(value: float) -> str:
+    """Of any size, and none of its digits made a zero."""
+    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
+
+
+def step_time(seconds: float) -> str:
+    """`84 ms`, `2.21 s`."""
+    if seconds < 0.9995:
+        return f"{three_digits(1e3 * seconds)} ms"
+    return f"{three_digits(seconds)} s"
+
+
+def megabytes(size: float) -> str:
+    """`26.1 MB`, `41 kB`."""
+    return f"{three_digits(size / 1e6)} MB" if size >= 1e5 else f"{three_digits(size / 1e3)} kB"
+
+
+def link_rate(bits_per_s: float) -> str:
+    """`94.1 Mbit/s`."""
+    return f"{three_digits(bits_per_s / 1e6)} Mbit/s"

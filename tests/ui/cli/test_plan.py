@@ -119,7 +119,7 @@ def test_rows_are_measured_predicted_and_one_is_recommended(
     assert head.split() == ["WAY", "SAMPLES/S", "GAIN", "WHY"]
     assert rows[0].split() == ["one", "machine", "(a)", "190"]
     assert rows[1].startswith("a b, every step, exact")
-    assert rows[1].endswith("the link between a and b carries 26 MB a step in 2.2 s")
+    assert rows[1].endswith("the link between a and b carries 26 MB a step in 2.21 s")
     (best,) = (row for row in rows if "recommended" in row)
     assert best.startswith("a b, every ")
     assert "← recommended: computes 9" in best
@@ -127,6 +127,20 @@ def test_rows_are_measured_predicted_and_one_is_recommended(
     assert f'for {folder}/job.toml: network.gradients = "int8", network.every = ' in shown.err
     assert (folder / "job.toml").read_text() == JOB
     assert trials.is_empty
+
+
+def test_a_batch_of_all_machines_is_said_to_be_divided(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    own = "each machine adds its own batch"
+    assert own in cli("plan", str(folder), "--yes").err
+    for name in "ab":
+        trials.says[name] = [rank(shares=True, data=True, global_batch=True)]
+    shown = cli("plan", str(folder), "--yes", "--json")
+    assert own not in shown.err
+    assert "the batch is that of all machines together" in " ".join(shown.json["notes"])
+    exact = next(row for row in shown.json["rows"] if len(row["nodes"]) == 2)
+    assert exact["samples_per_s"] == pytest.approx(16 / (0.042 + 0.001 + 26e6 * 8 / 94e6))
 
 
 def test_the_trial_is_the_job_without_what_would_be_noticed_elsewhere(

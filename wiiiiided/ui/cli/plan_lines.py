@@ -10,6 +10,7 @@ import msgspec
 from wiiiiided.domain.plan import PlanRow, TrialMeasures
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.metrics.plan import link_rate, megabytes, step_time, three_digits
 from wiiiiided.ui.cli.table import TableColumn
 
 NAMED = 4  # machines in a row; more are counted
@@ -36,7 +37,12 @@ def table(rows: Sequence[PlanRow]) -> list[list[str]]:
     """A row each."""
     alone = rows[0].samples_per_s
     return [
-        [way(row), speed(row.samples_per_s), _gain(row.samples_per_s / alone, row), _why(row)]
+        [
+            way(row),
+            three_digits(row.samples_per_s),
+            _gain(row.samples_per_s / alone, row),
+            _why(row),
+        ]
         for row in rows
     ]
 
@@ -51,11 +57,6 @@ def way(row: PlanRow) -> str:
     return f"{names}, {how}, {row.gradients}"
 
 
-def speed(samples_per_s: float) -> str:
-    """Three digits that count."""
-    return f"{samples_per_s:.0f}" if samples_per_s >= 100 else f"{samples_per_s:.3g}"
-
-
 def _gain(gain: float, row: PlanRow) -> str:
     return "" if len(row.nodes) == 1 else f"{gain:.1f}×" if gain >= 0.05 else f"{gain:.1g}×"
 
@@ -66,29 +67,20 @@ def _why(row: PlanRow) -> str:
 
 def measured(probe: TrialMeasures) -> str:
     """`step 84 ms on a, 231 ms on c; 941 Mbit/s a-b, 94 a-c; …`"""
-    steps = ", ".join(f"{_ms(one.step_s)} on {one.name}" for one in probe.machines[:NAMED])
+    steps = ", ".join(f"{step_time(one.step_s)} on {one.name}" for one in probe.machines[:NAMED])
     more = _more(len(probe.machines) - NAMED)
     memory = as_bytes(max(one.memory for one in probe.machines))
     parts = [f"step {steps}{more}"]
     if probe.pairs:
         slowest = sorted(probe.pairs, key=lambda pair: pair.bits_per_s)
-        links = ", ".join(f"{_rate(p.bits_per_s)} {p.a}-{p.b}" for p in slowest[:NAMED])
+        links = ", ".join(f"{link_rate(p.bits_per_s)} {p.a}-{p.b}" for p in slowest[:NAMED])
         parts.append(links + _more(len(slowest) - NAMED))
-    size = probe.script.gradient_bytes / 1e6
-    return "; ".join([*parts, f"{size:.3g} MB of gradients", f"{memory} of memory a rank"])
+    size = megabytes(probe.script.gradient_bytes)
+    return "; ".join([*parts, f"{size} of gradients", f"{memory} of memory a rank"])
 
 
 def _more(count: int) -> str:
     return f" and {count} more" if count > 0 else ""
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def _rate(bits_per_s: float) -> str:
-    mega = bits_per_s / 1e6
-    return f"{mega:.0f} Mbit/s" if mega >= 10 else f"{mega:.2g} Mbit/s"
 
 
 def notes(probe: TrialMeasures) -> Iterator[str]:
@@ -110,7 +102,13 @@ def notes(probe: TrialMeasures) -> Iterator[str]:
             "neither wide.parallel nor DistributedDataParallel was seen on one machine: rows of "
             "several count as with DistributedDataParallel"
         )
-    if several:
+    if several and script.global_batch:
+        yield (
+            "the batch is that of all machines together, and each computes a part of it: what a "
+            "step costs however small its part is was not measured, and makes several machines "
+            "slower than said"
+        )
+    elif several:
         yield "each machine adds its own batch: with more machines a step has more samples"
 
 
