@@ -530,3 +530,19 @@ def test_a_plan_or_a_run_that_found_fewer_machines_faster_is_told(
     daemon.requests.clear()
     cli("submit", str(folder))  # one machine: there is nothing to ask
     assert daemon.asked(m.Predict) == []
+
+
+@pytest.mark.parametrize(
+    "fourth", [machine("d", state="drained"), machine("d", state="lost"), machine("other")]
+)
+def test_all_machines_are_those_that_a_plan_would_try(
+    cli: Cli, daemon: FakeDaemon, folder: Path, fourth: m.NodeView
+) -> None:
+    accepts(daemon)
+    daemon.answers(m.Predict, m.Predicted(RunForecast(0, ""), KEPT))
+    views = (*map(machine, "abc"), fourth)
+    daemon.answers(m.ListNodes, m.NodeList("lab", views))
+    words = ("--set", "resources.nodes=all", "--set", 'resources.avoid=["other"]')
+    shown = cli("submit", str(folder), *words)
+    assert shown.code == 0, shown.err
+    assert "wiiiiide plan found one machine faster than 3 machines" in shown.err

@@ -68,6 +68,13 @@ def wanted_nodes(spec: JobSpec, fit: Sequence[Node]) -> tuple[int, int]:
     return (max(1, len(fit)), max(1, len(fit))) if most is None else (least, most)
 
 
+def expected_nodes(spec: JobSpec, nodes: Iterable[Node]) -> int:
+    """On how many of these nodes the job would run if all were free."""
+    fit = fitting(spec, nodes)
+    least, most = wanted_nodes(spec, fit)
+    return max(least, min(most, len(fit)))
+
+
 def plan(spec: JobSpec, nodes: Sequence[Node]) -> Layout:
     """The layout if every node were free; NeverRuns says why it cannot be."""
     fit = fitting(spec, nodes)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner, Saved
-from wiiiiided.cluster.control.placement import NeverRuns, plan
+from wiiiiided.cluster.control.placement import NeverRuns, expected_nodes, plan
 from wiiiiided.cluster.control.start_estimate import LOOKS
 from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.quota import Quota
@@ -132,8 +132,7 @@ class Submissions:
 
     def _with_start(self, spec: JobSpec) -> JobSpec:
         """With what plans found for `every="auto"` to begin with, unless the job says it itself."""
-        least, most = spec.resources.nodes
-        machines = most or max(least, len(self.jobs.controller.state.nodes))
+        machines = expected_nodes(spec, self.jobs.controller.state.counted())
         if machines == 1 or START in spec.run.env or PROBE in spec.run.env:
             return spec
         plans = self.jobs.controller.store.plans.of(spec.name)

@@ -244,14 +244,17 @@ def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as
 
 def _fewer(client: Client, job: LoadedJob) -> str:
     """What a plan, or else earlier runs, say against so many machines; empty: nothing."""
-    least, most = job.spec.resources.nodes
-    if (least, most) == (1, 1):
+    from wiiiiided.cluster.control.placement import expected_nodes
+
+    if job.spec.resources.nodes == (1, 1):
         return ""
     try:
         found = client.foretold(job.spec.name, within_s=ASK_S)
-        machines = most or len(client.nodes(within_s=ASK_S).nodes)
+        views = client.nodes(within_s=ASK_S).nodes
     except ClientError:  # it is only good to know
         return ""
+    there = [view.node for view in views if view.state not in ("lost", "drained")]
+    machines = expected_nodes(job.spec, there)
     network = job.spec.network
     planned = found.plan and fewer_would_do(found.plan, machines, network.every, network.gradients)
     return planned or fewer_was_faster(found.speeds, machines)
