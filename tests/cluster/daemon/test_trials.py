@@ -107,6 +107,31 @@ def test_a_job_begins_with_what_a_plan_found_for_its_machines(tmp_path: Path) ->
     run(body())
 
 
+def test_a_job_of_all_machines_begins_with_what_was_found_for_those_that_fit(
+    tmp_path: Path,
+) -> None:
+    async def body() -> None:
+        with coordinator(tmp_path) as cluster:
+            keep(cluster, b"x")
+            two = PlanRow(("a", "b"), 8, "int8", 300.0)
+            cluster.store.plans.keep("digits", KeptPlan(1.0, SHAPE, (*ROWS, two)))
+
+            async def start(resources: Resources) -> str:
+                made = replace(spec("digits"), resources=resources)
+                answer = await cluster.one(m.Submit(made, digest(b"x"), 1, hold=True), ROOT)
+                return cluster.job(answer.id).spec.run.env[START]
+
+            every = Resources((1, None))
+            assert await start(every) == f"16@{SHAPE}"
+            assert await start(replace(every, avoid=("c",))) == f"8@{SHAPE}"
+            assert await start(Resources((1, 9))) == f"16@{SHAPE}"
+            drained = e.NodeDrained(cluster.controller.clock(), "c", "root", "fan broken")
+            cluster.controller.ask(drained)
+            assert await start(every) == f"8@{SHAPE}"
+
+    run(body())
+
+
 def test_a_trial_goes_when_it_is_over_and_nothing_else_does(tmp_path: Path) -> None:
     async def body() -> None:
         with coordinator(tmp_path) as cluster:
@@ -135,5 +160,26 @@ def test_a_trial_that_was_left_behind_is_found(tmp_path: Path) -> None:
                 cluster.end(job)
             assert cluster.store.ended_trials(time.time() - 60) == []  # its client may still come
             assert cluster.store.ended_trials(time.time() + 60) == [number]
+            await cluster.one(m.ForgetTrial(number), ADA)
+            assert cluster.store.ended_trials(time.time() + 60) == []
+
+    run(body())
+
+
+def test_a_trial_is_found_behind_any_number_of_jobs_and_after_a_restart(tmp_path: Path) -> None:
+    async def body() -> None:
+        with coordinator(tmp_path) as cluster:
+            number = trial(cluster)
+            cluster.start(number)
+            cluster.end(number)
+            over = [
+                replace(cluster.job(number), id=number + 1 + i, spec=spec()) for i in range(300)
+            ]
+            event = e.Ticked(cluster.controller.clock())
+            cluster.store.commit(over, [], event)
+            assert cluster.store.ended_trials(time.time() + 60) == [number]
+        store = StateStore(tmp_path / "state")
+        assert store.ended_trials(time.time() + 60) == [number]
+        store.close()
 
     run(body())

@@ -6,6 +6,7 @@ import json
 import signal
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,7 @@ class TrialDaemon:
         self.links = [spell(PairLine(0, 1, 0.001, CODED, 94e6))]
         self.state, self.why, self.error = "running", "runs on a", ""
         self.steps_taken = threading.Event()
+        self.on_submit: Callable[[], None] = lambda: None
         views = (machine("a", coordinator=True), machine("b"), machine("c", state="lost"))
         daemon.answers(m.ListNodes, m.NodeList("lab", views))
         daemon.does(m.Submit, self._submit)
@@ -73,6 +75,7 @@ class TrialDaemon:
     def _submit(self, asked: m.Submit, link: FakeConnection) -> None:
         number = 20 + len(self.specs)
         self.specs[number] = asked
+        self.on_submit()
         link.say(m.Submitted(number, "runs"))
 
     def _why(self, asked: m.Why, link: FakeConnection) -> None:
@@ -283,16 +286,82 @@ def test_on_a_terminal_it_asks_before_it_runs_and_before_it_writes(
     assert "gradients" in (folder / "job.toml").read_text()
 
 
-def test_ctrl_c_ends_the_trial_and_leaves_nothing(
-    program: Program, trials: TrialDaemon, folder: Path
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_trial_that_is_ended_leaves_nothing(
+    program: Program, trials: TrialDaemon, folder: Path, end: signal.Signals
 ) -> None:
     trials.says["a"] = trials.says["b"] = ["loading"]
     process = program.start("plan", str(folder), "--yes")
     wait_until(trials.steps_taken.is_set, 30, "the trial is watched")
-    process.send_signal(signal.SIGINT)
+    process.send_signal(end)
     _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "the trial was ended; nothing of it is left" in err
+    assert trials.is_empty
+
+
+def test_a_queued_trial_is_removed_when_its_terminal_goes_away(
+    program: Program, trials: TrialDaemon, folder: Path
+) -> None:
+    asked = threading.Event()
+
+    def why(request: m.Why, link: FakeConnection) -> None:
+        link.say(m.JobReason(request.id, "queued", "waits for a, which runs job 3"))
+        asked.set()
+
+    trials.daemon.does(m.Why, why)
+    process = program.start("plan", str(folder), "--yes")
+    wait_until(asked.is_set, 30, "the trial waits")
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert trials.is_empty
+
+
+def test_a_job_that_cannot_be_forgotten_keeps_no_other(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    refused = {20: m.Refusal(1, "job 20 is not over")}
+
+    def forget(request: m.ForgetTrial, link: FakeConnection) -> None:
+        link.say(refused.get(request.id, m.EndOfAnswers()))
+
+    trials.daemon.does(m.ForgetTrial, forget)
+    shown = cli("plan", str(folder), "--yes")
+    assert shown.code == 0
+    assert "note: job 20 of the trial could not be removed yet" in shown.err
+    assert {asked.id for asked in trials.daemon.asked(m.ForgetTrial)} == {20, 21, 22}
+
+
+def test_a_folder_that_is_shipped_for_long_is_waited_for(
+    cli: Cli, trials: TrialDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "RUN_S", 0.05)
+    told: list[str] = []
+
+    def why(asked: m.Why, link: FakeConnection) -> None:
+        told.append("")
+        state = "starting" if len(told) < 40 else "running"
+        link.say(m.JobReason(asked.id, state, "the folder is shipped to a"))
+
+    trials.daemon.does(m.Why, why)
+    shown = cli("plan", str(folder), "--yes", "--json")
+    assert shown.code == 0, shown.err
+    said = "the trial on a has not begun yet: the folder is shipped to a; Ctrl-C gives it up"
+    assert shown.err.count(said) == 1
+
+
+def test_a_machine_that_goes_away_while_a_trial_starts_is_named(
+    cli: Cli, trials: TrialDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "RUN_S", 0.05)
+    trials.state = "starting"
+    trials.on_submit = lambda: trials.daemon.answers(
+        m.ListNodes, m.NodeList("lab", (machine("a", state="lost", why="silent"), machine("b")))
+    )
+    shown = cli("plan", str(folder), "--yes")
+    assert shown.code == 1
+    assert "a is away: silent; plan without it (--nodes)" in shown.err
     assert trials.is_empty
 
 

@@ -45,7 +45,6 @@ from wiiiiided.log import logger
 NEVER_ISSUED: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
 MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
-LATEST: Final = 200  # jobs that are looked through for trials
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
 
@@ -128,6 +127,7 @@ class StateStore:
         self.reserve.keep()
         self.records = RunRecords(self._db)
         self.plans = Plans(self._db)
+        self._trials = self._written_trials()  # jobs that may be some; what they are is in the rows
 
     def close(self) -> None:
         self._db.close()
@@ -195,6 +195,8 @@ class StateStore:
             "VALUES (?, ?, ?, ?, ?, ?, ?)",
             (*row, _encode(job)),
         )
+        if PROBE in job.spec.run.env:
+            self._trials.add(job.id)
         self._db.execute(
             "UPDATE counters SET value = max(value, ?) WHERE name = 'next_job'", (job.id + 1,)
         )
@@ -354,15 +356,20 @@ class StateStore:
         return found
 
     def ended_trials(self, before: float) -> list[int]:
-        """Trials of `wiiiiide plan` that ended before then, of the latest jobs that are over. This
-        is asked often: only what mentions the variable is read whole."""
-        rows = self._db.execute(
-            "SELECT body FROM (SELECT body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC "
-            "LIMIT ?) WHERE instr(body, ?)",
-            (LATEST, PROBE.encode()),
-        )
+        """Trials of `wiiiiide plan` that ended before then. This is asked often: of thousands of
+        jobs only the trials are read."""
+        found = {number: self.job(number) for number in sorted(self._trials)}
+        self._trials = {number for number, job in found.items() if job is not None}
+        return [
+            number
+            for number, job in found.items()
+            if job is not None and isinstance(job.phase, Ended) and job.phase.since < before
+        ]
+
+    def _written_trials(self) -> set[int]:
+        rows = self._db.execute("SELECT body FROM jobs WHERE instr(body, ?)", (PROBE.encode(),))
         found = [_job(row[0]) for row in rows]
-        return [job.id for job in found if PROBE in job.spec.run.env and job.phase.since < before]
+        return {job.id for job in found if PROBE in job.spec.run.env}
 
     def ended_before_latest(self, keep: int) -> list[int]:
         """Numbers of ended jobs but for the latest `keep`."""

@@ -6,11 +6,13 @@ job.toml ──► trial on its machines ──► what was measured ──► r
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
-from typing import Annotated
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from types import FrameType
+from typing import Annotated, Final
 
 import typer
 
@@ -32,6 +34,8 @@ from wiiiiided.ui.cli.trial import TrialRun
 from wiiiiided.ui.jobfile.edit import NotEditable, changed
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.writer import toml
+
+ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 
 
 class NoSuchMachine(NotReady):
@@ -162,7 +166,7 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
     with waiting("packing the folder"):
         packed = pack(job.directory)
     try:
-        with closing(TrialRun(client, job.spec, packed)) as trial:
+        with _interrupted_by_any_end(), closing(TrialRun(client, job.spec, packed)) as trial:
             with waiting(f"running the script on {len(nodes)} machines"):
                 machines, script = trial.machines(nodes)
                 trial.close()
@@ -174,6 +178,24 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
     finally:
         packed.remove()
     return TrialMeasures(tuple(machines), tuple(pairs), script)
+
+
+@contextmanager
+def _interrupted_by_any_end() -> Iterator[None]:
+    """A terminal that goes away, or a kill, is what Ctrl-C is: jobs of the trial would stay."""
+    heard = [number for number in ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in heard:  # they come together, and the jobs are to be removed in peace
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in heard}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _keep(client: Client, job: LoadedJob, probe: TrialMeasures, rows: Sequence[PlanRow]) -> None:

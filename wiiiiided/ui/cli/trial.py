@@ -70,7 +70,7 @@ class TrialRun:
     def __init__(self, client: Client, spec: JobSpec, archive: Packed) -> None:
         self._client, self._spec, self._archive = client, spec, archive
         self._jobs: list[int] = []
-        self._waits: set[int] = set()
+        self._waits: set[tuple[int, str]] = set()  # job and state of what was told
 
     def close(self) -> None:
         """In a thread: a machine that is away may keep a job from ending for long."""
@@ -86,11 +86,14 @@ class TrialRun:
         try:
             for _ in self._client.cancel_all(jobs, now=True):
                 pass  # one that is over is refused, and that is well
-            for job in jobs:
-                self._client.forget_trial(job)
-                self._jobs.remove(job)
         except ClientError as problem:
             say(f"note: {problem}")
+        for job in jobs:  # one that stays is no reason to leave the others
+            try:
+                self._client.forget_trial(job)
+                self._jobs.remove(job)
+            except ClientError as problem:
+                say(f"note: {problem}")
 
     # ---- what is measured
 
@@ -140,7 +143,7 @@ class TrialRun:
     ) -> dict[int, list[Line]]:
         """What each job's ranks say, once all have."""
         found: dict[int, list[Line]] = {}
-        begun: dict[int, float] = {}
+        since: dict[tuple[int, bool], float] = {}  # by job, and whether it is still starting
         while True:
             for job in jobs:
                 if job.id in found:
@@ -150,30 +153,42 @@ class TrialRun:
                 if len(said) >= job.speakers:
                     found[job.id] = said
                     continue
-                self._check(job, now, begun)
+                self._check(job, now, since)
             if len(found) == len(jobs):
                 return found
             time.sleep(LOOK_S)
 
-    def _check(self, job: TrialJob, now: JobReason, begun: dict[int, float]) -> None:
+    def _check(self, job: TrialJob, now: JobReason, since: dict[tuple[int, bool], float]) -> None:
         """Raise TrialFailed if this job cannot give a result any more."""
         where = " ".join(job.nodes)
         if now.state in ENDED:
             raise TrialFailed(_ended(where, now))
         if now.state == "queued":
-            if job.id not in self._waits:
-                self._waits.add(job.id)
-                say(f"the trial on {where} waits for its turn: {now.why}; Ctrl-C gives it up")
+            self._say_once(now, f"the trial on {where} waits for its turn")
             return
-        begun.setdefault(job.id, time.monotonic())
-        if time.monotonic() - begun[job.id] > job.lasts_s:
+        # The folder is shipped while a job starts: over a slow link that takes as long as it takes.
+        starts = now.state == "starting"
+        begun = since.setdefault((job.id, starts), time.monotonic())
+        if time.monotonic() - begun <= job.lasts_s:
+            return
+        self._check_away(job)
+        if not starts:
             raise TrialFailed(self._late(job, where, now))
+        self._say_once(now, f"the trial on {where} has not begun yet")
+
+    def _say_once(self, now: JobReason, waits: str) -> None:
+        if (now.id, now.state) not in self._waits:
+            self._waits.add((now.id, now.state))
+            say(f"{waits}: {now.why}; Ctrl-C gives it up")
+
+    def _check_away(self, job: TrialJob) -> None:
+        for view in self._client.nodes().nodes:
+            if view.node.name in job.nodes and view.state == "lost":
+                raise TrialFailed(
+                    f"{view.node.name} is away: {view.why}; plan without it (--nodes)"
+                )
 
     def _late(self, job: TrialJob, where: str, now: JobReason) -> str:
-        views = self._client.nodes().nodes
-        for view in views:
-            if view.node.name in job.nodes and view.state == "lost":
-                return f"{view.node.name} is away: {view.why}; plan without it (--nodes)"
         if job.lasts_s > RUN_S:
             return f"{where} did not measure their links within {job.lasts_s:.0f} s: {now.why}"
         return (
