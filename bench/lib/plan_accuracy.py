@@ -2,6 +2,8 @@
 
 round    trial ── rows ──► predicted        every round has a trial of its own
          a turn of each row's way ──► measured
+
+Once with a batch for each host, and in a few ways with one of both, by data= of wide.parallel.
 """
 
 from __future__ import annotations
@@ -14,9 +16,18 @@ from dataclasses import dataclass, field
 from lib.measure import RATE, Measure, Unit
 from lib.net_fleet import NetFleet
 from lib.net_hosts import INTERFACE, UNSHAPED, Hosts, Link
-from lib.slow_speed import ALONE, BATCH, WIDTHS, Contender, Trainers
+from lib.slow_speed import BATCH, WIDTHS, Contender, Trainers
 from lib.two_hosts_table import PERCENT, TIMES, Asked, Grid, Row
-from wiiiiided.domain.plan import PairLine, PairProbe, PlanRow, RankLine, TrialMeasures, read_line
+from wiiiiided.domain.plan import (
+    EXACT,
+    INT8,
+    PairLine,
+    PairProbe,
+    PlanRow,
+    RankLine,
+    TrialMeasures,
+    read_line,
+)
 from wiiiiided.metrics.plan import plan_rows, predict
 from wiiiiided.ui.cli import trial
 
@@ -24,6 +35,11 @@ _NAMES = ("a", "b")
 _OFF, _BEHIND = 0.2, 0.1  # asked, at most
 _LINKS_S = trial.LINKS_S[0]
 _SETTINGS = {"GLOO_SOCKET_IFNAME": INTERFACE}
+_LEARNER = {"widths": WIDTHS, "batch": BATCH}
+_EPOCH = 16  # steps, at least: as many as a round
+_PATIENCE_S = 600.0
+# One machine, every step and every H steps in int8: each of the formula's cases of one batch.
+_DATA_KINDS = ((1, False, EXACT), (2, False, INT8), (2, True, INT8))
 
 
 @dataclass(frozen=True)
@@ -33,16 +49,20 @@ class PlannedWay:
     nodes: tuple[str, ...]
     every: int
     gradients: str
+    data: bool = False
 
     @classmethod
-    def of(cls, row: PlanRow) -> PlannedWay:
-        return cls(row.nodes if len(row.nodes) > 1 else _NAMES[:1], row.every, row.gradients)
+    def of(cls, row: PlanRow, data: bool = False) -> PlannedWay:
+        nodes = row.nodes if len(row.nodes) > 1 else _NAMES[:1]
+        return cls(nodes, row.every, row.gradients, data)
 
     @property
     def name(self) -> str:
+        said = f"every {self.every} steps, {self.gradients}"
+        said = said.replace("every 1 steps", "every step")
         if len(self.nodes) == 1:
-            return "one machine"
-        return f"every {self.every} steps, {self.gradients}".replace("every 1 steps", "every step")
+            said = "one machine"
+        return said + (", data=" if self.data else "")
 
     @property
     def kind(self) -> tuple[int, bool, str]:
@@ -51,9 +71,9 @@ class PlannedWay:
 
     @property
     def contender(self) -> Contender:
-        """As lib/train_rank.py trains it."""
+        """As lib/train_rank.py trains it: one machine with the script of the others."""
         if len(self.nodes) == 1:
-            return ALONE
+            return Contender(self.name, "host apart", None)
         return Contender(self.name, gradients=self.gradients, every=self.every)
 
     def predicted(self, measures: TrialMeasures) -> float:
@@ -76,7 +96,7 @@ class LinkAccuracy:
     def choice(self) -> PlannedWay:
         """What most trials recommend."""
         kind = Counter(way.kind for way in self.recommended).most_common(1)[0][0]
-        return next(way for way in self.predicted if way.kind == kind)
+        return next(way for way in self.predicted if way.kind == kind and not way.data)
 
     @property
     def note(self) -> str:
@@ -91,7 +111,8 @@ class LinkAccuracy:
 
     def behind(self) -> float:
         """How far what is recommended is behind the best measured way."""
-        medians = {way: statistics.median(rates) for way, rates in self.measured.items()}
+        measured = {way: rates for way, rates in self.measured.items() if not way.data}
+        medians = {way: statistics.median(rates) for way, rates in measured.items()}
         return 1 - medians[self.choice] / max(medians.values())
 
     def grid(self, judged: bool) -> Grid:
@@ -138,9 +159,12 @@ class PlanAccuracy:
 
     def run(self, links: Sequence[Link]) -> Iterator[LinkAccuracy]:
         """On one link after the other."""
-        with NetFleet(self._hosts, _SETTINGS, "train_rank") as fleet:
+        with (
+            NetFleet(self._hosts, _SETTINGS, "train_rank") as fleet,
+            NetFleet(self._hosts, _SETTINGS, "uneven_rank") as self._data_fleet,
+        ):
             self._trainers = Trainers(self._hosts, fleet)
-            self._opened: set[Contender] = set()
+            self._opened: set[PlannedWay] = set()
             for link in links:
                 yield self._on(link)
 
@@ -149,27 +173,56 @@ class PlanAccuracy:
         for number in range(self._rounds):
             self._hosts.shape(link)
             self._say(f"{link.name}, round {number + 1} of {self._rounds}: a trial")
-            measures = self._trial()
-            rows = plan_rows(measures)
+            own, divided = self._trial()
+            rows, data_rows = plan_rows(own), plan_rows(divided)
             if not found.predicted:
                 self._hosts.shape(UNSHAPED)
-                for way in map(PlannedWay.of, rows):
+                ways = [PlannedWay.of(row) for row in rows]
+                data_ways = [PlannedWay.of(row, data=True) for row in data_rows]
+                for way in (*ways, *(way for way in data_ways if way.kind in _DATA_KINDS)):
                     found.predicted[way], found.measured[way] = [], []
-                    self._open(way.contender)
+                    self._open(way)
                 self._hosts.shape(link)
             found.recommended.append(PlannedWay.of(next(row for row in rows if row.recommended)))
             for way in found.predicted:
                 self._say(f"{link.name}, round {number + 1} of {self._rounds}: {way.name}")
-                found.predicted[way].append(way.predicted(measures))
+                found.predicted[way].append(way.predicted(divided if way.data else own))
                 found.measured[way].append(self._measured(way))
         return found
 
-    def _open(self, contender: Contender) -> None:
-        if contender not in self._opened:
-            self._trainers.open(contender)
-            self._opened.add(contender)
+    def _open(self, way: PlannedWay) -> None:
+        if way in self._opened:
+            return
+        self._opened.add(way)
+        if not way.data:
+            self._trainers.open(way.contender)
+            return
+        apart = len(way.nodes) == 1
+        between = {} if apart else {"gradients": way.gradients, "every": way.every}
+        batch = len(_NAMES) * BATCH
+        message = {"do": "open", "contender": way.name, "way": "data", "apart": apart}
+        message |= {"between": between, "samples": batch * max(way.every, _EPOCH), **_LEARNER}
+        self._data_fleet.ask(message, seconds=_PATIENCE_S)
 
     def _measured(self, way: PlannedWay) -> float:
+        return self._measured_by_data(way) if way.data else self._measured_by_steps(way)
+
+    def _measured_by_data(self, way: PlannedWay) -> float:
+        """samples/s of whole epochs, the first of which only says how many there are."""
+
+        def turn(epochs: int) -> tuple[float, float]:
+            message = {"do": "measure", "contender": way.name, "amount": epochs}
+            answers = self._data_fleet.ask(message, seconds=_PATIENCE_S)
+            seconds = max(answer["seconds"] for answer in answers)
+            samples = sum(answer["samples"] for answer in answers)
+            # One machine is the mean of two hosts that train apart.
+            return seconds, samples / seconds / (len(_NAMES) if len(way.nodes) == 1 else 1)
+
+        seconds, rate = turn(1)
+        least = int(self._turn_s / seconds)
+        return turn(least)[1] if least else rate
+
+    def _measured_by_steps(self, way: PlannedWay) -> float:
         """samples/s of whole rounds of steps, the first of which only says how many there are."""
         turn = self._trainers.turn(way.contender, way.every)
         least = int(self._turn_s / (turn.step_s * way.every))
@@ -177,21 +230,33 @@ class PlanAccuracy:
             turn = self._trainers.turn(way.contender, least * way.every)
         return len(way.nodes) * BATCH / turn.step_s
 
-    def _trial(self) -> TrialMeasures:
+    def _trial(self) -> tuple[TrialMeasures, TrialMeasures]:
+        """Of scripts with a batch for each host, and with one of both."""
         with NetFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
-            ranks: dict[str, list[RankLine]] = {}
-            for name, answer in zip(
-                _NAMES, fleet.ask({"do": "trial", "widths": WIDTHS}), strict=True
-            ):
-                said = map(read_line, answer["lines"])
-                ranks[name] = [line for line in said if isinstance(line, RankLine)]
-            script = trial.facts(ranks)
-            request = {"do": "links", "bytes": script.gradient_bytes, "seconds": _LINKS_S}
+            divided = self._script(fleet, True)
+        with NetFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
+            ranks = self._script(fleet, False)
+            gradient_bytes = trial.facts(ranks).gradient_bytes
+            request = {"do": "links", "bytes": gradient_bytes, "seconds": _LINKS_S}
             heard = [line for answer in fleet.ask(request) for line in answer["lines"]]
         pairs = tuple(
             PairProbe(_NAMES[one.a], _NAMES[one.b], one.fixed_s, one.byte_s, one.bits_per_s)
             for one in map(read_line, heard)
             if isinstance(one, PairLine)
         )
-        machines = tuple(trial.machine(name, lines) for name, lines in ranks.items())
-        return TrialMeasures(machines, pairs, script)
+        return _measures(ranks, pairs), _measures(divided, pairs)
+
+    def _script(self, fleet: NetFleet, data: bool) -> dict[str, list[RankLine]]:
+        """What ranks of each host say of their steps."""
+        samples = len(_NAMES) * BATCH * _EPOCH
+        message = {"do": "trial", "data": data, "samples": samples, **_LEARNER}
+        said = (map(read_line, answer["lines"]) for answer in fleet.ask(message))
+        return {
+            name: [line for line in lines if isinstance(line, RankLine)]
+            for name, lines in zip(_NAMES, said, strict=True)
+        }
+
+
+def _measures(ranks: dict[str, list[RankLine]], pairs: tuple[PairProbe, ...]) -> TrialMeasures:
+    machines = tuple(trial.machine(name, lines) for name, lines in ranks.items())
+    return TrialMeasures(machines, pairs, trial.facts(ranks))

@@ -1,5 +1,8 @@
 """A rank of a trial as `wiiiiide plan` makes them: a script on one machine alone, then the links.
 
+The script has a batch of its own (lib/train_rank.py), or takes its part of one of all hosts
+(lib/uneven_rank.py), which alone is all of it.
+
 Started by lib/net_fleet.py; waits for messages from plan.py. Steps are watched by
 wiiiiided.torch.step_probe and links timed by wiiiiided.torch.link_probe, the program's own parts;
 what is missing of the program is the queue.
@@ -7,14 +10,16 @@ what is missing of the program is the queue.
 
 import contextlib
 import io
+import math
 import os
 import time
+from collections.abc import Iterator
 
 import torch
 import torch.distributed as dist
 
 import wiiiiided.torch as wide
-from lib import groups, link, train_rank
+from lib import groups, link, train_rank, uneven_rank
 from lib.link import Message
 from wiiiiided.torch import link_probe
 from wiiiiided.torch.step_probe import StepProbe
@@ -22,6 +27,21 @@ from wiiiiided.torch.step_probe import StepProbe
 
 def trial(message: Message) -> Message:
     """Steps of a host alone until the probe has seen enough; `lines` is what it said of them."""
+    steps = shared_batches(message) if message["data"] else own_batches(message)
+    lines: list[str] = []
+    StepProbe(lines.append, time.monotonic).watch()
+    while not lines:
+        next(steps)
+    return {"lines": lines}
+
+
+def shared_batches(message: Message) -> Iterator[int]:
+    """Steps with data= of wide.parallel."""
+    return uneven_rank.ByData({**message, "apart": True, "between": {}}).turn(math.inf)
+
+
+def own_batches(message: Message) -> Iterator[None]:
+    """Steps of a run that knows nothing of its data."""
     model = train_rank.network(message["widths"])
     optimizer = train_rank.OPTIMIZERS["adamw"](model.parameters())
     wide.parallel(model, optimizer, group=groups.open_host_group("wiiiiide"))
@@ -32,11 +52,9 @@ def trial(message: Message) -> Message:
         torch.randn(train_rank.BATCH, last),
         optimizer,
     )
-    lines: list[str] = []
-    StepProbe(lines.append, time.monotonic).watch()
-    while not lines:
+    while True:
         trainer.step()
-    return {"lines": lines}
+        yield
 
 
 def links(message: Message) -> Message:

@@ -46,6 +46,11 @@ class Contender:
         return {"gradients": self.gradients, "every": self.every, "fragments": self.fragments}
 
     @property
+    def is_connected(self) -> bool:
+        """Whether hosts train together."""
+        return self.backend is not None
+
+    @property
     def is_exact(self) -> bool:
         return self.backend is not None and self.gradients == _EXACT
 
@@ -180,7 +185,7 @@ class Trainers:
             "optimizer": "adamw",
         }
         answers = self._fleet.ask(message, seconds=_PATIENCE_S)
-        if contender is not ALONE and len({a["digest"] for a in answers}) > 1:
+        if contender.is_connected and len({a["digest"] for a in answers}) > 1:
             raise FleetError(f"{contender.name}: the ranks' parameters differ")
         return float(answers[0]["sum"])
 
@@ -192,7 +197,7 @@ class Trainers:
         after = self._hosts.traffic()
         means = [sum(answer["ns"]) / steps / 1e9 for answer in answers]
         # Unconnected hosts do not wait for the slowest of them.
-        step_s = statistics.fmean(means) if contender is ALONE else max(means)
+        step_s = max(means) if contender.is_connected else statistics.fmean(means)
         traffic = [late.since(early, steps) for late, early in zip(after, before, strict=True)]
         return Turn(step_s, max(one.most for one in traffic), answers[0]["every"])
 

@@ -121,7 +121,9 @@ class TrainingRank:
         if way == "parallel":
             between = wide.Between(**message.get("between", {}))
             run = wide.parallel(model, optimizer, group=group, between=between)
-        elif way == "host alone" and int(os.environ["LOCAL_WORLD_SIZE"]) > 1:
+        elif way == "host apart" or (
+            way == "host alone" and int(os.environ["LOCAL_WORLD_SIZE"]) > 1
+        ):
             wide.parallel(model, optimizer, group=groups.open_host_group("wiiiiide"))
         source = torch.Generator().manual_seed(100 + self.rank)
         trainer = Trainer(

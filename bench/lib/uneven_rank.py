@@ -85,8 +85,9 @@ class ByData:
 
     def __init__(self, message: Message) -> None:
         self._learner = Learner(message)
-        group = groups.open_group("wiiiiide")
-        size = message["batch"] * dist.get_world_size()
+        open_group = groups.open_host_group if message.get("apart") else groups.open_group
+        group = open_group("wiiiiide")
+        size = message["batch"] * dist.get_world_size()  # also of a host that trains apart
         numbers = TensorDataset(torch.arange(message["samples"]))
         self._data = wide.Batches(numbers, size, seed=1, group=group)
         wide.parallel(
@@ -98,7 +99,7 @@ class ByData:
         )
 
     def turn(self, amount: float) -> Iterator[int]:
-        for _ in range(int(amount)):
+        for _ in itertools.takewhile(lambda number: number < amount, itertools.count()):
             for (numbers,) in self._data:
                 self._learner.learn(numbers)
                 yield len(numbers)
