@@ -5,9 +5,11 @@ each machine is in one pair at most, so that no transfer disturbs another:
 
     four machines    a-b c-d │ a-c b-d │ a-d b-c
 
-A pair averages arrays, exact and in each codec, as training would: the time of a small one is what
-meeting takes, and more elements, up to BYTES of them, say what a byte takes. Sizes grow until one
-takes long enough to be measured. The pair's first rank says on stderr what was found (domain/plan).
+A pair exchanges arrays, exact and in each codec, by what wide.parallel does it with: each rank its
+share with its counterparts alone, as a host's own sums are part of a step of one machine. A small
+average says what meeting takes, and more elements, up to BYTES of them, what a byte takes. Sizes
+grow until one takes long enough to be measured. The pair's first rank says on stderr what was found
+(domain/plan).
 """
 
 from __future__ import annotations
@@ -15,39 +17,33 @@ from __future__ import annotations
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from wiiiiided.backend.collectives.wide.coded_all_reduce import coded_all_reduce
-from wiiiiided.backend.lossy.interface import Floats
+from wiiiiided.backend.collectives.wide.coded_all_reduce import shared_stretches
+from wiiiiided.backend.collectives.wide.segment_exchange import (
+    HostSegment,
+    count_pieces,
+    exchange_segments,
+)
 from wiiiiided.backend.lossy.registry import by_name
 from wiiiiided.backend.shm.board import CallSignature
-from wiiiiided.backend.shm.kernels import carrier, combiner
 from wiiiiided.config import node_index
 from wiiiiided.domain.plan import CODECS, EXACT, PairLine, spell
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
+from wiiiiided.train.memory import run_plan
 
 _SMALL, _FIRST, _MOST = 256, 1 << 14, 1 << 26  # elements
 _TRIPS: Final = 3  # meetings of a step: records, the exchange, the end
 _LEAST_S: Final = 0.1  # of a transfer that is measured
 
 
-class _NoResiduals:
-    """Nothing is left over from one transfer to the next."""
-
-    def load(self, begin: int, out: Floats) -> None:
-        out[:] = 0
-
-    def store(self, begin: int, values: Floats) -> None:
-        """Forgotten."""
-
-
 class PairTimer:
-    """Times averages of the ranks of two machines. All of them make the same calls."""
+    """Times exchanges of the ranks of two machines. All of them make the same calls."""
 
     def __init__(self, group: WiiiiideProcessGroup, budget_s: float) -> None:
         self._group, self._inner = group, group.engine_group
@@ -55,8 +51,8 @@ class PairTimer:
 
     def line(self, a: int, b: int, most: int) -> PairLine:
         """Time one pair of machines, with up to `most` elements."""
-        self._seconds(EXACT, _SMALL)  # connections and caches
-        small_s = statistics.median(self._seconds(EXACT, _SMALL) for _ in range(9))
+        self._meeting_s()  # connections and caches
+        small_s = statistics.median(self._meeting_s() for _ in range(9))
         byte_s = {codec: self._byte_s(codec, most, small_s) for codec in CODECS}
         return PairLine(a, b, _TRIPS * small_s, byte_s, 8 / byte_s[EXACT])
 
@@ -74,25 +70,43 @@ class PairTimer:
         return max(taken_s - small_s, 0.05 * taken_s) / (4 * count)
 
     def _seconds(self, codec: str, count: int) -> float:
-        """Seconds of one average: the slowest rank's, the same on all ranks."""
-        values = torch.randn(count)
+        """Seconds of one exchange."""
+        # Residuals too are memory that training has had before, and not new pages.
+        values, left = torch.randn(count), torch.full((count,), 0.0)
+        return self._slowest_s(lambda: self.exchange(codec, values, left))
+
+    def _meeting_s(self) -> float:
+        values = torch.randn(_SMALL)
+        return self._slowest_s(lambda: dist.all_reduce(values, dist.ReduceOp.AVG, self._group))
+
+    def _slowest_s(self, call: Callable[[], object]) -> float:
+        """Seconds of the slowest rank, the same on all ranks."""
         dist.barrier(self._group)
         begun = time.monotonic()
-        self._average(codec, values)
+        call()
         taken = torch.tensor([time.monotonic() - begun], dtype=torch.float64)
         dist.all_reduce(taken, dist.ReduceOp.MAX, self._group)
         return float(taken)
 
-    def _average(self, codec: str, values: torch.Tensor) -> None:
-        coder = by_name(codec)
-        if coder is None or self._inner.wide is None:  # machines that are one host have no link
+    def exchange(self, codec: str, values: torch.Tensor, left: torch.Tensor) -> None:
+        """Of this rank's share: its values become the sum over machines."""
+        if self._inner.wide is None:  # machines that are one host have no link
             dist.all_reduce(values, dist.ReduceOp.AVG, self._group)
             return
         call = CallSignature.of(f"a trial's {values.numel()} elements, {codec}")
-        combine = combiner("AVG", torch.float32, self._inner.size)
-        array = carrier(values)
-        plan = coded_all_reduce(self._inner, call, array, combine, coder, _NoResiduals())
-        self._group.begin("all_reduce", array.nbytes, plan, [values], []).wait()
+        found = list(self._segments(values, left))
+        plan = exchange_segments(self._inner, call, found, by_name(codec))
+        run_plan(self._inner, "a trial's exchange", plan, sum(one.values.nbytes for one in found))
+
+    def _segments(self, values: torch.Tensor, left: torch.Tensor) -> Iterator[HostSegment]:
+        wide = self._inner.wide
+        assert wide is not None
+        first = 0
+        for begin, end, members in shared_stretches(values.numel(), wide.hosts):
+            if members[wide.host] == self._inner.rank:
+                here = slice(begin, end)
+                yield HostSegment(values.numpy()[here], members, first, left.numpy()[here])
+            first += count_pieces(end - begin, values.itemsize)
 
 
 def rounds(count: int) -> list[list[tuple[int, int]]]:
