@@ -39,6 +39,7 @@ from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost
+from wiiiiided.train.data.places import PlaceRange
 from wiiiiided.train.memory import Common, run_plan
 from wiiiiided.train.residuals import Residuals
 
@@ -46,18 +47,6 @@ _EXCHANGE: Final = "the exchange of weights in optimizer.step()"
 _NAME: Final = "the exchange of weights"
 _BLOCK: Final = 64 * 1024  # elements that are worked on while they are in the L2 cache
 _LOOK_S: Final = 0.001
-
-
-class ElementSpan(NamedTuple):
-    """Elements from one to before another."""
-
-    begin: int
-    end: int
-
-    @property
-    def size(self) -> int:
-        """How many."""
-        return self.end - self.begin
 
 
 class WeightStretch(NamedTuple):
@@ -78,8 +67,8 @@ class Fragment:
     def __init__(
         self,
         number: int,
-        span: ElementSpan,
-        share: ElementSpan,
+        span: PlaceRange,
+        share: PlaceRange,
         whole: torch.Tensor,
         buffers: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
@@ -156,7 +145,7 @@ class Fragments:
             chosen: CallSignature.of(_EXCHANGE if chosen is None else f"{_EXCHANGE}, {chosen.name}")
             for chosen in (None, codec)
         }
-        spans = [ElementSpan(*bounds) for bounds in share_bounds(anchor.numel(), count)]
+        spans = [PlaceRange(*bounds) for bounds in share_bounds(anchor.numel(), count)]
         longest = max(span.size for span in spans)
         team = group.team
         held = longest if count > 1 else 0
@@ -166,7 +155,7 @@ class Fragments:
         buffers = floats[:longest], floats[longest:]
         self.all = [
             Fragment(
-                *(number, span, ElementSpan(*share_bounds(span.size, team.size)[team.rank])),
+                *(number, span, PlaceRange(*share_bounds(span.size, team.size)[team.rank])),
                 *(anchor[span.begin : span.end], buffers),
             )
             for number, span in enumerate(spans)

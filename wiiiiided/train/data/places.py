@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 
 class PlaceRange(NamedTuple):
-    """Positions or numbers from `begin` up to, not including, `end`."""
+    """Positions, numbers or elements from `begin` up to, not including, `end`."""
 
     begin: int
     end: int
