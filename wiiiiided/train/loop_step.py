@@ -16,8 +16,8 @@ import torch
 
 from wiiiiided.backend.engine.process import stats_page
 from wiiiiided.train.checkpoints.saving import Saver
-from wiiiiided.train.data.adaptive_batch import scale_rates
 from wiiiiided.train.data.batches import Batches
+from wiiiiided.train.learning_rates import scale_rates
 from wiiiiided.train.outer_step import OuterStep
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop

@@ -16,6 +16,7 @@ from typing import Any
 from wiiiiided.errors import UsageError
 from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.data.batches import Batches
+from wiiiiided.train.learning_rates import check_rates
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,9 @@ class TrainingLoop:
             if self.scheduler is not None and not hasattr(self.scheduler, name):
                 kind = type(self.scheduler).__name__
                 raise UsageError(f"scheduler={kind} has no {name}(): it cannot be saved")
+        adaptive = None if self.data is None else self.data.adaptive
+        if adaptive is not None and adaptive.changes_rates:
+            check_rates(self.scheduler)
 
     def __str__(self) -> str:
         """What ranks must agree on, in words."""

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
+from torch.optim.swa_utils import SWALR
 from torch.utils.data import TensorDataset
 
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.errors import UsageError
 from wiiiiided.torch import Batches, parallel
 from wiiiiided.train.data import adaptive_batch
-from wiiiiided.train.data.adaptive_batch import AdaptiveBatch, scale_rates
+from wiiiiided.train.data.adaptive_batch import AdaptiveBatch
+from wiiiiided.train.learning_rates import check_rates, scale_rates
 from wiiiiided.train.noise_scale import NoiseScale
+from wiiiiided.train.training_loop import TrainingLoop
 
 
 def _after(batch: AdaptiveBatch, size: int, scale: float, steps: int = 200) -> tuple[int, str]:
@@ -53,14 +59,151 @@ def test_bounds_that_are_none_are_refused(bounds: Any) -> None:
         Batches(TensorDataset(torch.zeros(9)), "auto", between=(1, 2), lr_rule="no")
 
 
-def test_a_schedule_goes_on_from_the_scaled_rate() -> None:
+# -- learning rates ----
+
+
+class Warmup(lr_scheduler.LRScheduler):
+    """A schedule of the script's own, made from base_lrs as torch's are."""
+
+    def get_lr(self) -> list[Any]:
+        return [rate * min(1.0, (self.last_epoch + 1) / 5) for rate in self.base_lrs]
+
+
+class OwnPeak(lr_scheduler.LRScheduler):
+    """One whose rates nobody else can know of."""
+
+    def get_lr(self) -> list[Any]:
+        return [0.1 * min(1.0, (self.last_epoch + 1) / 5) for _ in self.base_lrs]
+
+
+class StepsAlone(lr_scheduler.StepLR):
+    """One that sets the rate in a step of its own."""
+
+    def step(self, epoch: int | None = None) -> None:
+        self.last_epoch += 1
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 / (1 + self.last_epoch)
+
+
+def _sequential(optimizer: Any) -> Any:
+    first = lr_scheduler.LinearLR(optimizer, 0.3, total_iters=3)
+    last = lr_scheduler.CosineAnnealingLR(optimizer, 9, eta_min=0.05)
+    return lr_scheduler.SequentialLR(optimizer, [first, Warmup(optimizer), last], [4, 9])
+
+
+def _chained(optimizer: Any) -> Any:
+    exponential = lr_scheduler.ExponentialLR(optimizer, 0.9)
+    return lr_scheduler.ChainedScheduler([_sequential(optimizer), exponential])
+
+
+SCHEDULES: dict[str, Callable[[Any], Any]] = {
+    "none": lambda _: None,
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda step: 1 / (1 + step)),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda step: 0.9),
+    "step": lambda o: lr_scheduler.StepLR(o, 3, 0.5),
+    "multi step": lambda o: lr_scheduler.MultiStepLR(o, [4, 9], 0.5),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.3, 7),
+    "linear": lambda o: lr_scheduler.LinearLR(o, 0.3, total_iters=8),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "polynomial": lambda o: lr_scheduler.PolynomialLR(o, 12, 2.0),
+    "cosine": lambda o: lr_scheduler.CosineAnnealingLR(o, 9, eta_min=0.05),
+    "restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 4, eta_min=0.05),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 2.0, total_steps=20),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.1, 1.0, 4, mode="triangular2"),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, factor=0.5, patience=1, min_lr=0.1),
+    "averaged weights": lambda o: SWALR(o, 0.05, 6),
+    "sequential": _sequential,
+    "sequential in chained": _chained,
+    "of the script": Warmup,
+}
+
+
+def _rates(name: str, scaled_after: int) -> tuple[list[float], Any]:
+    """The learning rates of 16 steps, multiplied by 2 after one of them, and the scheduler."""
+    weights = [torch.zeros(1, requires_grad=True) for _ in range(2)]
+    groups = [{"params": [weights[0]]}, {"params": [weights[1]], "lr": 0.5}]
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+    scheduler = SCHEDULES[name](optimizer)
+    check_rates(scheduler)
+    found: list[float] = []
+    for step in range(16):
+        optimizer.step()
+        if step == scaled_after:
+            scale_rates(optimizer, scheduler, 2.0)
+        if scheduler is not None and name == "plateau":
+            scheduler.step(1.0)
+        elif scheduler is not None:
+            scheduler.step()
+        found += [group["lr"] for group in optimizer.param_groups]
+        if scheduler is not None:
+            assert scheduler.get_last_lr() == found[-2:]
+    return found, scheduler
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("after", [0, 4, 10])
+def test_a_schedule_goes_on_as_if_it_had_begun_with_scaled_rates(name: str, after: int) -> None:
+    plain, _ = _rates(name, 99)
+    scaled, _ = _rates(name, after)
+    assert scaled[: 2 * after] == plain[: 2 * after]
+    assert scaled[2 * after :] == pytest.approx([2 * rate for rate in plain[2 * after :]])
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_to_look_whether_a_schedule_can_be_scaled_changes_nothing(name: str) -> None:
+    _, scheduler = _rates(name, 99)
+    if scheduler is None:
+        return
+    before = copy.deepcopy(scheduler.state_dict())
+    rates = [dict(group) for group in scheduler.optimizer.param_groups]
+    check_rates(scheduler)
+    assert repr(scheduler.state_dict()) == repr(before)
+    assert scheduler.optimizer.param_groups == rates
+
+
+def test_what_get_last_lr_says_is_scaled_too() -> None:
+    _, scheduler = _rates("sequential", 99)
+    before = scheduler.get_last_lr()
+    scale_rates(scheduler.optimizer, scheduler, 2.0)
+    assert scheduler.get_last_lr() == [2 * rate for rate in before]
+    assert scheduler.get_last_lr() == [group["lr"] for group in scheduler.optimizer.param_groups]
+
+
+class Foreign:
+    """No scheduler of torch at all."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def _inside(optimizer: Any) -> Any:
+    both = [lr_scheduler.ConstantLR(optimizer), OwnPeak(optimizer)]
+    return lr_scheduler.SequentialLR(optimizer, both, [3])
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        *((OwnPeak, "OwnPeak"), (_inside, "OwnPeak"), (Foreign, "Foreign")),
+        (lambda o: StepsAlone(o, 3), "StepsAlone"),
+    ],
+)
+def test_a_schedule_that_cannot_be_scaled_is_refused(make: Any, name: str) -> None:
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
-    optimizer.step()
-    scale_rates(optimizer, scheduler, 3.0)
-    assert optimizer.param_groups[0]["lr"] == 3.0
-    scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == 1.5
+    scheduler, samples = make(optimizer), TensorDataset(torch.zeros(9))
+    with pytest.raises(UsageError, match=f"scheduler={name} does not make its learning rates"):
+        TrainingLoop(Batches(samples, "auto", between=(1, 2)), scheduler)
+    for data in (Batches(samples, "auto", between=(1, 2), lr_rule="none"), Batches(samples, 2)):
+        TrainingLoop(data, scheduler)
+
+
+# -- ranks ----
 
 
 def _trains(me: Rank) -> tuple[Any, ...]:

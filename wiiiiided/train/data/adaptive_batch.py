@@ -46,6 +46,11 @@ class AdaptiveBatch:
     def __str__(self) -> str:
         return f'{self.least} to {self.most} (lr_rule="{self._rule}")'
 
+    @property
+    def changes_rates(self) -> bool:
+        """Whether learning rates go along."""
+        return self._rule != "none"
+
     def lr_factor(self, before: int, after: int) -> float:
         """By what learning rates are multiplied when a batch becomes another."""
         return _RULES[self._rule](after / before)
@@ -68,14 +73,3 @@ class AdaptiveBatch:
             f"the global batch has {found} samples instead of {size}: the gradient noise scale is "
             f"{noise_scale:.3g} samples{rates}"
         )
-
-
-def scale_rates(optimizer: Any, scheduler: Any, factor: float) -> None:
-    """Learning rates by a factor, and what a scheduler makes them from."""
-    for group in optimizer.param_groups:
-        for name in ("lr", "initial_lr"):
-            if name in group:
-                group[name] = group[name] * factor
-    for found in (scheduler, *getattr(scheduler, "_schedulers", ())):
-        if hasattr(found, "base_lrs"):
-            found.base_lrs = [rate * factor for rate in found.base_lrs]
