@@ -165,6 +165,32 @@ def test_what_cannot_be_the_data_or_scheduler_of_a_run_is_refused() -> None:
         TrainingLoop(_data()).refuse_async()
 
 
+def test_schedulers_inside_another_get_their_state_back_as_it_was() -> None:
+    """The milestones of MultiStepLR are a Counter, which travels as a plain dict."""
+
+    def made() -> tuple[Any, TrainingLoop]:
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+        first = torch.optim.lr_scheduler.LinearLR(optimizer, 0.5, total_iters=3)
+        second = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 4], gamma=0.5)
+        both = torch.optim.lr_scheduler.SequentialLR(optimizer, [first, second], [3])
+        return optimizer, TrainingLoop(scheduler=both)
+
+    def rates(optimizer: Any, loop: TrainingLoop, steps: int) -> list[float]:
+        found = []
+        for _ in range(steps):
+            optimizer.step()
+            loop.scheduler.step()
+            found.append(optimizer.param_groups[0]["lr"])
+        return found
+
+    optimizer, loop = made()
+    rates(optimizer, loop, 2)
+    other, resumed = made()
+    other.load_state_dict(optimizer.state_dict())
+    resumed.load(loop.state())
+    assert rates(other, resumed, 8) == rates(optimizer, loop, 8)
+
+
 def test_random_generators_go_on_from_their_states() -> None:
     np.random.standard_normal()
     saved = rng_state()

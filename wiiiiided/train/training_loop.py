@@ -95,8 +95,7 @@ class TrainingLoop:
             self.data.load_state_dict(saved["data"])
         if self.scheduler is not None and "scheduler" in saved:
             now = self.scheduler.state_dict()
-            given = {k: _as_before(now.get(k), v) for k, v in saved["scheduler"].items()}
-            self.scheduler.load_state_dict(given)
+            self.scheduler.load_state_dict(_as_before(now, saved["scheduler"]))
 
 
 def _plain(value: Any) -> Any:
@@ -110,7 +109,11 @@ def _plain(value: Any) -> Any:
 
 
 def _as_before(now: Any, saved: Any) -> Any:
-    """In the type of container that is there now."""
+    """In the types of containers that are there now, also of the schedulers inside another."""
     if isinstance(now, dict | deque | set) and type(now) is not dict:
         return type(now)(saved)
+    if isinstance(now, dict):
+        return {key: _as_before(now.get(key), item) for key, item in saved.items()}
+    if isinstance(now, list) and len(now) == len(saved):
+        return [_as_before(*pair) for pair in zip(now, saved, strict=True)]
     return saved

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from torch.optim.swa_utils import SWALR
 from torch.utils.data import TensorDataset
 
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided import log
 from wiiiiided.errors import UsageError
 from wiiiiided.torch import Batches, parallel
 from wiiiiided.train.data import adaptive_batch
@@ -57,6 +60,26 @@ def test_bounds_that_are_none_are_refused(bounds: Any) -> None:
         Batches(TensorDataset(torch.zeros(9)), "auto", between=bounds)
     with pytest.raises(UsageError, match="lr_rule='no' is not"):
         Batches(TensorDataset(torch.zeros(9)), "auto", between=(1, 2), lr_rule="no")
+
+
+def test_a_batch_that_could_leave_a_whole_epoch_out_is_refused() -> None:
+    samples = TensorDataset(torch.zeros(9))
+    with pytest.raises(UsageError, match=r"between\[1\]=10 is more than the 9 samples"):
+        Batches(samples, "auto", between=(2, 10), drop_last=True)
+    Batches(samples, "auto", between=(2, 9), drop_last=True)
+    Batches(samples, "auto", between=(2, 10))
+
+
+def _goes_on_at_more_ranks(me: Rank) -> None:
+    samples = TensorDataset(torch.zeros(90))
+    data = Batches(samples, "auto", between=(2, 64))
+    data.load_state_dict({**data.state_dict(), "batch_size": 30})
+    with pytest.raises(UsageError, match=r"between\[0\]=2 is that of all 3 ranks together"):
+        iter(data)
+
+
+def test_more_ranks_than_the_smallest_batch_has_samples_are_refused_at_once() -> None:
+    run_ranks(_goes_on_at_more_ranks, 3)
 
 
 # -- learning rates ----
@@ -231,3 +254,89 @@ def test_all_ranks_change_the_batch_at_the_same_step(hosts: str) -> None:
     first, second = run_ranks(_trains, hosts)
     assert sorted(first[0] + second[0]) == [*range(100)]
     assert first[1:] == second[1:] == (30, pytest.approx(1e-5 * (30 / 4) ** 0.5))
+
+
+class Adaptive:
+    """A run whose batch follows a noise scale of 30 samples, and what its log says of that."""
+
+    def __init__(self, folder: str, name: str) -> None:
+        adaptive_batch._LEAST_STEPS = 3  # type: ignore[misc]
+        NoiseScale.value = property(lambda self: 30.0)  # type: ignore[assignment,method-assign]
+        self.said: list[str] = []
+        told = logging.Handler()
+        told.emit = lambda record: self.said.append(record.getMessage())  # type: ignore[method-assign]
+        log.logger.addHandler(told)
+        samples = TensorDataset(torch.arange(100.0)[:, None])
+        self.data = Batches(samples, "auto", between=(4, 64))
+        self.model = nn.Linear(1, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-5, momentum=0.9)
+        self.scheduler = SCHEDULES[name](self.optimizer)
+        self.run = parallel(
+            self.model,
+            self.optimizer,
+            data=self.data,
+            scheduler=self.scheduler,
+            save=folder,
+        )
+        self.step = self.run.resume()
+
+    def train(self, steps: int) -> list[float]:
+        """So many steps of this epoch at most; returns the samples of this rank."""
+        seen: list[float] = []
+        for (x,) in self.data:
+            seen += x.flatten().tolist()[: self.data.samples_of_step()]
+            self.model(x).mean().backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+            self.scheduler.step()
+            steps -= 1
+            if not steps:
+                break
+        return seen
+
+    def rates(self) -> list[Any]:
+        """The size of the batch, and all that learning rates are made from."""
+        groups = [{k: v for k, v in g.items() if "lr" in k} for g in self.optimizer.param_groups]
+        return [self.data.batch_size, groups, self.scheduler.state_dict()]
+
+
+def _until_saved(me: Rank, base: str, name: str) -> tuple[list[float], list[Any], list[str]]:
+    trained = Adaptive(base, name)
+    seen = trained.train(7)
+    trained.run.save()
+    return seen, trained.rates(), trained.said
+
+
+def _resumed(me: Rank, base: str, name: str) -> tuple[list[float], list[Any], int]:
+    trained = Adaptive(base, name)
+    assert trained.step == 7
+    rates = trained.rates()
+    first = trained.train(1)
+    return first + trained.train(99), rates, len(first)
+
+
+@pytest.mark.parametrize("name", ["one cycle", "cyclic", "sequential"])
+def test_size_and_rates_go_on_from_a_checkpoint_and_rank_0_says_each_change(
+    tmp_path: Path, name: str
+) -> None:
+    log_all = {"WIIIIIDE_LOG": "verbose"}
+    before = run_ranks(_until_saved, "aa", str(tmp_path), name, env=log_all)
+    said = [[line for line in lines if "the global batch has" in line] for *_, lines in before]
+    reason = "the gradient noise scale is 30 samples, learning rates are multiplied by 1.41"
+    assert [line.partition("] ")[2] for line in said[0]] == [
+        f"the global batch has 8 samples instead of 4: {reason}",
+        f"the global batch has 16 samples instead of 8: {reason}",
+    ]
+    assert said[1] == []
+    size, groups, schedule = before[0][1]
+    assert size == 16
+    if name == "one cycle":
+        assert groups[0]["max_lr"] == pytest.approx(2.0 * 2)
+    else:
+        inner = schedule["_schedulers"][-1] if name == "sequential" else schedule
+        assert inner["base_lrs"] == pytest.approx([2 * (0.1 if name == "cyclic" else 1e-5)])
+    after = run_ranks(_resumed, "aab", str(tmp_path), name)
+    assert [repr(rates) for _, rates, _ in after] == [repr(before[0][1])] * 3
+    assert sum(first for *_, first in after) == 16
+    seen = [number for values, *_ in (*before, *after) for number in values]
+    assert sorted(seen) == [*range(100)]

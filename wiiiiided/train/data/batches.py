@@ -393,10 +393,12 @@ class Batches:
         rank, ranks = dist.get_rank(self._group), dist.get_world_size(self._group)
         if rank < 0:
             raise UsageError("this rank is no member of the group that wide.Batches was given")
-        if self.batch_size < ranks:
+        adaptive = self.adaptive
+        least = self.batch_size if adaptive is None else adaptive.least
+        if least < ranks:
+            given = f"batch_size={least}" if adaptive is None else f"between[0]={least}"
             raise UsageError(
-                f"batch_size={self.batch_size} is that of all {ranks} ranks together, and less "
-                "than one sample for each"
+                f"{given} is that of all {ranks} ranks together, and less than one sample for each"
             )
         return rank, ranks
 
@@ -412,6 +414,11 @@ class Batches:
         if not len(self):
             short = ", and drop_last leaves it out" if self._length else ""
             raise UsageError(f"the data set has {self._length} samples{short}: there is no batch")
+        if self.adaptive is not None and self._drop_last and self.adaptive.most > self._length:
+            raise UsageError(
+                f"between[1]={self.adaptive.most} is more than the {self._length} samples of the "
+                "data set: drop_last would leave a whole epoch out. Give a smaller bound"
+            )
 
 
 class BatchLoader:
