@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -121,12 +121,13 @@ def test_shares_that_are_none(shares: list[float]) -> None:
 
 # -- a whole training, with the cursor ----
 
-# Ranks, shares or None, the batch size, steps before it is killed, batches a step.
+# Ranks, shares or None, the batch size, batches before it is killed, batches a step, and by how
+# many steps the checkpoint it leaves is older than its last one.
 PHASES = st.lists(
     st.tuples(
         st.integers(1, 5),
         st.one_of(st.none(), st.lists(st.floats(0.1, 10), min_size=5, max_size=5)),
-        *(st.integers(5, 40), st.integers(0, 12), st.integers(1, 3)),
+        *(st.integers(5, 40), st.integers(0, 20), st.integers(1, 3), st.integers(0, 3)),
     ),
     max_size=6,
 )
@@ -137,43 +138,56 @@ PHASES = st.lists(
 def test_every_sample_is_trained_once_an_epoch_whatever_happens(
     length: int, seed: int, phases: list[Any], epochs: int
 ) -> None:
-    """Ranks come and go, shares and batch sizes change, runs are killed between any two steps."""
-    trained: list[list[int]] = [[] for _ in range(epochs + 1)]
-    at = EpochPlace(0, 0)
-    phases = [*phases, (2, None, 8, 10**9, 1)]  # the last one runs to the end
-    for ranks, shares, size, steps, accumulate in phases:
-        at = _train(at, trained, length, seed, ranks, shares, size, steps, accumulate, epochs)
-    for seen in trained[:epochs]:
-        assert sorted(seen) == [*range(length)]
+    """Ranks come and go, shares and batch sizes change, runs are killed at any batch of a step."""
+    steps = Steps([], [EpochPlace(0, 0)])
+    phases = [*phases, (2, None, 8, 10**9, 1, 0)]  # the last one runs to the end
+    for *how, late in phases:
+        _train(steps, length, seed, epochs, *how)
+        steps.lose(late)
+    trained = [sample for step in steps.trained for sample in step]
+    for epoch in range(epochs):
+        assert sorted(number for of, number in trained if of == epoch) == [*range(length)]
+
+
+class Steps(NamedTuple):
+    """All that were committed: what each trained, and the place before the first and after each."""
+
+    trained: list[list[tuple[int, int]]]  # numbers of an epoch
+    places: list[EpochPlace]
+
+    def lose(self, count: int) -> None:
+        """The checkpoint is older than these."""
+        kept = max(0, len(self.trained) - count)
+        del self.trained[kept:], self.places[kept + 1 :]
 
 
 def _train(
-    at: EpochPlace, trained: list[list[int]], length: int, seed: int, ranks: int,
-    shares: Any, size: int, steps: int, accumulate: int, epochs: int,
-) -> EpochPlace:  # fmt: skip
-    """One run, which is killed after so many steps; returns what was committed."""
-    cursor, step = Cursor(at, 0), []
+    steps: Steps, length: int, seed: int, epochs: int,
+    ranks: int, shares: Any, size: int, batches: int, accumulate: int,
+) -> None:  # fmt: skip
+    """One run, which is killed when its loop has got so many batches."""
+    cursor, step = Cursor(steps.places[-1], 0), []
     while cursor.head.epoch < epochs:
         epoch, place, _ = cursor.begin()
         order = EpochOrder(length, seed, epoch, shuffle=True)
         for span in batch_spans(place, length, size, drop_last=False):
-            if not steps:
-                return cursor.committed
             cuts = split(span.end - span.begin, ranks, shares and shares[:ranks])
             for begin, end in itertools.pairwise(cuts):
                 numbers = order.samples(span.begin + begin, span.begin + end).tolist()
                 step += [(epoch, number) for number in numbers]
             cursor.hand_out(span, 1)
+            batches -= 1
+            if batches < 0:
+                assert cursor.committed == steps.places[-1]
+                return
             if cursor.samples == accumulate:
-                _commit(cursor, step, trained)
-                steps -= 1
+                _commit(cursor, step, steps)
         cursor.run_out()
-    _commit(cursor, step, trained)
-    return cursor.committed
+    _commit(cursor, step, steps)
 
 
-def _commit(cursor: Cursor, step: list[tuple[int, int]], trained: list[list[int]]) -> None:
-    for epoch, number in step:
-        trained[epoch].append(number)
+def _commit(cursor: Cursor, step: list[tuple[int, int]], steps: Steps) -> None:
+    steps.trained.append(step.copy())
     step.clear()
     cursor.commit()
+    steps.places.append(cursor.committed)
