@@ -16,7 +16,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,6 +27,7 @@ from torch.utils.data import TensorDataset
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
 from wiiiiided.errors import HostError, UsageError
 from wiiiiided.torch import Batches, Between, Parallel, parallel
+from wiiiiided.train import balance, sync_step
 from wiiiiided.train.checkpoints import file, safetensors, saving, writer
 from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.policy import SavePolicy
@@ -236,22 +237,66 @@ def test_time_is_that_of_rank_0_and_old_files_go(tmp_path: Path) -> None:
 # -- kills ----
 
 
-def _killed(me: Rank, base: str, hosts: str, every: int) -> None:
-    trained = Trained(_folder(me, base, hosts), save_every=2, between=Between(every=every))
+class Schedule(NamedTuple):
+    """How the attempts of a run go about it."""
+
+    seed: int
+    every: int
+    accumulate: int = 1  # batches a step
+    is_uneven: bool = False  # ranks say speeds that are far apart, and others in every step
+
+    @classmethod
+    def of(cls, seed: int) -> Schedule:
+        """Seed 7 has all that one run can have; of the others each has some of it."""
+        if seed == 7:
+            return cls(seed, 1, 2, True)
+        chance = random.Random(seed)
+        every = chance.choice([1, 1, 2, 3])
+        return cls(seed, 1, chance.choice([1, 2, 4]), True) if every == 1 else cls(seed, every)
+
+
+def _say_other_speeds(me: Rank, seed: int) -> None:
+    """Ranks hear at once, and in each step, of speeds that nobody has measured."""
+    chance = random.Random(100 * seed + me.rank)
+    balance.Balance.__init__.__defaults__ = (0.0, 0.0)
+    speed = property(lambda clock: balance.RankSpeed(chance.uniform(1.0, 8.0), 1.0))
+    balance.StepClock.speed = speed  # type: ignore[assignment,method-assign]
+    sync_step.is_told = lambda step: True
+
+
+def _killed(me: Rank, base: str, hosts: str, how: Schedule) -> None:
+    if how.is_uneven:
+        _say_other_speeds(me, how.seed)
+    options: dict[str, Any] = {"save_every": 2, "between": Between(every=how.every)}
+    trained = Trained(_folder(me, base, hosts), **options)
     note(("resumed", trained.run.resume()))
+    batches, got = 0, []
     for _ in range(trained.data.epoch, EPOCHS):
         for x, y, ids in trained.data:
-            mine = ids.tolist()[: trained.data.samples_of_step()]
+            got += ids.tolist()[: trained.data.samples_of_step() - len(got)]
             loss = nn.functional.mse_loss(trained.model(torch.cat([x, x])), torch.cat([y, y]))
             loss.backward()
-            trained.optimizer.step()
-            trained.optimizer.zero_grad()
-            trained.scheduler.step()
-            step = trained.run.state_dict()["step"]
-            note(("step", step, mine))
-            if step % 3 == 0:
-                trained.run.save()
+            batches += 1
+            if batches % how.accumulate == 0:
+                _noted_step(trained, got, how)
+    if got:
+        _noted_step(trained, got, how)
     note(("done",))
+
+
+def _noted_step(trained: Trained, got: list[int], how: Schedule) -> None:
+    """A step with these samples, told before it is made: after it a kill may come first."""
+    if how.every == 1:
+        note(("step", trained.run.state_dict()["step"] + 1, got.copy(), trained.run.shares))
+    trained.optimizer.step()
+    trained.optimizer.zero_grad()
+    trained.scheduler.step()
+    step = trained.run.state_dict()["step"]
+    if how.every > 1:
+        note(("step", step, got.copy(), trained.run.shares))
+    got.clear()
+    if step % 3 == 0:
+        trained.run.save()
 
 
 class Killer:
@@ -280,11 +325,11 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
     attempts = ["aab", "ab", "cab", "a", "aab"]
     if seed != 7:
         chance.shuffle(attempts)
-    every = chance.choice([1, 1, 2, 3]) if seed != 7 else 1
+    how, shares = Schedule.of(seed), set[tuple[float, ...]]()
     for hosts in (*attempts, "ba"):
-        kills = Killer(chance.randrange(len(hosts)), chance.randrange(2, 6))
+        kills = Killer(chance.randrange(len(hosts)), chance.randrange(3, 8))
         during = None if hosts == "ba" else kills
-        outcomes = watch_ranks(_killed, hosts, str(tmp_path), hosts, every, during=during)
+        outcomes = watch_ranks(_killed, hosts, str(tmp_path), hosts, how, during=during)
         started = [said[1] for o in outcomes for _, said in o.notes if said[0] == "resumed"]
         assert len(set(started)) <= 1
         resumed += started[:1]
@@ -293,6 +338,8 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
         for outcome in outcomes:
             for said in (said for _, said in outcome.notes if said[0] == "step"):
                 trained.setdefault(said[1], set()).update(said[2])
+                shares.add(said[3])
+    assert any(max(found) > 2 * min(found) for found in shares) or seed != 7
     assert all(("done",) in [said for _, said in o.notes] for o in outcomes), outcomes
     assert max(resumed) > 0 or seed != 7  # each may have been killed before its first save
     seen = [number for step in sorted(trained) for number in trained[step]]
