@@ -270,21 +270,22 @@ def _killed(me: Rank, base: str, hosts: str, how: Schedule) -> None:
     options: dict[str, Any] = {"save_every": 2, "between": Between(every=how.every)}
     trained = Trained(_folder(me, base, hosts), **options)
     note(("resumed", trained.run.resume()))
-    batches, got = 0, []
+    batches, got = 0, list[tuple[int, int]]()  # epoch and sample
     for _ in range(trained.data.epoch, EPOCHS):
         for x, y, ids in trained.data:
-            got += ids.tolist()[: trained.data.samples_of_step() - len(got)]
+            mine = ids.tolist()[: trained.data.samples_of_step() - len(got)]
+            got += [(trained.data.epoch, number) for number in mine]
             loss = nn.functional.mse_loss(trained.model(torch.cat([x, x])), torch.cat([y, y]))
             loss.backward()
             batches += 1
             if batches % how.accumulate == 0:
                 _noted_step(trained, got, how)
-    if got:
+    if batches % how.accumulate:  # a rank may have got nothing in them
         _noted_step(trained, got, how)
     note(("done",))
 
 
-def _noted_step(trained: Trained, got: list[int], how: Schedule) -> None:
+def _noted_step(trained: Trained, got: list[tuple[int, int]], how: Schedule) -> None:
     """A step with these samples, told before it is made: after it a kill may come first."""
     if how.every == 1:
         note(("step", trained.run.state_dict()["step"] + 1, got.copy(), trained.run.shares))
@@ -321,7 +322,7 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
 ) -> None:
     chance = random.Random(seed)
     resumed: list[int] = []
-    trained: dict[int, set[int]] = {}  # by step: what counts is what the last attempt at it had
+    trained: dict[int, set[tuple[int, int]]] = {}  # by step, as the last attempt at it had it
     attempts = ["aab", "ab", "cab", "a", "aab"]
     if seed != 7:
         chance.shuffle(attempts)
@@ -342,8 +343,8 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
     assert any(max(found) > 2 * min(found) for found in shares) or seed != 7
     assert all(("done",) in [said for _, said in o.notes] for o in outcomes), outcomes
     assert max(resumed) > 0 or seed != 7  # each may have been killed before its first save
-    seen = [number for step in sorted(trained) for number in trained[step]]
-    assert sorted(seen) == sorted([*range(LENGTH)] * EPOCHS)
+    seen = [sample for samples in trained.values() for sample in samples]
+    assert sorted(seen) == [(epoch, n) for epoch in range(EPOCHS) for n in range(LENGTH)]
 
 
 # -- damaged files, full disks ----
