@@ -11,8 +11,8 @@ from torch import nn
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.backend.engine.process import stats_page
 from wiiiiided.backend.shm import stats
-from wiiiiided.torch import parallel
-from wiiiiided.train import balance
+from wiiiiided.torch import Between, parallel
+from wiiiiided.train import balance, sync_step
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 
 
@@ -118,3 +118,35 @@ def test_all_ranks_know_the_same_shares(hosts: str, clips: bool) -> None:
 
 def test_speeds_are_told_now_and_then() -> None:
     assert [step for step in range(1, 40) if is_told(step)] == [16, 32]
+
+
+def _says(me: Rank, every: int, asks: bool) -> list[str]:
+    """What rank 0 says in 17 steps of ranks whose speeds lie three times apart."""
+    Balance.__init__.__defaults__ = (0.0, 0.0)
+    rate = 30.0 if me.rank % 2 == 0 else 10.0
+    StepClock.speed = property(lambda self: RankSpeed(rate, 1.0))  # type: ignore[assignment,method-assign]
+    said: list[str] = []
+    sync_step.log.tell = lambda who, text: said.append(text)  # type: ignore[attr-defined]
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer, between=Between(every=every))
+    for _ in range(17):
+        if asks:
+            assert len(run.shares) == me.size
+        run.samples(2)
+        model(torch.ones(2, 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [text for text in said if "by their speeds" in text]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "every", "asks", "sentences"),
+    [("ab", 1, True, 1), ("ab", 1, False, 0), ("aabb", 4, True, 0)],
+)
+def test_new_shares_are_only_said_where_they_are_used(
+    hosts: str, every: int, asks: bool, sentences: int
+) -> None:
+    first, *others = run_ranks(_says, hosts, every, asks)
+    assert len(first) == sentences
+    assert not any(others)

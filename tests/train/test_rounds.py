@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import os
+import struct
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from torch.utils.data import TensorDataset
 from tests.kit.conditions import wait_until
 from tests.kit.ranks import Rank, run_ranks, watch_ranks
 from wiiiiided import log
+from wiiiiided.backend.engine.process import stats_page
+from wiiiiided.backend.shm.stats import TRAINING_AT, TRAINING_METRICS
 from wiiiiided.torch import Batches, Between, parallel
-from wiiiiided.train import balance, rounds
+from wiiiiided.train import balance, outer_step, rounds
 from wiiiiided.train.round_length import RoundTimes
 from wiiiiided.train.rounds import DataRounds, HostReport, SchedulerPace
 
@@ -218,9 +222,9 @@ def test_a_round_of_hosts_at_three_speeds_takes_the_same_time() -> None:
     data.attach()
     found = DataRounds(data, None, [[0, 1], [2], [3]], 0, 16)
     told = [
-        HostReport(16, 16, 16.0 * 16, 0.1, 20.0),
-        HostReport(16, 16, 16.0 * 8, 0.2, 20.0),
-        HostReport(16, 16, 16.0 * 8, 0.05, 20.0),
+        HostReport(16, 16, 0, 16.0 * 16, 0.1, 20.0),
+        HostReport(16, 16, 0, 16.0 * 8, 0.2, 20.0),
+        HostReport(16, 16, 0, 16.0 * 8, 0.05, 20.0),
     ]
     assert found.round_s(told) == pytest.approx(0.2)
     said = found.end(16, told, True)
@@ -259,3 +263,288 @@ def test_a_scheduler_follows_global_steps() -> None:
     assert scheduler.last_epoch == 13
     assert scheduler.state_dict().keys() == before.keys()
     assert rounds.StepRounds(2).global_steps(1) is None
+
+
+def _one_cycle(me: Rank, every: int, fragments: int) -> tuple[int, int, int]:
+    _uneven(me)
+    x = torch.randn(1200, 6, generator=torch.Generator().manual_seed(3))
+    data = Batches(TensorDataset(x), 6, 1)
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, total_steps=400)
+    between = Between(every=every, fragments=fragments)
+    run = parallel(model, optimizer, data=data, scheduler=cycle, between=between)
+    own = 0
+    for _ in range(2):
+        for (batch,) in data:
+            model(batch).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            cycle.step()
+            own += 1
+    return cycle.last_epoch, run.state_dict()["step"], own
+
+
+@pytest.mark.parametrize(("every", "fragments"), [(4, 4), (16, 4), (16, 1)])
+def test_a_schedule_of_all_steps_is_kept_exactly_with_fragments(every: int, fragments: int) -> None:
+    fast, slow = run_ranks(_one_cycle, "ab", every, fragments)
+    assert fast[:2] == slow[:2] == (400, 400)
+    assert fast[2] > 2 * slow[2]
+
+
+def _scaled(me: Rank, every: int) -> tuple[int, list[int], list[float]]:
+    """One host leaves out its second step of five; with an exchange in every step all do."""
+    x = torch.arange(60.0)[:, None] / 60
+    data = Batches(TensorDataset(x, torch.arange(60)), 12, 1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer, data=data, between=Between(every=every))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    seen: list[int] = []
+    for step, (batch, ids) in enumerate(data):
+        seen += ids.tolist()
+        loss = model(batch).square().mean()
+        is_lost = step == 1 and (me.rank == 1 or every == 1)
+        scaler.scale(loss * torch.inf if is_lost else loss).backward()
+        scaler.unscale_(optimizer)
+        if is_lost:
+            assert (data.samples_of_step(), run._steps.samples) == (0, None)  # type: ignore[union-attr]
+        run.clip_grad_norm_(1.0)
+        assert run._steps.samples == (None if is_lost else 6)  # type: ignore[union-attr]
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert (data.samples_of_step(), run._steps.samples) == (0, None)  # type: ignore[union-attr]
+    assert scaler.get_scale() == (512.0 if me.rank == 1 or every == 1 else 1024.0)
+    if every > 1:
+        run.agree()
+    weights = [p.item() for p in model.parameters()]
+    return run.state_dict()["step"], seen, weights
+
+
+@pytest.mark.parametrize("every", [1, 2])
+def test_a_step_that_a_scaler_leaves_out_takes_its_samples_with_it(every: int) -> None:
+    found = run_ranks(_scaled, "ab", every)
+    assert [steps for steps, _, _ in found] == [5 if every > 1 else 4] * 2
+    assert sorted(found[0][1] + found[1][1]) == [*range(60)]
+    assert found[0][2] == found[1][2]
+
+
+def _saves_scaled(me: Rank, folder: str) -> list[str]:
+    """The step in which a save is due, and hosts exchange, is one that a host leaves out."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    where = Path(folder) / str(me.rank)
+    run = parallel(model, optimizer, between=Between(every=2), save=where, save_every=2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for step in range(3):
+        run.samples(3)
+        loss = model(torch.ones(3, 1)).square().mean()
+        scaler.scale(loss * torch.inf if step == me.rank == 1 else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        assert run._steps.samples is None  # type: ignore[union-attr]
+    wait_until(lambda: run._saver.poll() is None, 30, "the checkpoint is written")  # type: ignore[union-attr]
+    return [path.name[:15] for path in where.glob("step-*.wide")]
+
+
+def test_a_save_that_is_due_in_a_step_that_one_host_leaves_out_is_made(tmp_path: Path) -> None:
+    assert run_ranks(_saves_scaled, "ab", str(tmp_path)) == [["step-0000000002"]] * 2
+
+
+def _odd(me: Rank, every: int, uneven: bool, fragments: int) -> tuple[list[int], list[float]]:
+    """Steps of two batches, epochs of 15: the last one is not stepped in its epoch."""
+    if uneven:
+        _uneven(me)
+    torch.manual_seed(3)
+    x = torch.randn(90, 6)
+    data = Batches(TensorDataset(x, torch.arange(90)), 6, 1)
+    model = nn.Linear(6, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    run = parallel(model, optimizer, data=data, between=Between(every=every, fragments=fragments))
+    seen: list[int] = []
+    for epoch in range(3):
+        for taken, (batch, ids) in enumerate(data, 1):
+            before = data.samples_of_step() - len(ids)
+            if epoch and taken == 1 and not uneven:
+                assert before == 3  # what was not stepped counts with this step
+            seen += ids.tolist()[: data.samples_of_step() - max(0, before)]
+            model(batch).square().mean().backward()
+            if taken % 2 == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+        assert run.state_dict()["outer"]["steps"] == 0  # the round has ended with its epoch
+    left = run.state_dict()["data"].get("left", [])
+    run.agree()
+    assert run.state_dict()["data"].get("left", []) == left  # comes again after a restart
+    return seen, [n for p in model.parameters() for n in p.flatten().tolist()]
+
+
+@pytest.mark.parametrize(("every", "fragments"), [(4, 1), (4, 2), (32, 1)])
+@pytest.mark.parametrize("uneven", [False, True])
+def test_batches_that_are_not_stepped_in_their_epoch_count_with_the_next_step(
+    every: int, uneven: bool, fragments: int
+) -> None:
+    fast, slow = run_ranks(_odd, "ab", every, uneven, fragments)
+    assert sorted(fast[0] + slow[0]) == sorted([*range(90)] * 3)
+    assert fast[1] == slow[1]
+
+
+def _steps_afterwards(me: Rank) -> None:
+    """Only one host steps with what it has after the loop: all agree on it when one asks."""
+    data = Batches(TensorDataset(torch.ones(10, 1)), 2, 1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = parallel(model, optimizer, data=data, between=Between(every=2))
+    for taken, (batch,) in enumerate(data, 1):
+        model(batch).square().mean().backward()
+        if taken % 2 == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+    assert sum(end - begin for begin, end in data.state_dict()["left"]) == 2
+    if me.rank:
+        optimizer.step()
+    run.agree()
+    gathered = [torch.zeros(1) for _ in range(2)]
+    dist.all_gather(gathered, model.bias.detach())
+    assert torch.equal(*gathered)
+
+
+def test_a_step_after_the_loop_belongs_to_the_next_round() -> None:
+    run_ranks(_steps_afterwards, "ab")
+
+
+def _leaves_by_count(me: Rank, then: str) -> None:
+    data, model, optimizer, _, run = _made(me, True)
+    steps = 0
+    for _ in range(EPOCHS):
+        for x, y, _ in data:
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if me.rank == 0 and steps == 40:
+                break
+        if me.rank == 0 and steps == 40:
+            break
+    if then == "barrier":
+        dist.barrier()
+    else:
+        run.agree()
+
+
+@pytest.mark.parametrize(
+    ("then", "said"),
+    [
+        ("barrier", "the exchange at a round's end (hosts must leave a loop at the same exchange:"),
+        ("agree", "rank 0 called run.agree() or run.save() after"),
+    ],
+)
+def test_a_host_that_leaves_its_loop_by_its_own_count_is_told_of_on_all(
+    then: str, said: str
+) -> None:
+    for outcome in watch_ranks(_leaves_by_count, "ab", then):
+        assert outcome.error.startswith("Mismatch")
+        assert said in outcome.error
+
+
+def _leaves_together(me: Rank) -> tuple[int, float, list[float]]:
+    data, model, optimizer, _, run = _made(me, True)
+    steps, is_enough = 0, False
+    while not is_enough:
+        for x, y, _ in data:
+            nn.functional.mse_loss(model(x), y).backward()
+            exchanges = data.is_round_over
+            optimizer.step()
+            optimizer.zero_grad()
+            steps += 1
+            if is_enough := exchanges and data.epochs_done >= 1.3:
+                break
+    dist.barrier()
+    run.agree()
+    weights = [n for p in model.parameters() for n in p.flatten().tolist()]
+    return steps, data.epochs_done, weights
+
+
+def test_hosts_leave_a_loop_together_at_an_exchange() -> None:
+    fast, slow = run_ranks(_leaves_together, "ab")
+    assert fast[0] > slow[0]
+    assert fast[1:] == slow[1:]
+
+
+def _loads_length(me: Rank, with_data: bool) -> int:
+    """A state of rounds of 16 steps, saved after five of one, in a run that begins with 1."""
+
+    def made(length: int) -> tuple[Any, nn.Module, Any, Any]:
+        outer_step.first_length = lambda *_: length  # type: ignore[assignment]
+        x = torch.ones(200, 1)
+        data = Batches(TensorDataset(x), 2, 1) if with_data else None
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        run = parallel(model, optimizer, data=data, between=Between(every="auto"))
+        return data or [(x[:1],)] * 100, model, optimizer, run
+
+    def train(data: Any, model: nn.Module, optimizer: Any, run: Any, most: int) -> int:
+        for step, (batch,) in enumerate(data, 1):
+            model(batch).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if step == most or not run.state_dict()["outer"]["steps"]:
+                return step
+        raise AssertionError("no exchange")
+
+    before = made(16)
+    assert train(*before, most=5) == 5
+    again = made(1)
+    again[1].load_state_dict(before[1].state_dict())
+    again[3].load_state_dict(before[3].state_dict())
+    return train(*again, most=0)
+
+
+@pytest.mark.parametrize(("with_data", "steps"), [(False, 11), (True, 16)])
+def test_a_round_that_was_loaded_has_the_length_that_auto_had_found(
+    with_data: bool, steps: int
+) -> None:
+    assert run_ranks(_loads_length, "ab", with_data) == [steps] * 2
+
+
+def _finds_another(me: Rank) -> int:
+    outer_step.first_length = lambda *_: 2 + 2 * me.rank  # type: ignore[assignment]
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    run = parallel(model, optimizer, between=Between(every="auto"))
+    length: int = run.state_dict()["outer"]["every"]
+    for _ in range(4):
+        model(torch.ones(1, 1)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return length
+
+
+def test_rank_0_says_with_what_auto_begins() -> None:
+    assert run_ranks(_finds_another, "ab") == [2, 2]
+
+
+def _told(me: Rank, with_data: bool) -> dict[str, float]:
+    _uneven(me)
+    x = torch.ones(120, 1)
+    data = Batches(TensorDataset(x), 4, 1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    parallel(model, optimizer, data=data if with_data else None, between=Between(every=4))
+    for (batch,) in data if with_data else [(x[:2],)] * 8:
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    page = stats_page()
+    raw = page.words[TRAINING_AT : TRAINING_AT + len(TRAINING_METRICS)].tobytes()
+    return dict(zip(TRAINING_METRICS, struct.unpack(f"{len(TRAINING_METRICS)}d", raw), strict=True))
+
+
+def test_what_balancing_gains_is_told_where_hosts_exchange_seldom() -> None:
+    for with_data in (False, True):
+        for told in run_ranks(_told, "ab", with_data):
+            assert told["own_steps"] == 1
+            assert told["speed_spread"] == pytest.approx(3 if with_data else 0)
+            assert (told["balance_gain"] > 1.3) is with_data

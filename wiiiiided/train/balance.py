@@ -103,13 +103,14 @@ class Balance:
         self.spread = 1.0  # the fastest one's speed to the slowest one's
         self.gain = 1.0  # the time of the whole as it was divided before to that with these shares
         self._speeds: Sequence[float] = parts.before  # as they were told last
+        self.is_measured = False  # all have told their speeds
 
     def hear(self, told: Sequence[RankSpeed]) -> str:
         """All have told their speeds: why shares change, in a sentence; empty: they do not."""
         speeds = [speed.samples_per_s for speed in told]
         if min(speeds) <= 0:
             return ""
-        self._speeds = speeds
+        self._speeds, self.is_measured = speeds, True
         self.spread = max(speeds) / min(speeds)
         self.gain = self.gain_of(self.shares)
         if min(speed.measured_s for speed in told) < self._wait_s:

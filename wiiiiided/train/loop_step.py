@@ -38,8 +38,9 @@ class LoopStep:
         self._steps, self._data, self._saver = steps, loop.data, saver
         self._optimizer, self._scheduler, self._say = optimizer, loop.scheduler, say
         self._before = 0  # steps that were made before this process began
+        self._is_left_out = False  # the step that the last batch was for
         if loop.data is not None:
-            loop.data.attach(self.between_steps, self.end_loop)
+            loop.data.attach(self.between_steps, self._exchange_rest, self.end_loop)
 
     @property
     def number(self) -> int:
@@ -52,27 +53,55 @@ class LoopStep:
 
     def weigh(self) -> None:
         """Before gradients are averaged: by the samples of this rank, unless the script says."""
-        if self._data is not None and self._steps.samples is None:
+        if self._data is not None and self._steps.samples is None and not self._is_left_out:
             self._steps.count_samples(float(self._data.samples_of_step()))
 
     # -- what the divided optimizer calls ----
 
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of all ranks, and what follows from it."""
+        self._begin()
+        self._steps.step(inner)
+        self._end()
+
+    def left_out(self) -> None:
+        """GradScaler leaves out a step: its samples are gone, and hosts may meet after it."""
+        self._begin()
+        self._steps.left_out()
+        self._end()
+        self._is_left_out = True
+
+    def _begin(self) -> None:
         self.between_steps()  # of a rank that had no batch, and so no forward
         self.weigh()
+        self._ask()
+
+    def _ask(self) -> None:
+        """Tell the others in this step whether this rank wants a checkpoint."""
         if self._saver is not None:
             self._saver.begin()
             self._steps.wishes_save = self._saver.wishes(self.number + 1)
-        self._steps.step(inner)
+
+    def _end(self) -> None:
         if self._data is not None:
             samples = self._data.samples_of_step()
             self._data.committed()
             if isinstance(self._steps, SyncStep):
                 self._divide(self._data, self._steps)
             self._tell(self._data, samples)
-        if self._saver is not None and self._is_common:
+        self._hear()
+
+    def _hear(self) -> None:
+        """Whether one of all ranks wanted a checkpoint."""
+        if self._saver is not None and self._is_common and self._steps.number:
             self._saver.stepped(self.number, self._steps.save_wished)
+
+    def _exchange_rest(self) -> None:
+        """The loop has got all of its epoch: hosts meet, if they have not after its last step."""
+        if isinstance(self._steps, OuterStep):
+            self._ask()
+            if self._steps.ran_out():
+                self._hear()
 
     def _divide(self, data: Batches, steps: SyncStep) -> None:
         """The next batch, as all ranks have heard and decided alike."""
@@ -92,6 +121,7 @@ class LoopStep:
 
     def between_steps(self) -> None:
         """All that belongs to the last step has been done: save, if it is time."""
+        self._is_left_out = False
         if self._saver is not None:
             self._saver.save_pending(self.number)
 

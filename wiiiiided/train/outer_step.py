@@ -33,34 +33,47 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from wiiiiided import log
+from wiiiiided.backend.collectives.dispatch import all_gather
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
-from wiiiiided.errors import Mismatch, UsageError
+from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.fragments import Fragment, Fragments
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
-from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.memory import Common, meet, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.round_length import RoundTimes, first_length, next_length, shape_of
-from wiiiiided.train.rounds import DataRounds, HostReport, StepRounds
+from wiiiiided.train.round_report import (
+    RoundReport,
+    check_origins,
+    check_reports,
+    host_reports,
+    weight_of,
+)
+from wiiiiided.train.rounds import DataRounds, StepRounds
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.side_groups import side_group
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 from wiiiiided.train.training_metrics import tell_own_steps, tell_round
 
+# What a mismatch shows: a host that left its loop early calls something else (barrier) meanwhile.
+_REPORT: Final = CallSignature.of(
+    "the exchange at a round's end (hosts must leave a loop at the same exchange: docs/data.md, "
+    '"Leaving a loop")'
+)
 _EXCHANGED: Final = CallSignature.of("weights of other hosts")
 _WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
 
@@ -71,35 +84,6 @@ def spread_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> No
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel():
             dist.broadcast(tensor.detach(), source, process_group)
-
-
-class _RoundReport(NamedTuple):
-    """What ranks tell each other at the end of a slot."""
-
-    samples: float  # of this round
-    counted_steps: float  # before which run.samples() was called
-    step_s: float
-    busy_s: float  # of the ranks in the exchanges of the round before
-    link_s: float  # what those took on the link
-    origin: float
-    settings: float  # of the inner optimizer, a digest
-    wishes_save: float  # a SaveWish
-    steps: float  # of this round
-    batches: float  # that the host's loop has got in it
-    measured_s: float  # since hosts' shares changed
-    scheduled: float  # steps of the scheduler
-    has_changed: float  # 1: settings are not those of the beginning
-    unsent: tuple[float, ...]  # by fragment: samples since it was sent
-
-    @classmethod
-    def read(cls, row: Sequence[float]) -> _RoundReport:
-        """From the numbers that travelled."""
-        named = len(cls._fields) - 1
-        return cls._make([*row[:named], tuple(row[named:])])
-
-    def row(self) -> torch.Tensor:
-        """The numbers that travel."""
-        return torch.tensor([*self[:-1], *self.unsent], dtype=torch.float64)
 
 
 class OuterStep:
@@ -113,8 +97,10 @@ class OuterStep:
         group: Group,
         between: Between,
         loop: TrainingLoop,
+        when_left_out: Callable[[], None],
     ) -> None:
-        """A collective call. All hosts have the same weights."""
+        """`when_left_out`: called when GradScaler leaves out a step of this host, and calls
+        `left_out`. A collective call. All hosts have the same weights."""
         self._model, self._process_group, self._group, self._between = (
             model,
             process_group,
@@ -125,11 +111,11 @@ class OuterStep:
         self._wide = group.wide
         host = side_group(self, process_group, group.team.ranks, group)
         shared = self.shared = SharedModel(
-            model, optimizer, host, host.engine_group, Between(), self._left_out
+            model, optimizer, host, host.engine_group, Between(), when_left_out
         )
         self._inner = SyncStep(shared, model, False, self._begin_anew)
-        found = group.driver.config.every_start
-        self._length = first_length(between.every, found, shape_of(model.named_parameters()))
+        tell_own_steps()
+        self._length = self._first_length(model, group.driver.config.every_start)
         self._rounds = self._make_rounds(loop)
         self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]
@@ -148,6 +134,7 @@ class OuterStep:
         self._first_settings = self._settings.digest()
         self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
+        self._left_out = 0  # steps that GradScaler did not let happen
         self._unsent: list[float] = []  # by fragment: samples since it was sent
         self._busy_s = 0.0  # in the exchanges of this round
         self._origin = 0.0  # of weights that were loaded in this round, a digest
@@ -164,11 +151,15 @@ class OuterStep:
         group: Group = made.engine_group
         return group
 
+    def _first_length(self, model: torch.nn.Module, found: str) -> int:
+        """Rank 0's: what `plan` has found may differ from host to host."""
+        mine = first_length(self._between.every, found, shape_of(model.named_parameters()))
+        return int(gather(self._process_group, torch.tensor([mine]))[0])
+
     def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:
         if loop.data is None:
             return StepRounds(self._length)
         hosts, rank = self._wide.hosts, self._group.rank
-        tell_own_steps()
         return DataRounds(loop.data, loop.scheduler, hosts, rank, self._length)
 
     def _make_residuals(self) -> Residuals:
@@ -184,9 +175,24 @@ class OuterStep:
         self._inner.step(inner)
         self._count_step(samples)
 
-    def _left_out(self) -> None:
+    def left_out(self) -> None:
         """GradScaler leaves out a step of this host; others make it, and exchange after it."""
-        self._count_step(self._inner.samples)
+        samples = self._inner.samples
+        self._inner.left_out()
+        self._left_out += 1
+        self._count_step(samples)
+
+    def ran_out(self) -> bool:
+        """The loop has got all of its epoch: the round ends here, if its last step did not end it.
+
+        What no step has taken goes with the next one; other hosts may have stepped all of theirs.
+        """
+        if not self._rounds.batches:
+            return False
+        while self._rounds.batches:
+            self._end_slot(self._rounds.unstepped)
+        self._since = time.monotonic()
+        return True
 
     def _count_step(self, samples: float | None) -> None:
         self.save_wished = SaveWish.NO
@@ -229,7 +235,7 @@ class OuterStep:
     def number(self) -> int:
         """Of the last step; where hosts make different numbers of them, of all together."""
         found = self._rounds.global_steps(self._steps)
-        return self._inner.number if found is None else found
+        return self._inner.number + self._left_out if found is None else found
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -283,8 +289,8 @@ class OuterStep:
 
     def end_round(self) -> None:
         """Agree now, if hosts have not. A collective call of all hosts."""
-        if not self._is_agreed:
-            told = self._tell()
+        told = self._tell(unstepped=self._rounds.unstepped, is_asked=True)
+        if not all(report.is_agreed for report in told):
             begun = time.monotonic()
             self._agree(told)
             self._end_round(told, begun)
@@ -306,10 +312,11 @@ class OuterStep:
 
     # -- the exchange ----
 
-    def _end_slot(self) -> None:
+    def _end_slot(self, unstepped: int = 0) -> None:
         """Merge the fragment that is under way and send the next one, or agree on all of them."""
-        told = self._tell()
-        begun, is_last = time.monotonic(), self._slot + 1 == self._slots
+        is_last = self._slot + 1 == self._slots
+        told = self._tell(unstepped, is_last)
+        begun = time.monotonic()
         if is_last and (self._slots == 1 or self.save_wished):
             self._agree(told)
         else:
@@ -322,30 +329,42 @@ class OuterStep:
         else:
             self._busy_s += time.monotonic() - begun
 
-    def _tell(self) -> list[_RoundReport]:
-        """Gather every rank's report; raises on all ranks if reports contradict each other."""
-        mine = _RoundReport(
-            self._samples,
-            self._counted_steps,
-            self._times.step_s,
-            self._times.busy_s,
-            self._times.link_s,
-            self._origin,
-            self._settings.digest(),
-            self.wishes_save,
-            self._steps,
-            self._rounds.batches,
-            self._rounds.measured_s,
-            self._rounds.scheduled,
-            self._settings.digest() != self._first_settings,
-            tuple(self._unsent),
-        )
-        told = [_RoundReport.read(row) for row in gather(self._process_group, mine.row()).tolist()]
-        self._compare(told)
+    def _tell(
+        self, unstepped: int, is_last: bool = True, is_asked: bool = False
+    ) -> list[RoundReport]:
+        """Gather every rank's report; raises on all ranks if reports contradict each other.
+
+        `is_last`: a round ends here.
+        """
+        mine = RoundReport(
+            samples=self._samples,
+            counted_steps=self._counted_steps,
+            step_s=self._times.step_s,
+            busy_s=self._times.busy_s,
+            link_s=self._times.link_s,
+            origin=self._origin,
+            settings=self._settings.digest(),
+            wishes_save=self.wishes_save,
+            steps=self._steps,
+            batches=self._rounds.batches,
+            unstepped=unstepped,
+            measured_s=self._rounds.measured_s,
+            scheduled=self._rounds.scheduled,
+            has_changed=self._settings.digest() != self._first_settings,
+            is_agreed=self._is_agreed,
+            is_asked=is_asked,
+            unsent=tuple(self._unsent),
+        ).row()
+        rows = np.empty((self._process_group.size(), mine.size))
+        plan = all_gather(self._group, _REPORT, mine, list(rows))
+        run_plan(self._group, "the exchange at a round's end", plan, mine.nbytes)
+        told = [RoundReport.read(row) for row in rows.tolist()]
+        check_reports(told)
+        self._compare_settings(told, is_last)
         self.save_wished = SaveWish(int(max(report.wishes_save for report in told)))
         return told
 
-    def _weighed(self, fragment: Fragment, told: Sequence[_RoundReport]) -> tuple[float, bool]:
+    def _weighed(self, fragment: Fragment, told: Sequence[RoundReport]) -> tuple[float, bool]:
         """This host's weight in the fragment's average, and whether it is sent exact."""
         weight = self._weight([report.unsent[fragment.number] for report in told])
         self._unsent[fragment.number] = 0.0
@@ -356,11 +375,9 @@ class OuterStep:
 
     def _weight(self, samples: Sequence[float]) -> float:
         """This host's part of all samples; `samples`: by rank."""
-        by_host = [sum(samples[rank] for rank in ranks) for ranks in self._wide.hosts]
-        total = sum(by_host)
-        return by_host[self._wide.host] / total if total else 1 / len(by_host)
+        return weight_of(self._wide.host, samples, self._wide.hosts)
 
-    def _agree(self, told: Sequence[_RoundReport]) -> None:
+    def _agree(self, told: Sequence[RoundReport]) -> None:
         """Exchange all, and wait for it: then all hosts have the same weights."""
         self._merge()
         for fragment in self._fragments.all:
@@ -394,19 +411,12 @@ class OuterStep:
             self._outer.share()
         self.shared.weights.remember()
 
-    def _compare(self, told: Sequence[_RoundReport]) -> None:
-        """Raise on all ranks if hosts differ in weights, samples or settings."""
-        _check_origins([row.origin for row in told])
-        for rank, theirs in enumerate(told):
-            if theirs.counted_steps - theirs.steps != told[0].counted_steps - told[0].steps:
-                raise Mismatch(
-                    f"rank {rank} called run.samples() before {theirs.counted_steps:g} of "
-                    f"{theirs.steps:g} steps of this round and rank 0 before "
-                    f"{told[0].counted_steps:g} of {told[0].steps:g}: all ranks say how many "
-                    "samples they had, or none"
-                )
+    def _compare_settings(self, told: Sequence[RoundReport], is_last: bool) -> None:
+        """Raise on all ranks if hosts differ in settings, but for where a scheduler's pace lets
+        them: it is brought together where a round ends, since its steps until then are due."""
         if any(row.scheduled != told[0].scheduled for row in told):
-            self._rounds.catch_up(max(int(row.scheduled) for row in told))
+            if is_last:
+                self._rounds.catch_up(max(int(row.scheduled) for row in told))
         elif any(row.settings != told[0].settings for row in told):
             raise self._settings.difference(
                 "hosts make different numbers of steps: give the scheduler to "
@@ -432,10 +442,10 @@ class OuterStep:
                 buffer.copy_(flat[at : at + buffer.numel()].view_as(buffer))
                 at += buffer.numel()
 
-    def _end_round(self, told: Sequence[_RoundReport], begun: float) -> None:
+    def _end_round(self, told: Sequence[RoundReport], begun: float) -> None:
         """Close the round; `begun`: when its last exchange began."""
         self._average_buffers(self._weight([report.samples for report in told]))
-        reports, why = self._host_reports(told), ""
+        reports, why = host_reports(told, self._wide.hosts), ""
         if self._between.every == AUTO:
             # What was told is of the exchanges before this one: all ranks know the same.
             step_s = self._rounds.round_s(reports)
@@ -459,26 +469,16 @@ class OuterStep:
         self._samples = self._busy_s = 0.0
         self._fragments.begin_times()
 
-    def _host_reports(self, told: Sequence[_RoundReport]) -> list[HostReport]:
-        found = []
-        for ranks in self._wide.hosts:
-            rows = [told[rank] for rank in ranks]
-            found.append(
-                HostReport(
-                    int(rows[0].steps),
-                    int(rows[0].batches),
-                    sum(row.samples for row in rows),
-                    max(row.step_s for row in rows),
-                    min(row.measured_s for row in rows),
-                )
-            )
-        return found
-
-    def _tell_round(self, told: Sequence[_RoundReport]) -> None:
+    def _tell_round(self, told: Sequence[RoundReport]) -> None:
         """For `wiiiiide top`. Since this round's last step the rank has waited and exchanged."""
-        now, mine = time.monotonic(), told[self._process_group.rank()].samples
+        now = time.monotonic()
         compute = (self._since - self._round_since) / max(now - self._round_since, 1e-9)
-        tell_round(self._steps, compute, mine / max(sum(row.samples for row in told), 1e-9))
+        samples, rank = [row.samples for row in told], self._process_group.rank()
+        parts = [
+            weight_of(host, samples, self._wide.hosts) for host in range(len(self._wide.hosts))
+        ]
+        share = samples[rank] / max(sum(samples), 1e-9)
+        tell_round(self._steps, compute, share, self._rounds.balance, parts)
         self._round_since = now
 
     def _take_anchor(self) -> None:
@@ -551,13 +551,15 @@ class OuterStep:
         place = [outer["steps"], cut.get("slot", 0), (cut.get("under_way") or {}).get("fragment")]
         row = [origin, is_mine, *(-1 if at is None else at for at in place)]
         told = gather(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
-        _check_origins([row[0] for row in told])
+        check_origins([row[0] for row in told])
         self._fragments.arrive()  # a fragment of the old weights is dropped
         if self.residuals is not None:
             self.residuals.load_state_dict(saved)
         self._anchor.copy_(outer["anchor"])
         self._outer.load(outer["optimizer"], cut.get("numbers", []))
-        self._length = outer["every"] if self._between.every == AUTO else self._length
+        if self._between.every == AUTO:
+            self._length = outer["every"]
+            self._rounds.begin(self._length)
         self._loads = self.shared.memory.loads()  # all ranks are here: none is loading
         self._forget_round()
         # With data= samples count from exchange to exchange: a round begins anew, with its samples.
@@ -583,17 +585,6 @@ class OuterStep:
 def _digest(anchor: torch.Tensor) -> float:
     """Of an anchor, as a number above 0 that a float64 holds."""
     return float(1 + zlib.crc32(anchor.float().contiguous().numpy().data))
-
-
-def _check_origins(told: Sequence[float]) -> None:
-    """A mean of changes means something only if all began from the same weights."""
-    for rank, theirs in enumerate(told):
-        if theirs != told[0]:
-            raise UsageError(
-                f"rank {rank}'s host and rank 0's have loaded different weights, or only one of "
-                "them has: with `every` load the same model, or states that were saved after the "
-                "same exchange, on every host"
-            )
 
 
 def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:

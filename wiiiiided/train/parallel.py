@@ -98,10 +98,14 @@ class Parallel:
                 check_floats(named_parameters(model))
                 check_states(states, group)
                 spread_model(model, process_group)
-                self._steps = OuterStep(model, optimizer, process_group, group, between, loop)
+                self._steps = OuterStep(
+                    *(model, optimizer, process_group, group, between, loop, self._left_out)
+                )
                 shared = self._steps.shared
             else:
-                shared = SharedModel(model, optimizer, process_group, group, between)
+                shared = SharedModel(
+                    *(model, optimizer, process_group, group, between, self._left_out)
+                )
                 self._steps = SyncStep(shared, model)
             self._group = shared.group
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
@@ -412,6 +416,11 @@ class Parallel:
                 saved[prefix + name] = self._copy.weights[id(parameter)]
         if prefix == self._copy.prefix:
             self._copy = None
+
+    def _left_out(self) -> None:
+        """GradScaler leaves out a step."""
+        assert not isinstance(self._steps, AsyncStep)
+        (self._loop_step or self._steps).left_out()
 
     def loaded_model(self) -> None:
         """This rank has loaded the model, where all ranks of its host see it."""

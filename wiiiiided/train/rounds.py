@@ -30,6 +30,7 @@ class HostReport(NamedTuple):
 
     steps: int
     batches: int  # that its loop has got; 0: the run does not know
+    unstepped: int  # of them, at an epoch's end
     samples: float
     step_s: float  # 0: not known
     measured_s: float  # since shares changed
@@ -38,8 +39,8 @@ class HostReport(NamedTuple):
 class StepRounds:
     """Hosts make the same number of steps."""
 
-    batches, measured_s, scheduled = 0, 0.0, 0
-    is_uneven, is_in_loop, shares = False, False, None
+    batches, unstepped, measured_s, scheduled = 0, 0, 0.0, 0
+    is_uneven, is_in_loop, shares, balance = False, False, None, None
 
     def __init__(self, length: int) -> None:
         self._length = length
@@ -47,6 +48,10 @@ class StepRounds:
     def slots_over(self, steps: int, slots: int) -> int:
         """How many of a round's slots are over after so many steps; the last ends with it."""
         return min(((steps + 1) * slots - 1) // self._length, slots)
+
+    def begin(self, length: int) -> None:
+        """A round of so many steps begins, with what was loaded."""
+        self._length = length
 
     def round_s(self, told: Sequence[HostReport]) -> float:
         """What a step of a round takes: that of the slowest host."""
@@ -78,26 +83,38 @@ class DataRounds:
         cuts = split(data.batch_size, sum(len(ranks) for ranks in hosts))
         self._batches = tuple(sum(cuts[r + 1] - cuts[r] for r in ranks) for ranks in hosts)
         even = tuple(batch / data.batch_size for batch in self._batches)
-        self._balance = Balance(Parts("host", "a round", even))
+        self.balance = Balance(Parts("host", "a round", even))
         self._since = time.monotonic()
         self._done = 0  # global steps before this round
-        self._sizes = self._cut(1)
+        self._batches_of_step = 1  # above 1 where loops accumulate gradients
+        self._sizes = self._cut()
         mine = hosts[self._host]
         place = HostPlace(list(mine).index(rank), len(mine))
         data.begin_rounds(self._host, self._sizes, place)
 
-    def _cut(self, batches_of_step: int) -> HostSizes:
+    def _cut(self) -> HostSizes:
         whole = self._length * self._data.batch_size
         steps = [
             max(1, round(share * whole / batch))
-            for share, batch in zip(self._balance.shares, self._batches, strict=True)
+            for share, batch in zip(self.balance.shares, self._batches, strict=True)
         ]
-        return HostSizes(self._batches, tuple(batches_of_step * count for count in steps))
+        return HostSizes(self._batches, tuple(self._batches_of_step * count for count in steps))
+
+    def begin(self, length: int) -> None:
+        """A round of so many steps begins, with what was loaded."""
+        self._length = length
+        self._sizes = self._cut()
+        self._data.resize_rounds(self._sizes)
 
     @property
     def batches(self) -> int:
         """Batches that this host's loop has got in this round."""
         return self._data.batches_of_round
+
+    @property
+    def unstepped(self) -> int:
+        """Batches that this host's loop has got and no step has taken."""
+        return self._data.unstepped
 
     @property
     def measured_s(self) -> float:
@@ -122,7 +139,7 @@ class DataRounds:
     @property
     def shares(self) -> tuple[float, ...]:
         """Of a round, by host."""
-        return self._balance.shares
+        return self.balance.shares
 
     def slots_over(self, steps: int, slots: int) -> int:
         """How many of a round's slots are over; an epoch's end may end several at once."""
@@ -134,18 +151,18 @@ class DataRounds:
         """What a step of a round takes: the slowest host's time for its part, a global step."""
         counts = self._sizes.counts
         per_step = [c * host.step_s for c, host in zip(counts, told, strict=True)]
-        return max(per_step) / (self._length * _batches_of_step(told))
+        return max(per_step) / (self._length * self._batches_of_step)
 
     def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
         """End a round: hosts have exchanged. Returns why their shares change, or an empty string.
 
         `may_differ`: learning rates follow a schedule that the run knows, or none.
         """
-        batches_of_step = _batches_of_step(told)
-        self._done += self._steps_of_all(told, batches_of_step)
+        self._count_batches(told)
+        self._done += self._steps_of_all(told)
         why = ""
         if may_differ:
-            why = self._balance.hear(
+            why = self.balance.hear(
                 [
                     RankSpeed(batch / host.step_s if host.step_s else 0.0, host.measured_s)
                     for batch, host in zip(self._batches, told, strict=True)
@@ -154,18 +171,35 @@ class DataRounds:
         if why:
             self._since = time.monotonic()
         self._length = length
-        self._sizes = self._cut(batches_of_step)
-        self._data.end_round([host.batches for host in told], self._sizes)
+        self._sizes = self._cut()
+        made, unstepped = [host.batches for host in told], [host.unstepped for host in told]
+        self._data.end_round(made, unstepped, self._sizes)
         if self._pace is not None:
-            self._pace.begin_round(length, self._sizes.counts[self._host] // batches_of_step)
+            self._pace.begin_round(*self._next_steps())
         return why
 
-    def _steps_of_all(self, told: Sequence[HostReport], batches_of_step: int) -> int:
+    def _count_batches(self, told: Sequence[HostReport]) -> None:
+        """How many batches a step takes: the most of any host."""
+        stepped = [(host.batches - host.unstepped) / host.steps for host in told if host.steps]
+        if any(stepped):
+            self._batches_of_step = max(1, *(round(batches) for batches in stepped))
+
+    def _steps_of_all(self, told: Sequence[HostReport]) -> int:
         """Global steps of the finished round: the hosts' own if equal, else by samples."""
         if len({host.steps for host in told}) == 1:
-            return max(1, told[0].steps)
-        whole = sum(host.samples for host in told)
-        return max(1, round(whole / (self._data.batch_size * batches_of_step)))
+            return told[0].steps
+        return max(1, self._global_steps_of(sum(host.samples for host in told)))
+
+    def _global_steps_of(self, samples: float) -> int:
+        return round(samples / (self._data.batch_size * self._batches_of_step))
+
+    def _next_steps(self) -> tuple[int, int]:
+        """Steps of the round that begins, a shorter one at an epoch's end: all and this host's."""
+        found = self._data.next_round
+        own = -(-found.counts[self._host] // self._batches_of_step)
+        if len(set(found.counts)) == 1:
+            return own, own
+        return max(1, self._global_steps_of(found.end - found.ranges[0].begin)), own
 
     def global_steps(self, steps: int) -> int | None:
         """How many steps all hosts together have made, where this one has made `steps` of a
@@ -184,8 +218,9 @@ class SchedulerPace:
 
     A loop calls it after each of its own steps, so the last call of a round comes after the
     exchange: that one is a step on every host. Of a round's other n - 1 calls some do nothing, or
-    several steps, so that G - 1 are made when hosts meet again, at the same place of the schedule.
-    Between two loops (once an epoch) it is what it was.
+    several steps, so that G - 1 are made when hosts meet again, at the same place of the schedule;
+    where fragments are sent in the middle of a round, they are at different ones. Between two loops
+    (once an epoch) it is what it was.
     """
 
     def __init__(self, scheduler: Any, data: Batches) -> None:
@@ -229,8 +264,3 @@ class SchedulerPace:
         args, kwargs = self._last_call
         self._plain_step(self._scheduler, *args, **kwargs)
         self.made += 1
-
-
-def _batches_of_step(told: Sequence[HostReport]) -> int:
-    """Batches a step takes; above 1 where loops accumulate gradients."""
-    return max(max(1, round(host.batches / max(1, host.steps))) for host in told)

@@ -77,6 +77,7 @@ class SyncStep:
         self._told = False  # this rank's record has norms or a speed
         self._measured: BatchSizes | None = None  # of the step whose norms are told at the next
         self.balance = Balance(Parts.of_ranks(shared.process_group.size()))
+        self._uses_shares = False  # the loop or the script has asked for them
         self._clock, self._heard = StepClock(), 0  # the last step in which speeds were told
         self.number = 0  # of the last step
         self.samples: float | None = None  # of this rank's batch, for the next step
@@ -111,6 +112,11 @@ class SyncStep:
         if self._memory.is_fresh(number):
             self._shared.state.share()
         self._shared.weights.remember()
+
+    def left_out(self) -> None:
+        """GradScaler leaves out a step of all ranks: what was said of it is not of the next."""
+        self.samples, self.save_wished = None, SaveWish.NO
+        self._clock.stepped(None)
 
     def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
         """This rank's part of the weights, and the meeting after it."""
@@ -153,6 +159,7 @@ class SyncStep:
     @property
     def shares(self) -> tuple[float, ...]:
         """What part of a global batch each rank should take."""
+        self._uses_shares = True
         return self.balance.shares
 
     def count_samples(self, count: float) -> None:
@@ -248,7 +255,7 @@ class SyncStep:
 
     def _hear_speeds(self, records: Sequence[Record]) -> None:
         """What ranks tell of their speeds, once a step (clip_grad_norm_ meets before it)."""
-        if self._heard == self.number + 1 or not is_told(self.number + 1):
+        if not self._is_whole or self._heard == self.number + 1 or not is_told(self.number + 1):
             return
         self._heard = self.number + 1
         told = [
@@ -256,9 +263,9 @@ class SyncStep:
         ]
         if why := self.balance.hear(told):
             self._clock.begin_anew()
-            if self._shared.process_group.rank() == 0:
+            if self._uses_shares and self._shared.process_group.rank() == 0:
                 log.tell(self._shared.group.who, why)
-        if self._is_whole and min(speed.samples_per_s for speed in told) > 0:
+        if min(speed.samples_per_s for speed in told) > 0:
             samples = [_float(record, _SAMPLES) for record in records]
             tell_balance(self.balance, samples, self._shared.process_group.rank())
 
@@ -323,7 +330,7 @@ class SyncStep:
             norms = np.array([self._gradients.own_norm, self._gradients.mean_norm])
             words[_OWN_NORM : _MEAN_NORM + 1] = norms.view(np.int64)
             self._told = True
-        if self.samples is not None and is_told(self.number + 1):
+        if self._is_whole and self.samples is not None and is_told(self.number + 1):
             words[_SPEED : _MEASURED_S + 1] = np.array(self._clock.speed).view(np.int64)
             self._told = True
         self._memory.write_record(words, self._present)

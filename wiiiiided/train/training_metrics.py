@@ -41,13 +41,19 @@ def tell_balance(balance: Balance, samples: Sequence[float], rank: int) -> None:
     )
 
 
-def tell_round(steps: int, compute: float, share: float) -> None:
+def tell_round(
+    steps: int, compute: float, share: float, balance: Balance | None, parts: Sequence[float]
+) -> None:
     """A round of this host: its steps, the share of its time in which ranks neither exchanged nor
-    waited for other hosts, and this rank's share of all samples in it."""
+    waited for other hosts, this rank's share of all samples in it; and where hosts take their parts
+    by their speeds, what these parts of theirs gain."""
     stats_page().tell(round_steps=steps, round_compute=max(compute, 1e-6), share=share)
+    if balance is not None and balance.is_measured and min(parts) > 0:
+        gain = balance.gain_of(parts)
+        stats_page().tell(speed_spread=balance.spread, balance_gain=gain)
 
 
 def tell_own_steps() -> None:
-    """Hosts make unequal steps between two exchanges: ranks that are at different steps are no
+    """Hosts step by themselves between two exchanges: ranks that are at different steps are no
     sign of a wrong checkpoint in this run."""
     stats_page().tell(own_steps=1.0)

@@ -295,11 +295,13 @@ def attempt_with_rounds(run: Training, state: dict[str, Any]) -> None:
         for host in ranks:
             _host_round(run, host, early, state)
         told = [host[0].batches_of_round for host in ranks]
+        unstepped = [host[0].unstepped for host in ranks]
         now = drawn() if run.draws(0.4) else now
         for rank in everyone:
             run.pass_moment()
-            rank.end_round(told, now)
-            rank.committed()
+            rank.end_round(told, unstepped, now)
+            if not rank.unstepped:
+                rank.committed()
         run.commit(everyone)
         run.may_save({**state, "data": everyone[0].state_dict()})
 
@@ -314,12 +316,16 @@ def _host_round(
             if not rank.take():
                 assert rank.take()  # the next epoch's first
         run.may_save({**state, "data": host[0].state_dict()})
-        if run.draws(0.03):
+        has_rest = host[0].unstepped > host[0].batches_of_round  # of the epoch before
+        if run.draws(0.03) and not has_rest:
             for rank in host:
                 rank.leave()
             continue
-        if run.draws(0.2) and not host[0].is_round_over:
-            continue  # accumulates
+        if run.draws(0.2):  # accumulates, also across an epoch's end
+            if not host[0].is_round_over:
+                continue
+            if host[0].next_round.last and not has_rest:
+                return  # what is left of one epoch, not of two
         for rank in host:
             rank.committed()
             rank.stepped()

@@ -34,7 +34,7 @@ from wiiiiided.train.data.loader_worker import begin_worker, starting_workers
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
 from wiiiiided.train.data.places import PlaceRange, PlacesLeft
-from wiiiiided.train.data.rounds import HostSizes, rounds_from
+from wiiiiided.train.data.rounds import HostRound, HostSizes, rounds_from
 from wiiiiided.train.script_notes import notes
 
 # Of the state; the second has places that hosts have left behind.
@@ -94,6 +94,7 @@ class Batches:
         self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
         self._by_steps = False
         self._between_steps: Callable[[], None] = lambda: None
+        self._ran_out: Callable[[], None] = lambda: None
         self._end_loop: Callable[[], None] = lambda: None
 
     def __len__(self) -> int:
@@ -154,15 +155,17 @@ class Batches:
     def attach(
         self,
         between_steps: Callable[[], None] = lambda: None,
+        ran_out: Callable[[], None] = lambda: None,
         end_loop: Callable[[], None] = lambda: None,
     ) -> None:
         """From now on `committed` alone says what has been trained.
 
         `between_steps` is called before a batch is fetched, when all that the loop does after a
         step has been done: after the last one of an epoch that is when the next epoch begins.
-        `end_loop` is called when a loop has got all of its epoch.
+        `ran_out` is called when a loop has got all of its epoch, and `end_loop` when it is over.
         """
-        self._by_steps, self._between_steps, self._end_loop = True, between_steps, end_loop
+        self._by_steps, self._between_steps = True, between_steps
+        self._ran_out, self._end_loop = ran_out, end_loop
 
     def committed(self) -> None:
         """All ranks have made a step with all that was handed out since the last one.
@@ -201,14 +204,32 @@ class Batches:
 
     @property
     def is_round_over(self) -> bool:
-        """Whether this host has got all of its round."""
-        cursor = self._rounds
-        return cursor.is_round_over(self._end)
+        """Whether this host has got all of its round, so that its next step is the exchange; where
+        hosts make no rounds, whether the loop has got all of its epoch."""
+        if isinstance(self._cursor, RoundCursor):
+            return self._cursor.is_round_over(self._end)
+        return self._cursor.is_epoch_over
 
-    def end_round(self, made: Sequence[int], sizes: HostSizes) -> None:
-        """Hosts have exchanged after so many batches each, and go on with these sizes."""
+    @property
+    def unstepped(self) -> int:
+        """How many batches this host has got and not trained."""
+        return self._rounds.unstepped
+
+    @property
+    def next_round(self) -> HostRound:
+        """The round that goes on."""
+        return self._rounds.next_round(self._end)
+
+    def resize_rounds(self, sizes: HostSizes) -> None:
+        """A round begins anew, with these sizes."""
+        self._rounds.sizes = sizes
+        self._division += 1
+
+    def end_round(self, made: Sequence[int], unstepped: Sequence[int], sizes: HostSizes) -> None:
+        """Hosts have exchanged after so many batches each, of which the last may not have been
+        stepped, and go on with these sizes."""
         cursor = self._rounds
-        foreseen = cursor.end_round(self._end, made)
+        foreseen = cursor.end_round(self._end, made, unstepped)
         if not foreseen or sizes != cursor.sizes:
             self._division += 1
         cursor.sizes = sizes
@@ -222,7 +243,7 @@ class Batches:
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is: the same on all ranks, and for any number of them."""
-        epoch, position, places = self._cursor.committed.saved()
+        epoch, position, places = self._cursor.saved()
         left = {"left": [list(stretch) for stretch in places.left]} if places.left else {}
         return {
             "format": _WITH_LEFT if left else _FORMAT,
@@ -359,11 +380,19 @@ class Batches:
                     self._cursor.commit()
                 if not part.span.last:
                     self._between_steps()
+            self._ran_out()
             self._cursor.run_out()
             self.is_in_loop = False
             self._end_loop()
 
-        return handed_out()
+        def looped() -> Iterator[Any]:
+            try:
+                yield from handed_out()
+            finally:  # also of a loop that is left before its end
+                if self._loop == loop:
+                    self.is_in_loop = False
+
+        return looped()
 
     def _spans(self, position: int) -> Iterator[BatchSpan]:
         return batch_spans(position, self._length, self.batch_size, self._drop_last)

@@ -12,7 +12,9 @@ epoch, and what it handed out last is still to be committed (accumulation across
 
 Where hosts make rounds of their own (`rounds`), a step is a host's own affair: what it has trained
 counts for all at the exchange. Until then the committed place is the round's beginning, which is
-where a restart goes on, from the weights of the exchange before.
+where a restart goes on, from the weights of the exchange before. A round ends with its epoch: what
+a loop has got there and not stepped (accumulation) counts with the next step, and comes again after
+a restart from that exchange.
 """
 
 from __future__ import annotations
@@ -20,10 +22,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from wiiiiided.errors import UsageError
 from wiiiiided.train.data.order import BatchSpan
 from wiiiiided.train.data.places import PlacesLeft
-from wiiiiided.train.data.rounds import HostSizes, cut_round, settle_rounds
+from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, settle_rounds
 
 
 class EpochPlace(NamedTuple):
@@ -67,10 +68,19 @@ class Cursor:
         self.head = EpochPlace(self.head.epoch + 1, 0)
         self._ran_out = True
 
+    @property
+    def is_epoch_over(self) -> bool:
+        """Whether the loop has got the last batch of its epoch."""
+        return self._after is not None and self._after.epoch > self.head.epoch
+
     def commit(self) -> None:
         """All that was handed out has been trained."""
         self.committed = self._after or self.committed
         self._after, self.samples = None, 0
+
+    def saved(self) -> EpochPlace:
+        """Where a restart goes on."""
+        return self.committed.saved()
 
     def move(self, epoch: int) -> None:
         """To the beginning of another epoch."""
@@ -89,18 +99,16 @@ class RoundCursor(Cursor):
         super().__init__(at, generation)
         self.host, self.sizes = host, sizes
         self.handed = self.trained = 0  # batches of this host since the round began
+        self._carried = 0  # batches of the last epoch that are still to be stepped
+        self._unstepped: EpochPlace | None = None  # those of all hosts
         self._is_epochs_last = False  # the loop that goes on has nothing left
 
     def begin(self) -> EpochPlace:
         """A loop begins: where its round does; it skips what this host has trained of it."""
-        if self._ran_out and self.handed > self.trained:
-            raise UsageError(
-                f"{self.handed - self.trained} batches at the end of the last epoch were not "
-                "stepped: where hosts exchange seldom a round ends with its epoch, so call "
-                "optimizer.step() after the last batch"
-            )
+        samples = self.samples if self._ran_out else 0  # they count with the next step
         self._forget()
         self._ran_out = self._is_epochs_last = False
+        self.samples = samples
         return self.head
 
     def hand_out(self, span: BatchSpan, samples: int) -> None:
@@ -110,34 +118,59 @@ class RoundCursor(Cursor):
 
     def commit(self) -> None:
         """This host has trained all that was handed out."""
-        self.trained, self.samples = self.handed, 0
+        self.trained, self.samples, self._carried = self.handed, 0, 0
+
+    @property
+    def unstepped(self) -> int:
+        """Batches that the loop has got and this host has not trained."""
+        return self._carried + self.handed - self.trained
+
+    def saved(self) -> EpochPlace:
+        """Where a restart goes on: with what was not stepped before the last exchange."""
+        return (self._unstepped or self.committed).saved()
 
     def move(self, epoch: int) -> None:
         """To the beginning of another epoch."""
-        self.handed = self.trained = 0
+        self.handed = self.trained = self._carried = 0
+        self._unstepped = None
         super().move(epoch)
 
     def _forget(self) -> None:
         self.head, self.handed, self.samples = self.committed, self.trained, 0
 
+    def next_round(self, end: int) -> HostRound:
+        """The round that goes on, in an epoch that ends at a number."""
+        return cut_round(self.committed.place, end, self.sizes)
+
     def is_round_over(self, end: int) -> bool:
         """Whether this host has got all of its round, in an epoch that ends at a number."""
-        found = cut_round(self.committed.place, end, self.sizes)
-        return self.handed >= found.counts[self.host]
+        return self.handed >= self.next_round(end).counts[self.host]
 
-    def end_round(self, end: int, made: Sequence[int]) -> bool:
-        """Record how many batches each host has trained; returns whether that was the plan."""
-        epoch, place, places = self.committed
-        foreseen = cut_round(place, end, self.sizes)
-        settled = settle_rounds(place, end, self.sizes, made)
-        self._is_epochs_last = settled.is_epochs_last
-        if settled.is_epochs_last:
-            self.committed = EpochPlace(epoch + 1, 0)  # the loop that goes on still has its own
+    def end_round(self, end: int, made: Sequence[int], unstepped: Sequence[int]) -> bool:
+        """Hosts have exchanged when each had got so many batches, of which the last may not have
+        been stepped; returns whether that was the plan."""
+        if not any(unstepped):
+            self._unstepped = None
+        if not any(made):  # an agreement between two rounds
+            return True
+        foreseen = self.next_round(end)
+        if any(unstepped):
+            stepped = [max(0, m - u) for m, u in zip(made, unstepped, strict=True)]
+            self._unstepped = self._settled(end, stepped)[1]
+        self._is_epochs_last, after = self._settled(end, made)
+        if self._is_epochs_last:  # the loop that goes on still has its own
+            self.committed = EpochPlace(after.epoch + 1, 0)
         else:
-            after = places.after(settled.end, settled.left)
-            self.committed = self.head = EpochPlace(epoch, after.begin, after)
-        self.handed = self.trained = 0
+            self.committed = self.head = after
+        self.handed, self.trained, self._carried = 0, 0, unstepped[self.host]
         return tuple(made) == foreseen.counts
+
+    def _settled(self, end: int, made: Sequence[int]) -> tuple[bool, EpochPlace]:
+        """Whether an epoch is trained once hosts have made so many batches, and what is left."""
+        epoch, place, places = self.committed
+        settled = settle_rounds(place, end, self.sizes, made)
+        after = places.after(settled.end, settled.left)
+        return settled.is_epochs_last, EpochPlace(epoch, after.begin, after)
 
     def now(self) -> EpochPlace | None:
         """Where the loop that goes on is; None: at its end."""
