@@ -7,7 +7,7 @@ rank and the parameter that differ are named everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -169,3 +169,26 @@ def _kind(parameter: torch.Tensor) -> str:
     kind = f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
     order = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
     return f"{kind}{order}{'' if parameter.requires_grad else ', frozen'}"
+
+
+def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
+    """Hosts average weights in float32."""
+    for name, parameter in parameters.items():
+        if parameter.dtype is torch.float64 or not parameter.is_floating_point():
+            raise UsageError(
+                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: with `every` hosts "
+                "average weights in float32; use float32 or half precision"
+            )
+
+
+def check_states(told: Sequence[str], group: Group) -> None:
+    """Each host goes on with the optimizer state that its first rank has; all do, or none."""
+    assert group.wide is not None
+    firsts = [ranks[0] for ranks in group.wide.hosts]
+    without = [rank for rank in firsts if told[rank] == "0"]
+    if without and "1" in told:
+        raise UsageError(
+            f"rank {told.index('1')}'s optimizer has a state and rank {without[0]}'s has none: "
+            "with `every` a host's state is its own, so load it before wide.parallel() on every "
+            "rank, or on the first of each host"
+        )

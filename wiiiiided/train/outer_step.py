@@ -585,26 +585,3 @@ class OuterStep:
 def _digest(anchor: torch.Tensor) -> float:
     """Of an anchor, as a number above 0 that a float64 holds."""
     return float(1 + zlib.crc32(anchor.float().contiguous().numpy().data))
-
-
-def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Hosts average weights in float32."""
-    for name, parameter in parameters.items():
-        if parameter.dtype is torch.float64 or not parameter.is_floating_point():
-            raise UsageError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: with `every` hosts "
-                "average weights in float32; use float32 or half precision"
-            )
-
-
-def check_states(told: Sequence[str], group: Group) -> None:
-    """Each host goes on with the optimizer state that its first rank has; all do, or none."""
-    assert group.wide is not None
-    firsts = [ranks[0] for ranks in group.wide.hosts]
-    without = [rank for rank in firsts if told[rank] == "0"]
-    if without and "1" in told:
-        raise UsageError(
-            f"rank {told.index('1')}'s optimizer has a state and rank {without[0]}'s has none: "
-            "with `every` a host's state is its own, so load it before wide.parallel() on every "
-            "rank, or on the first of each host"
-        )

@@ -37,17 +37,12 @@ from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
 from wiiiiided.train.checkpoints.resuming import Resumer
 from wiiiiided.train.checkpoints.safetensors import export
 from wiiiiided.train.checkpoints.saving import Saver
-from wiiiiided.train.checks import MARK, Updates, agree, refuse
+from wiiiiided.train.checks import MARK, Updates, agree, check_floats, check_states, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.loop_step import LoopStep
 from wiiiiided.train.memory import meet
 from wiiiiided.train.optimizer import divide
-from wiiiiided.train.outer_step import (
-    OuterStep,
-    check_floats,
-    check_states,
-    spread_model,
-)
+from wiiiiided.train.outer_step import OuterStep, spread_model
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.rng import rng_state, set_rng_state
 from wiiiiided.train.script_notes import notes
