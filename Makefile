@@ -80,7 +80,7 @@ $(VENV)/.bench: $(VENV)/.installed
 
 # What takes minutes or gigabytes, and every property test with many more examples.
 soak: install
-	@$(BIN)/python -m pytest -m 'soak or property' --timeout 1800
+	@$(PYTEST) -m 'soak or property' --timeout 1800
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache
