@@ -1,13 +1,22 @@
 """What a training script asks of this package, for a trial of `wiiiiide plan`.
 
 Public calls write it down as they are made, and the trial's probe (torch/step_probe) reads it: what
-a step of several machines would be follows from it, and cannot be seen on one. A process has one
+a step of several machines would be follows from it, and cannot be seen on one. The probe finds here
+too which batches it may have halved, to see what a step of fewer samples takes. A process has one
 script, so there is one set of notes.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
+from weakref import WeakSet
+
+
+class GlobalBatches(Protocol):
+    """What a trial asks of wide.Batches."""
+
+    def halve(self) -> None:
+        """Hand out half of each part from now on."""
 
 
 class ScriptNotes:
@@ -19,6 +28,12 @@ class ScriptNotes:
         self.has_data = False  # wide.parallel(data=…): the run divides the loop's data
         self.asks_shares = False  # the script divides a global batch by run.shares
         self.has_batches = False  # its loop goes over wide.Batches, whose batch is of all ranks
+        self.batches: WeakSet[GlobalBatches] = WeakSet()  # … over these of them
+
+    def loops_over(self, batches: GlobalBatches) -> None:
+        """A loop over these has begun."""
+        self.has_batches = True
+        self.batches.add(batches)
 
 
 notes: Final = ScriptNotes()

@@ -62,6 +62,20 @@ def ids(batch: Any) -> list[int]:
     return found
 
 
+@pytest.mark.parametrize("workers", [None, 0, 2])
+def test_halved_batches_are_handed_out_from_the_next_one_on(workers: int | None) -> None:
+    whole = [ids(batch) for batch in at(1, 2)]
+    data = at(1, 2)
+    loop = iter(data if workers is None else data.loader(**forked(workers)))
+    found = [ids(next(loop)) for _ in range(2)]
+    data.halve()
+    for batch in loop:
+        found.append(ids(batch))
+        assert data.samples_of_step() == len(batch)
+    assert found[:2] == whole[:2]  # what workers have fetched ahead is not among the others
+    assert found[2:] == [part[: -(-len(part) // 2)] for part in whole[2:]]
+
+
 # -- the order ----
 
 

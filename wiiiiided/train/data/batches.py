@@ -11,8 +11,8 @@ a mean is NaN, BatchNorm raises). So a rank whose part is empty gets the batch's
 another rank has too, and `samples_of_step()` says 0: weighted by that, its gradient counts nothing.
 
 How batches are divided may change in the middle of a loop: ranks' shares, the size of a batch, the
-rounds of hosts (`divide`, `begin_rounds`, `end_round`). What was fetched ahead is then thrown away,
-and the loop goes on from what it has got.
+rounds of hosts (`divide`, `begin_rounds`, `end_round`), a trial that wants to see a smaller part
+(`halve`). What was fetched ahead is then thrown away, and the loop goes on from what it has got.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Batches:
         self._fetch = _fetcher(dataset)
         self._cursor: Cursor = Cursor(EpochPlace(0, 0), 0)
         self._shares: tuple[float, ...] | None = None
+        self._is_halved = False
         self._division = 0  # how often batches have been divided otherwise
         self._loop = 0  # the number of the loop that goes on
         self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
@@ -189,6 +190,12 @@ class Batches:
         if (wanted, size) != (self._shares, self.batch_size):
             self._shares, self.batch_size = wanted, size
             self._division += 1
+
+    def halve(self) -> None:
+        """In a trial of `wiiiiide plan`: from the next batch on a rank gets the first half of its
+        part, as if there were twice as many ranks; the other half is not trained."""
+        self._is_halved = True
+        self._division += 1
 
     def begin_rounds(self, host: int, sizes: HostSizes, place: HostPlace) -> None:
         """Hosts make rounds of their own, of which this rank has a place in this host."""
@@ -324,10 +331,11 @@ class Batches:
     def _parts_of_batches(self, at: EpochPlace) -> Iterator[RankPart]:
         rank, ranks = self._place()
         order = self._order(at)
+        part = _half if self._is_halved else _part
         for span in self._spans(at.place):
             cuts = split(span.end - span.begin, ranks, self._shares)
             begin, end = span.begin + cuts[rank], span.begin + cuts[rank + 1]
-            yield _part(order, span, begin, end)
+            yield part(order, span, begin, end)
 
     def _parts_of_rounds(self, at: EpochPlace, cursor: RoundCursor) -> Iterator[RankPart]:
         """As far as hosts go on as they are; `end_round` sees to it if they do not."""
@@ -349,7 +357,7 @@ class Batches:
         self, fetch: Callable[[], Iterator[Any]], fetched: deque[RankPart]
     ) -> Iterator[Any]:
         """Batches as the loop gets them, in the order of the parts that they are of."""
-        notes.has_batches = True
+        notes.loops_over(self)
         if not isinstance(self._cursor, RoundCursor):
             self._place()  # raises now, and not at the first batch
         at = self._cursor.begin()
@@ -506,6 +514,10 @@ def _part(order: EpochOrder, span: BatchSpan, begin: int, end: int) -> RankPart:
     if begin < end:
         return RankPart(span, end - begin, order.samples(begin, end))
     return RankPart(span, 0, order.samples(span.begin, span.begin + 1))
+
+
+def _half(order: EpochOrder, span: BatchSpan, begin: int, end: int) -> RankPart:
+    return _part(order, span, begin, begin + -(-(end - begin) // 2))
 
 
 def _length(dataset: Any) -> int:
