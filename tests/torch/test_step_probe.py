@@ -13,12 +13,16 @@ import pytest
 import torch
 from torch.nn.modules.module import _global_forward_pre_hooks
 from torch.optim.optimizer import _global_optimizer_post_hooks
+from torch.utils.data import TensorDataset
 
 from wiiiiided.domain.plan import RankLine, read_line
 from wiiiiided.torch import step_probe
 from wiiiiided.torch.link_probe import rounds
 from wiiiiided.torch.step_probe import StepProbe, batch_of, usual
+from wiiiiided.train.data import batches
+from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.round_length import MOST, first_length, shape_of
+from wiiiiided.train.script_notes import ScriptNotes
 
 
 class Watched:
@@ -26,6 +30,9 @@ class Watched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(step_probe, "reported_samples", lambda: self.reported)
+        notes = ScriptNotes()  # of this script alone
+        monkeypatch.setattr(step_probe, "notes", notes)
+        monkeypatch.setattr(batches, "notes", notes)
         self.now, self.reported = 100.0, 0
         self.lines: list[RankLine] = []
         self.probe = StepProbe(self._say, lambda: self.now)
@@ -123,19 +130,75 @@ def test_a_script_that_ends_by_itself_says_what_was_seen(watched: Watched) -> No
     assert [line.steps for line in watched.lines] == [3]
 
 
+def test_half_of_each_batch_is_timed_where_the_batch_is_of_all_machines(watched: Watched) -> None:
+    data = Batches(TensorDataset(torch.ones(1600, 4)), batch_size=16)
+    for (x,) in data:
+        watched.step(0.5 + len(x) / 32, (len(x),))  # 1 s of 16 samples, 0.75 s of 8
+        if watched.lines and not watched.lines[-1].more:
+            break
+    first, *_, last = watched.lines
+    assert (first.step_s, first.samples, first.more) == (1.0, 16.0, True)
+    assert (first.part_s, first.part_samples) == (0.0, 0.0)
+    assert (last.step_s, last.samples, last.steps) == (1.0, 16.0, first.steps)
+    assert (last.part_s, last.part_samples) == (0.75, 8.0)
+    assert all(line.more for line in watched.lines[:-1])
+
+
+def test_samples_of_half_batches_are_those_that_the_script_reports_of_them(
+    watched: Watched,
+) -> None:
+    data = Batches(TensorDataset(torch.ones(1600, 4)), batch_size=16)
+    for (x,) in data:
+        watched.step(1.0)
+        watched.reported += 3 * len(x)
+        if watched.lines and not watched.lines[-1].more:
+            break
+    assert (watched.lines[-1].samples, watched.lines[-1].part_samples) == (48.0, 24.0)
+
+
+def test_halves_that_do_not_reach_the_steps_are_seen_as_whole_ones(watched: Watched) -> None:
+    data = iter(Batches(TensorDataset(torch.ones(1600, 4)), batch_size=16))
+    while not watched.lines or watched.lines[-1].more:
+        next(data)
+        watched.step(1.0, (16,))  # of data of its own
+    assert len(watched.lines) > 1
+    assert (watched.lines[-1].samples, watched.lines[-1].part_samples) == (16.0, 16.0)
+
+
+def test_a_batch_of_one_sample_is_not_halved(watched: Watched) -> None:
+    data = iter(Batches(TensorDataset(torch.ones(1600, 4)), batch_size=1))
+    while not watched.lines:
+        watched.step(1.0, (len(next(data)[0]),))
+    assert not watched.lines[-1].more
+
+
+def test_a_script_that_ends_among_half_batches_says_what_was_seen_of_whole_ones(
+    watched: Watched,
+) -> None:
+    data = iter(Batches(TensorDataset(torch.ones(1600, 4)), batch_size=16))
+    while not watched.lines:
+        watched.step(1.0, (len(next(data)[0]),))
+    watched.step(1.0, (len(next(data)[0]),))
+    watched.probe.end()
+    last = watched.lines[-1]
+    assert (last.samples, last.more, last.part_s) == (16.0, False, 0.0)
+
+
 SCRIPT = """
 import sys
 import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 import wiiiiided.torch as wide
+from wiiiiided.torch import step_probe
 
 store, way = sys.argv[1:]
+step_probe.MEASURED_S = step_probe.HALVES_S = 0.0  # three steps will do
 dist.init_process_group("wiiiiide", init_method=f"file://{store}", rank=0, world_size=1)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-batches = wide.Batches(TensorDataset(torch.ones(160, 4)), batch_size=16)
-loop = batches if way in ("data", "batches") else [(torch.ones(16, 4),)] * 10
+batches = wide.Batches(TensorDataset(torch.ones(320, 4)), batch_size=16)
+loop = batches if way in ("data", "batches") else [(torch.ones(16, 4),)] * 20
 if way != "alone":
     run = wide.parallel(model, optimizer, data=batches if way == "data" else None)
 for (x,) in loop:
@@ -164,10 +227,12 @@ def test_a_script_is_known_by_how_it_divides_its_batches(
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), way]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
     assert ran.returncode == 0, ran.stderr
-    (line,) = filter(None, map(read_line, ran.stderr.splitlines()))
+    *_, line = filter(None, map(read_line, ran.stderr.splitlines()))
     assert isinstance(line, RankLine)
     assert (line.samples, line.way) == (16.0, "other" if way == "alone" else "parallel")
     assert (line.shares, line.data, line.global_batch) == (shares, data, global_batch)
+    halves = way in ("data", "batches")
+    assert (line.part_samples, line.part_s > 0) == ((8.0, True) if halves else (0.0, False))
 
 
 def test_a_batch_is_found_in_containers() -> None:

@@ -20,6 +20,7 @@ START = "WIIIIIDE_EVERY_START"  # the variable that tells ranks what plans found
 SCRIPT, LINKS = "1", "links"  # its values: the user's script; the program that times links
 EXACT, INT8, INT4 = "exact", "int8", "int4"
 CODECS = (EXACT, INT8, INT4)
+SMALLER = 0.75  # of a batch, at most: a step of more says nothing of what a sample costs
 
 Way = Literal["parallel", "ddp", "other"]  # wide.parallel; torch's DDP; neither was seen
 
@@ -32,11 +33,35 @@ class MachineProbe(msgspec.Struct, frozen=True):
     step_s: float
     samples: float  # of a step, all ranks together
     memory: int = 0  # bytes of the largest rank, at its most
+    part_s: float = 0.0  # a step of fewer samples; 0: none was measured
+    part_samples: float = 0.0
 
     @property
     def speed(self) -> float:
         """Samples a second."""
         return self.samples / self.step_s
+
+    @property
+    def has_part(self) -> bool:
+        """Whether a step of fewer samples was measured, and the script did make it with fewer."""
+        return 0 < self.part_samples <= SMALLER * self.samples and self.part_s > 0
+
+    @property
+    def sample_s(self) -> float:
+        """What each sample adds to a step."""
+        if not self.has_part:
+            return self.step_s / self.samples
+        added = (self.step_s - self.part_s) / (self.samples - self.part_samples)
+        return min(max(added, 0.0), self.step_s / self.samples)
+
+    @property
+    def fixed_s(self) -> float:
+        """What a step takes however few its samples are; 0 where that is not known."""
+        return max(0.0, self.step_s - self.sample_s * self.samples) if self.has_part else 0.0
+
+    def seconds(self, samples: float) -> float:
+        """A step of so many samples."""
+        return self.fixed_s + self.sample_s * samples
 
 
 class PairProbe(msgspec.Struct, frozen=True):
@@ -108,6 +133,9 @@ class RankLine(msgspec.Struct, frozen=True, tag="rank", tag_field="kind"):
     shape: str
     data: bool = False
     global_batch: bool = False
+    part_s: float = 0.0  # a step of fewer samples; 0: none was measured
+    part_samples: float = 0.0
+    more: bool = False  # such steps are being measured: a line that has them may follow
 
 
 class PairLine(msgspec.Struct, frozen=True, tag="pair", tag_field="kind"):
@@ -143,7 +171,8 @@ def read_line(text: str) -> ProbeLine | None:
 def _is_possible(line: ProbeLine) -> bool:
     match line:
         case RankLine():
-            return line.step_s > 0 and line.samples >= 0 and line.gradient_bytes >= 0
+            sizes = (line.samples, line.gradient_bytes, line.part_s, line.part_samples)
+            return line.step_s > 0 and min(sizes) >= 0
         case PairLine():
             times = (line.fixed_s, *line.byte_s.values())
             known = all(codec in line.byte_s for codec in CODECS)

@@ -33,6 +33,24 @@ if os.environ.get("WIIIIIDE_PROBE") and left:
     raise RuntimeError(f"a trial has saved {left}")
 dist.destroy_process_group()
 """
+DIVIDED = """
+import torch
+import torch.distributed as dist
+from torch.utils.data import TensorDataset
+import wiiiiided.torch as wide
+
+dist.init_process_group("wiiiiide")
+torch.set_num_threads(1)
+model = torch.nn.Linear(64, 64)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+data = wide.Batches(TensorDataset(torch.randn(6400, 64)), batch_size=64)
+wide.parallel(model, optimizer, data=data)
+while True:
+    for (x,) in data:
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+"""
 JOB = """\
 name = "digits"
 [run]
@@ -44,9 +62,9 @@ workers_per_node = {workers}
 """
 
 
-def folder(path: Path, nodes: int, workers: int, steps: int) -> str:
+def folder(path: Path, nodes: int, workers: int, steps: int, script: str = SCRIPT) -> str:
     (path / "job.toml").write_text(JOB.format(nodes=nodes, workers=workers, steps=steps))
-    (path / "train.py").write_text(SCRIPT)
+    (path / "train.py").write_text(script)
     return str(path)
 
 
@@ -74,6 +92,21 @@ def test_a_script_is_tried_on_one_machine_and_leaves_nothing(tmp_path: Path) -> 
         kept = daemon.client.foretold("digits").plan
         assert kept is not None
         assert kept.rows[0].samples_per_s == row["samples_per_s"]
+        program.close()
+
+
+def test_ranks_that_divide_a_batch_are_timed_with_half_of_it_too(tmp_path: Path) -> None:
+    with private_daemon() as daemon:
+        program = Program(str(daemon.home))
+        job = folder(tmp_path, nodes=1, workers=2, steps=0, script=DIVIDED)
+        process = program.start("plan", job, "--yes", "--json")
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 0, err
+        (machine,) = json.loads(out)["machines"]
+        assert machine["samples"] == pytest.approx(64, rel=0.02)  # ranks may halve a step apart
+        assert machine["part_samples"] == pytest.approx(32, rel=0.02)
+        assert 0 < machine["part_s"] < 10
+        assert is_empty(daemon)
         program.close()
 
 

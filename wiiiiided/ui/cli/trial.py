@@ -43,6 +43,7 @@ from wiiiiided.ui.cli.screen import say
 Line = TypeVar("Line")
 
 RUN_S = 90.0  # of a script, within which it makes its steps
+MORE_S = 15.0  # for steps of half a batch, when those of whole ones were measured; within RUN_S
 LINKS_S = (4.0, 20.0)  # of transfers, at least and at most; three a round
 LOOK_S = 0.5
 TAIL = 400  # lines of a rank that are looked through: it repeats what it says
@@ -143,22 +144,36 @@ class TrialRun:
     ) -> dict[int, list[Line]]:
         """What each job's ranks say, once all have."""
         found: dict[int, list[Line]] = {}
-        since: dict[tuple[int, bool], float] = {}  # by job, and whether it is still starting
+        since: dict[tuple[int, str], float] = {}  # by job, and what it has begun
         while True:
             for job in jobs:
                 if job.id in found:
                     continue
                 now = self._client.why(job.id)
                 said = lines(job.id) if now.state not in ("queued", "starting") else []
-                if len(said) >= job.speakers:
+                if len(said) < job.speakers:
+                    self._check(job, now, since)
+                elif not self._is_awaited(job, now, said, since):
                     found[job.id] = said
-                    continue
-                self._check(job, now, since)
             if len(found) == len(jobs):
                 return found
             time.sleep(LOOK_S)
 
-    def _check(self, job: TrialJob, now: JobReason, since: dict[tuple[int, bool], float]) -> None:
+    def _is_awaited(
+        self,
+        job: TrialJob,
+        now: JobReason,
+        said: Sequence[object],
+        since: dict[tuple[int, str], float],
+    ) -> bool:
+        """Whether a rank measures more, and may go on: what all have said is enough without it."""
+        if now.state in ENDED or not any(isinstance(one, RankLine) and one.more for one in said):
+            return False
+        at = time.monotonic()
+        measured, runs = since.setdefault((job.id, "more"), at), since.get((job.id, "running"), at)
+        return at - measured <= MORE_S and at - runs <= job.lasts_s
+
+    def _check(self, job: TrialJob, now: JobReason, since: dict[tuple[int, str], float]) -> None:
         """Raise TrialFailed if this job cannot give a result any more."""
         where = " ".join(job.nodes)
         if now.state in ENDED:
@@ -168,7 +183,7 @@ class TrialRun:
             return
         # The folder is shipped while a job starts: over a slow link that takes as long as it takes.
         starts = now.state == "starting"
-        begun = since.setdefault((job.id, starts), time.monotonic())
+        begun = since.setdefault((job.id, "starting" if starts else "running"), time.monotonic())
         if time.monotonic() - begun <= job.lasts_s:
             return
         self._check_away(job)
@@ -256,12 +271,15 @@ def _quiet(spec: JobSpec, run: Run, resources: Resources, max_time_s: float) -> 
 
 def machine(name: str, lines: Sequence[RankLine]) -> MachineProbe:
     """A machine's ranks together: the slowest one's step, the sum of their samples."""
+    have_parts = all(line.part_s > 0 for line in lines)
     return MachineProbe(
         name,
         len(lines),
         max(line.step_s for line in lines),
         sum(line.samples for line in lines),
         max(line.memory for line in lines),
+        max(line.part_s for line in lines) if have_parts else 0.0,
+        sum(line.part_samples for line in lines) if have_parts else 0.0,
     )
 
 
