@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from wiiiiided.domain.plan import (
     KeptPlan,
@@ -105,6 +106,96 @@ def test_a_batch_of_all_machines_is_divided_by_their_speeds_and_counts_once() ->
     assert every_step == pytest.approx(256 / (together_s + exchange_s))
     seldom = predict(probe, "ab", 16, "exact").samples_per_s
     assert seldom == pytest.approx(16 * 256 / (16 * together_s + exchange_s))
+
+
+def halved(name: str, step_s: float, half_s: float, samples: float = 32.0) -> MachineProbe:
+    """A machine that was timed with half of its batch, too."""
+    return MachineProbe(name, 1, step_s, samples, 1 << 30, half_s, samples / 2)
+
+
+BY_SPEEDS = {"shares": True, "data": True, "global_batch": True}
+EVEN = {"way": "ddp", "coded": False, "global_batch": True}
+WAYS_TO_DIVIDE = pytest.mark.parametrize("script", [BY_SPEEDS, EVEN])
+
+
+@WAYS_TO_DIVIDE
+def test_one_machine_is_recommended_where_half_a_batch_takes_as_long_as_all_of_it(
+    script: dict[str, object],
+) -> None:
+    fixed = (halved("a", 0.079, 0.078), halved("b", 0.079, 0.078))
+    probe = trial(fixed, GIGABIT / 1000, **script)
+    assert chosen(probe).nodes == ("a",)
+    found = predict(probe, "ab", 1, "exact")
+    assert 32 / 0.081 < found.samples_per_s <= 32 / 0.078
+    assert found.why == (
+        "the batch is too small: 77 ms of a step stay however small a machine's part is"
+    )
+    assert chosen(
+        trial((machine("a", 0.079, 32), machine("b", 0.079, 32)), GIGABIT / 1000, **script)
+    ).nodes == ("a", "b")
+
+
+@WAYS_TO_DIVIDE
+@pytest.mark.parametrize("every", [1, 16])
+def test_where_half_a_batch_takes_half_the_time_nothing_else_is_predicted(
+    script: dict[str, object], every: int
+) -> None:
+    with_halves = trial((halved("a", 0.1, 0.05), halved("b", 0.3, 0.15)), GIGABIT, **script)
+    without = trial((machine("a", 0.1, 32), machine("b", 0.3, 32)), GIGABIT, **script)
+    found, before = (predict(probe, "ab", every, "exact") for probe in (with_halves, without))
+    assert found.samples_per_s == pytest.approx(before.samples_per_s)
+    assert found.why == before.why
+
+
+def test_machines_that_take_parts_by_speeds_end_their_steps_together() -> None:
+    machines = (halved("a", 0.1, 0.06), halved("b", 0.2, 0.12))  # 20 + 2.5 v, 40 + 5 v ms
+    probe = trial(machines, GIGABIT, 4, **BY_SPEEDS)
+    step_s = 32 / predict(probe, "ab", 1, "exact").samples_per_s - 0.001
+    parts = ((step_s - 0.02) / 0.0025, (step_s - 0.04) / 0.005)
+    assert parts == pytest.approx((24, 8), rel=1e-4)
+
+
+def test_a_machine_with_a_high_fixed_cost_decides_with_its_one_sample() -> None:
+    machines = (halved("a", 0.1, 0.06), halved("b", 0.34, 0.33))
+    probe = trial(machines, GIGABIT, 4, **BY_SPEEDS)
+    step_s = 32 / predict(probe, "ab", 1, "exact").samples_per_s - 0.001
+    assert step_s == pytest.approx(0.32 + 0.02 / 32, rel=1e-4)
+    assert chosen(probe).nodes == ("a",)
+
+
+def test_even_parts_have_their_fixed_cost_each() -> None:
+    machines = (halved("a", 0.1, 0.06), halved("b", 0.3, 0.2))
+    probe = trial(machines, GIGABIT, 4, **EVEN)
+    assert predict(probe, "ab", 1, "exact").samples_per_s == pytest.approx(32 / 0.2)
+
+
+def test_with_seldom_exchanges_each_machine_makes_steps_of_its_even_part() -> None:
+    machines = (halved("a", 0.1, 0.06), halved("b", 0.3, 0.2))
+    probe = trial(machines, GIGABIT, 4, **BY_SPEEDS)
+    speed = 16 / 0.06 + 16 / 0.2
+    share = 1024 * 32 / speed / (1024 * 32 / speed + 0.001)
+    found = predict(probe, "ab", 1024, "exact").samples_per_s
+    assert found == pytest.approx(speed * share)
+
+
+@pytest.mark.parametrize(
+    ("half_s", "fixed_s", "sample_s"),
+    [(0.06, 0.02, 0.0025), (0.04, 0.0, 0.1 / 32), (0.12, 0.1, 0.0)],
+)
+def test_neither_the_fixed_cost_nor_that_of_a_sample_is_below_nothing(
+    half_s: float, fixed_s: float, sample_s: float
+) -> None:
+    one = halved("a", 0.1, half_s)
+    assert (one.fixed_s, one.sample_s) == pytest.approx((fixed_s, sample_s))
+    assert one.seconds(32) == pytest.approx(0.1)
+    probe = trial((one, halved("b", 0.1, half_s)), GIGABIT, 4, **BY_SPEEDS)
+    assert predict(probe, "ab", 1, "exact").samples_per_s > 0
+
+
+def test_steps_that_had_as_many_samples_say_nothing_of_a_part() -> None:
+    said = (replace(machine(name, 0.1, 32), part_s=0.1, part_samples=32) for name in "ab")
+    found = predict(trial(tuple(said), GIGABIT, 4, **EVEN), "ab", 1, "exact")
+    assert found.samples_per_s == pytest.approx(32 / 0.05)
 
 
 def test_machines_that_divide_a_batch_need_more_steps_between_exchanges() -> None:

@@ -9,11 +9,18 @@ gradients:
                                                                  (n - 1) · 2/n · G · least c(i, ·)
     an exchange                                              x = f + max(P, Q)
 
+    a step of v samples takes       t(v) = a + g·v          a fixed cost and one of each sample,
+                                                            from s and from a step of b/2 samples;
+                                                            where that is missing a = 0, g = s/b
+
     a step of all has B samples     Σb, if each machine has a batch of its own; the largest b, if
                                     the batch is that of all machines together, of which one
-                                    alone got all and n get parts
-    and takes, computing alone, S   by speeds: B / Σ(b/s); else the slowest machine's, of its own
-                                    batch or of its even part
+                                    alone got all and n get parts v, Σv = B
+    and takes, computing alone, S   own batches, even parts   the slowest machine's t(v)
+                                    by speeds                 (B + Σ(a/g)) / Σ(1/g), all t(v) alike;
+                                                              at least the largest t of one sample
+                                    by speeds, every H steps  B / Σ(v/t(v)) of even parts: machines
+                                                              make unequal numbers of steps
 
     every step, wide.parallel       samples/s = B / (S + x)
     every step, DDP                 the exchange runs beside the backward, two thirds of a step:
@@ -21,8 +28,8 @@ gradients:
     every H steps                   samples/s = B/S · H·S / (H·S + x)
 
 Machines take samples by speeds where the run divides the loop's data, and every step also where the
-script takes its samples by run.shares. A part of a batch is taken to need that part of the time:
-what a step costs whatever its batch is cannot be known from a trial of one batch.
+script takes its samples by run.shares. Without a step of b/2 samples a part of a batch is taken to
+need that part of the time, and what a step costs however small its part is is not known.
 
 H is the least power of two with which machines compute at least nine tenths of the time, as
 every="auto" wants it. docs/plan.md says it in words.
@@ -36,7 +43,16 @@ from typing import Final, NamedTuple
 
 from msgspec.structs import replace
 
-from wiiiiided.domain.plan import EXACT, INT4, INT8, KeptPlan, PairProbe, PlanRow, TrialMeasures
+from wiiiiided.domain.plan import (
+    EXACT,
+    INT4,
+    INT8,
+    KeptPlan,
+    MachineProbe,
+    PairProbe,
+    PlanRow,
+    TrialMeasures,
+)
 
 COMPUTING: Final = 0.9  # of the time, at least, with exchanges every H steps
 MOST_STEPS: Final = 1024
@@ -60,6 +76,7 @@ class JointStep(NamedTuple):
     samples: float
     seconds: float
     own_s: dict[str, float]  # by machine, where they wait for the slowest; empty: none waits
+    fixed_s: float = 0.0  # of these seconds, however small parts of the batch are
 
 
 class Prediction(NamedTuple):
@@ -79,7 +96,8 @@ def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: s
     if every > 1:
         share = computing(step.seconds, exchange.seconds, every)
         rate = step.samples / step.seconds * share
-        return Prediction(rate, f"computes {100 * share:.0f} % of the time")
+        why = _small_part(step, step.seconds) or f"computes {100 * share:.0f} % of the time"
+        return Prediction(rate, why)
     whole_s = _together_s(probe, step.seconds, exchange.seconds)
     return Prediction(step.samples / whole_s, _limit(probe, step, whole_s, exchange))
 
@@ -87,15 +105,33 @@ def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: s
 def _step_of(probe: TrialMeasures, nodes: Sequence[str], seldom: bool) -> JointStep:
     """A step of these machines together; `seldom`: between exchanges every H steps."""
     machines, script = [one for one in probe.machines if one.name in nodes], probe.script
-    alone = [one.samples for one in machines]
-    samples = max(alone) if script.global_batch else sum(alone)
-    if script.data if seldom else script.shares:
-        return JointStep(samples, samples / sum(one.speed for one in machines), {})
+    parts = {one.name: one.samples for one in machines}
     own_s = {one.name: one.step_s for one in machines}
+    samples, fixed_s = sum(parts.values()), 0.0
     if script.global_batch:
-        ranks = sum(one.workers for one in machines)
-        own_s = {one.name: samples * one.workers / ranks / one.speed for one in machines}
-    return JointStep(samples, max(own_s.values()), own_s)
+        samples, ranks = max(parts.values()), sum(one.workers for one in machines)
+        parts = {one.name: samples * one.workers / ranks for one in machines}
+        own_s = {one.name: one.seconds(parts[one.name]) for one in machines}
+        fixed_s = max(one.fixed_s for one in machines)
+    if seldom and script.data:
+        # Each makes steps of its even part as fast as it can; a round has H·B samples.
+        seconds = samples / sum(part / own_s[name] for name, part in parts.items())
+        return JointStep(samples, seconds, {}, fixed_s * seconds / max(own_s.values()))
+    if script.shares and not seldom:
+        return JointStep(samples, _equal_s(machines, samples), {}, fixed_s)
+    return JointStep(samples, max(own_s.values()), own_s, fixed_s)
+
+
+def _equal_s(machines: Sequence[MachineProbe], samples: float) -> float:
+    """The seconds in which machines together compute so many samples, each as many as it can.
+
+    Each rank gets at least one of them, so a machine whose fixed cost is high may decide alone.
+    """
+    least_s = max(one.seconds(one.workers) if one.has_part else 0.0 for one in machines)
+    if any(one.sample_s == 0 for one in machines):
+        return least_s  # which is no less than that machine's step of any part
+    ahead = sum(one.fixed_s / one.sample_s for one in machines)
+    return max(least_s, (samples + ahead) / sum(1 / one.sample_s for one in machines))
 
 
 def computing(step_s: float, exchange_s: float, every: int) -> float:
@@ -155,7 +191,19 @@ def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exch
                 f"machine {slow} takes {step_time(step.own_s[slow])} a step, the next "
                 f"{step_time(step.own_s[second])}: the others wait for it"
             )
-    return f"computes {100 * step.seconds / whole_s:.0f} % of the time"
+    return (
+        _small_part(step, whole_s) or f"computes {100 * step.seconds / whole_s:.0f} % of the time"
+    )
+
+
+def _small_part(step: JointStep, whole_s: float) -> str:
+    """That parts of the batch cost much the same as all of it; empty: they do not."""
+    if step.fixed_s <= 0.5 * whole_s:
+        return ""
+    return (
+        f"the batch is too small: {step_time(step.fixed_s)} of a step stay however small a "
+        "machine's part is"
+    )
 
 
 # ---- rows, and which of them

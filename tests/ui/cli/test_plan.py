@@ -146,6 +146,48 @@ def test_a_batch_of_all_machines_is_said_to_be_divided(
     assert exact["samples_per_s"] == pytest.approx(16 / (0.042 + 0.001 + 26e6 * 8 / 94e6))
 
 
+HALVED = {"shares": True, "data": True, "global_batch": True, "part_samples": 8.0}
+
+
+def test_a_part_of_a_batch_needs_what_was_measured_of_half_of_it(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    trials.says["a"] = [rank(more=True, **HALVED), rank(part_s=0.082, **HALVED)]
+    trials.says["b"] = [rank(part_s=0.083, **HALVED)]
+    shown = cli("plan", str(folder), "--yes", "--json")
+    assert "batch" not in " ".join(shown.json["notes"])
+    (row,) = (row for row in shown.json["rows"] if row["recommended"])
+    assert row["nodes"] == ["a"]
+    assert (shown.json["machines"][0]["part_s"], shown.json["machines"][1]["part_s"]) == (
+        0.082,
+        0.083,
+    )
+    text = cli("plan", str(folder), "--yes").err
+    assert "step 84 ms (of half a batch 82 ms) on a, 84 ms (of half a batch 83 ms) on b" in text
+
+
+def test_half_batches_that_take_too_long_are_done_without(
+    cli: Cli, trials: TrialDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "MORE_S", 0.05)
+    trials.says["a"] = [rank(more=True, **HALVED)]
+    trials.says["b"] = [rank(part_s=0.083, **HALVED)]
+    shown = cli("plan", str(folder), "--yes")
+    assert shown.code == 0, shown.err
+    assert "what a step costs on a however small its part is was not measured" in shown.err
+
+
+def test_a_script_that_cannot_take_half_a_batch_is_planned_from_its_whole_ones(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    trials.state, trials.error = "failed", "RuntimeError: shape '[16, 4]' is invalid"
+    for name in "ab":
+        trials.says[name] = [rank(more=True, shares=True, data=True, global_batch=True)]
+    shown = cli("plan", str(folder), "--yes")
+    assert shown.code == 0, shown.err
+    assert "on a b however small its part is was not measured" in shown.err
+
+
 def test_the_trial_is_the_job_without_what_would_be_noticed_elsewhere(
     cli: Cli, trials: TrialDaemon, folder: Path
 ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from wiiiiided.domain.plan import PlanRow, TrialMeasures
+from wiiiiided.domain.plan import MachineProbe, PlanRow, TrialMeasures
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.metrics.forecast import as_bytes
 from wiiiiided.metrics.plan import link_rate, megabytes, step_time, three_digits
@@ -67,7 +67,7 @@ def _why(row: PlanRow) -> str:
 
 def measured(probe: TrialMeasures) -> str:
     """`step 84 ms on a, 231 ms on c; 941 Mbit/s a-b, 94 a-c; …`"""
-    steps = ", ".join(f"{step_time(one.step_s)} on {one.name}" for one in probe.machines[:NAMED])
+    steps = ", ".join(f"{_steps(one)} on {one.name}" for one in probe.machines[:NAMED])
     more = _more(len(probe.machines) - NAMED)
     memory = as_bytes(max(one.memory for one in probe.machines))
     parts = [f"step {steps}{more}"]
@@ -77,6 +77,11 @@ def measured(probe: TrialMeasures) -> str:
         parts.append(links + _more(len(slowest) - NAMED))
     size = megabytes(probe.script.gradient_bytes)
     return "; ".join([*parts, f"{size} of gradients", f"{memory} of memory a rank"])
+
+
+def _steps(one: MachineProbe) -> str:
+    half = f" (of half a batch {step_time(one.part_s)})" if one.has_part else ""
+    return step_time(one.step_s) + half
 
 
 def _more(count: int) -> str:
@@ -103,11 +108,13 @@ def notes(probe: TrialMeasures) -> Iterator[str]:
             "several count as with DistributedDataParallel"
         )
     if several and script.global_batch:
-        yield (
-            "the batch is that of all machines together, and each computes a part of it: what a "
-            "step costs however small its part is was not measured, and makes several machines "
-            "slower than said"
-        )
+        unknown = [one.name for one in probe.machines if not one.has_part]
+        if unknown:
+            yield (
+                "the batch is that of all machines together, and each computes a part of it: what "
+                f"a step costs on {' '.join(unknown)} however small its part is was not measured, "
+                "and makes several machines slower than said"
+            )
     elif several:
         yield "each machine adds its own batch: with more machines a step has more samples"
 
