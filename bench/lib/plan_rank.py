@@ -21,18 +21,26 @@ import torch.distributed as dist
 import wiiiiided.torch as wide
 from lib import groups, link, train_rank, uneven_rank
 from lib.link import Message
+from wiiiiided.domain.plan import RankLine, read_line
 from wiiiiided.torch import link_probe
 from wiiiiided.torch.step_probe import StepProbe
 
 
 def trial(message: Message) -> Message:
-    """Steps of a host alone until the probe has seen enough; `lines` is what it said of them."""
+    """Steps of a host alone until the probe has seen enough, also of parts of one batch of all
+    hosts; `lines` is what it said of them at last."""
     steps = shared_batches(message) if message["data"] else own_batches(message)
     lines: list[str] = []
     StepProbe(lines.append, time.monotonic).watch()
-    while not lines:
+    while not lines or measures_more(lines[-1]):
         next(steps)
-    return {"lines": lines}
+    return {"lines": lines[-1:]}
+
+
+def measures_more(line: str) -> bool:
+    """Whether a line that has steps of half a batch too may follow."""
+    said = read_line(line)
+    return isinstance(said, RankLine) and said.more
 
 
 def shared_batches(message: Message) -> Iterator[int]:
