@@ -26,7 +26,8 @@ from rich.console import Console
 from rich.status import Status
 
 SPEED_METHOD = (
-    "A step (forward, backward, AdamW, fused) of a multilayer perceptron with 6.5 million"
+    "A step (forward, backward, AdamW, fused; denormal numbers count as 0) of a multilayer"
+    " perceptron with 6.5 million"
     " parameters, 26 MB of gradients, batch 16 a rank, one thread a rank. Hosts are network"
     " namespaces of one machine; tbf slows each end of a link down (burst 256 KB, latency 50 ms)."
     " Each host has cores of its own, a rank a core, where there are enough; they slow each other,"

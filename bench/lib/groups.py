@@ -23,9 +23,19 @@ class SharedEmpty(Protocol):
     ) -> torch.Tensor: ...
 
 
+def compute_alike() -> None:
+    """One thread, and a step takes as long after a thousand steps as at first.
+
+    A network that has learnt its few samples by heart has gradients, and moments of Adam, that are
+    too small for a normal float32: sums of these take three times as long on x86 (docs/lab-log.md).
+    """
+    torch.set_num_threads(1)
+    torch.set_flush_denormal(True)
+
+
 def join() -> int:
     """Joins the default group as torchrun's ranks do, and returns this rank's number."""
-    torch.set_num_threads(1)
+    compute_alike()
     dist.init_process_group("gloo", timeout=_TIMEOUT)
     return int(os.environ["RANK"])
 

@@ -75,7 +75,7 @@ def links(message: Message) -> Message:
 
 def main() -> None:
     link.die_with_parent()
-    torch.set_num_threads(1)
+    groups.compute_alike()
     dist.init_process_group("wiiiiide")
     link.serve(int(os.environ["RANK"]), {"trial": trial, "links": links, "stop": stop})
 

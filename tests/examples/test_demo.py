@@ -148,6 +148,7 @@ def test_the_demo_runs_to_its_end_and_leaves_nothing() -> None:
     assert max(map(len, screen.splitlines())) <= 110
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(300)
 def test_the_demo_draws_on_a_narrow_terminal() -> None:
     columns = 60
