@@ -23,7 +23,7 @@ BATCH = 4
 # "cut": every rank updates a slice; "private": and its own gradients are not copied.
 WORLDS = [
     *((1, ""), (2, ""), (3, "cut"), ("ab", "cut"), ("aab", ""), ("aabc", "cut")),
-    *((2, "private"), (3, "private")),
+    *((1, "private"), (2, "private"), (3, "private")),
 ]
 
 

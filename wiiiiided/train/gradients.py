@@ -242,8 +242,10 @@ class GradientStore:
         that is the same on all ranks; `anywhere`: of all ranks of the group together. `measure`:
         leave the squared norms.
         """
-        same = all(np.array_equal(presence, anywhere) for presence in here)
         self.own_norm = self.mean_norm = 0.0
+        if self._process_group.size() == 1:
+            return  # the average of one rank's gradients is those, where its backward left them
+        same = all(np.array_equal(presence, anywhere) for presence in here)
         self._is_measured = measure and same and self._can_measure
         if same and weights is None:
             self._add_up_runs(anywhere)
