@@ -51,7 +51,8 @@ LOSS_METHOD = (
     " that are the same for all, in brackets the least and the most. Equal time is that in which"
     " every=16, int8 makes its steps at 100 Mbit: a step as measured here without exchange, an"
     " exchange as long as its bytes take. A way that makes fewer steps in it has a schedule of its"
-    " own for those. The JSON has the training losses, means of 16 steps."
+    " own for those; so do runs {longer} times as long. The JSON has the training losses, means of"
+    " 16 steps."
 )
 
 
@@ -107,10 +108,11 @@ def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[Result,
     about, judged = machine.about(), not given.quick
     with screen.status("starting") as status, Fleet("loss_rank", hosts, hosts=hosts) as fleet:
         found = slow_losses.measure(fleet, steps, seeds, status.update)
-    method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds)
+    longer = slow_losses.LONGER
+    method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds, longer=longer)
     name = program.file_name("slow_links_losses", given.quick)
-    sheet = found.sheet(steps * hosts * 4, judged)
-    return Result(name, about, method, [sheet], machine.busy_notes(about), found.data()), 0
+    sheets = found.sheets(steps * hosts * 4, judged)
+    return Result(name, about, method, sheets, machine.busy_notes(about), found.data()), 0
 
 
 def _plan(given: argparse.Namespace) -> Plan:
