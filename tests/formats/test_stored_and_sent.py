@@ -75,6 +75,7 @@ NAMES: dict[type, str] = {
     f.Straggler: "straggler",
     f.TrainingMetrics: "training figures",
     plan.KeptPlan: "kept plan",
+    plan.MachineSet: "plan machines",
     plan.PlanRow: "plan row",
     plan.RankLine: "trial rank",
     plan.PairLine: "trial pair",

@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from wiiiiided.domain.plan import (
-    KeptPlan,
     MachineProbe,
     PairLine,
     PairProbe,
@@ -21,13 +20,10 @@ from wiiiiided.domain.plan import (
 )
 from wiiiiided.metrics.plan import (
     exchange_of,
-    fewer_was_faster,
-    fewer_would_do,
     link_rate,
     megabytes,
     plan_rows,
     predict,
-    start_length,
     step_time,
     steps_between,
     three_digits,
@@ -245,12 +241,29 @@ def test_with_seldom_exchanges_speeds_add_up() -> None:
 
 @pytest.mark.parametrize(
     ("step_s", "exchange_s", "steps"),
-    [(1.0, 0.1, 1), (1.0, 0.12, 2), (0.1, 1.0, 128), (0.084, 0.55, 64), (0.001, 9.0, 1024)],
+    [
+        (1.0, 0.1, 1),
+        (1.0, 0.12, 2),
+        (0.1, 1.0, 128),
+        (0.084, 0.55, 64),
+        (0.001, 1.1, 16384),
+        (0.001, 9.0, 16384),
+    ],
 )
 def test_machines_compute_nine_tenths_of_the_time_with_the_least_power_of_two(
     step_s: float, exchange_s: float, steps: int
 ) -> None:
     assert steps_between(step_s, exchange_s) == steps
+
+
+def test_a_row_whose_exchange_wants_more_steps_than_there_may_be_says_so() -> None:
+    rows = plan_rows(trial((machine("a", 0.001), machine("b", 0.001)), SLOW))
+    row = next(row for row in rows if row.every > 1 and row.gradients == "exact")
+    assert (row.every, row.why) == (
+        16_384,
+        "computes 43 % of the time: 16,384 steps between two exchanges are the most",
+    )
+    assert all("the most" not in row.why for row in plan_rows(trial(TWO, SLOW)))
 
 
 def test_a_fast_link_needs_no_change() -> None:
@@ -323,40 +336,6 @@ def test_ddp_gets_the_rows_that_apply_to_it() -> None:
         "exact",
         "int8",
     }
-
-
-ROWS = (
-    PlanRow(("a",), 1, "exact", 190.0),
-    PlanRow(("a", "b", "c"), 1, "exact", 61.0),
-    PlanRow(("a", "b", "c"), 16, "int8", 431.0),
-    PlanRow(("a", "b", "c"), 64, "exact", 420.0),
-)
-KEPT = KeptPlan(1.0, "0" * 16, ROWS)
-
-
-def test_a_kept_plan_says_when_fewer_machines_would_be_faster() -> None:
-    assert fewer_would_do(KEPT, 3, 1, "exact") == (
-        "wiiiiide plan found one machine faster than 3 machines, every step, exact: 190 samples/s "
-        "to 61"
-    )
-    assert fewer_would_do(KEPT, 3, 16, "int8") == ""
-    assert fewer_would_do(KEPT, 3, "auto", "int8") == ""
-    assert fewer_would_do(KEPT, 2, 1, "exact") == ""  # of two machines nothing is known
-    assert fewer_would_do(KEPT, 1, 1, "exact") == ""
-
-
-def test_earlier_runs_say_so_too() -> None:
-    said = fewer_was_faster({1: 190.0, 3: 61.0}, 3)
-    assert said.startswith("an earlier run on one machine made 190 samples/s, one on 3 machines 61")
-    assert fewer_was_faster({1: 190.0, 3: 195.0}, 3) == ""
-    assert fewer_was_faster({3: 61.0}, 3) == fewer_was_faster({}, 3) == ""
-
-
-def test_auto_begins_with_what_a_plan_found_for_as_many_machines() -> None:
-    assert start_length(KEPT, 3, "int8") == 16
-    assert start_length(KEPT, 3, "exact") == 64
-    assert start_length(KEPT, 3, "bf16") == 16  # of another codec is better than of none
-    assert start_length(KEPT, 2, "int8") is None
 
 
 @pytest.mark.parametrize(

@@ -200,7 +200,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 batches = wide.Batches(TensorDataset(torch.ones(320, 4)), batch_size=16)
 loop = batches if way in ("data", "batches") else [(torch.ones(16, 4),)] * 20
 if way != "alone":
-    run = wide.parallel(model, optimizer, data=batches if way == "data" else None)
+    between = eval("wide." + way) if way.startswith("Between") else None
+    data = batches if way == "data" else None
+    run = wide.parallel(model, optimizer, between=between, data=data)
 for (x,) in loop:
     part = x[: round(16 * run.share)] if way == "share" else x
     optimizer.zero_grad()
@@ -208,6 +210,17 @@ for (x,) in loop:
     optimizer.step()
 dist.destroy_process_group()
 """
+
+
+def tried(tmp_path: Path, way: str) -> RankLine:
+    """What the script's probe says last."""
+    env = {**os.environ, "WIIIIIDE_PROBE": "1", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), way]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
+    assert ran.returncode == 0, ran.stderr
+    *_, line = filter(None, map(read_line, ran.stderr.splitlines()))
+    assert isinstance(line, RankLine)
+    return line
 
 
 @pytest.mark.parametrize(
@@ -223,16 +236,28 @@ dist.destroy_process_group()
 def test_a_script_is_known_by_how_it_divides_its_batches(
     tmp_path: Path, way: str, shares: bool, data: bool, global_batch: bool
 ) -> None:
-    env = {**os.environ, "WIIIIIDE_PROBE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", SCRIPT, str(tmp_path / "store"), way]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=100, env=env)
-    assert ran.returncode == 0, ran.stderr
-    *_, line = filter(None, map(read_line, ran.stderr.splitlines()))
-    assert isinstance(line, RankLine)
+    line = tried(tmp_path, way)
     assert (line.samples, line.way) == (16.0, "other" if way == "alone" else "parallel")
     assert (line.shares, line.data, line.global_batch) == (shares, data, global_batch)
     halves = way in ("data", "batches")
     assert (line.part_samples, line.part_s > 0) == ((8.0, True) if halves else (0.0, False))
+
+
+@pytest.mark.parametrize(
+    ("between", "said"),
+    [
+        ("own", (None, None)),
+        ("Between()", ("exact", 1)),
+        ("Between(gradients='int8', every='auto')", ("int8", "auto")),
+        ("Between(every=64, fragments=4)", (None, None)),
+    ],
+)
+def test_what_the_script_says_of_the_exchange_is_known(
+    tmp_path: Path, between: str, said: tuple[object, object]
+) -> None:
+    line = tried(tmp_path, between)
+    assert (line.gradients, line.every) == said
+    assert line.fixed == (between if between.startswith("Between") else "")
 
 
 def test_a_batch_is_found_in_containers() -> None:

@@ -19,7 +19,8 @@ PROBE = "WIIIIIDE_PROBE"  # the variable that tells ranks, and the daemon, that 
 START = "WIIIIIDE_EVERY_START"  # the variable that tells ranks what plans found for every="auto"
 SCRIPT, LINKS = "1", "links"  # its values: the user's script; the program that times links
 EXACT, INT8, INT4 = "exact", "int8", "int4"
-CODECS = (EXACT, INT8, INT4)
+CODECS = (EXACT, INT8, INT4)  # that have rows
+TIMED = (*CODECS, "bf16")  # … and what else a job may ask for; "topk" has many
 SMALLER = 0.75  # of a batch, at most: a step of more says nothing of what a sample costs
 
 Way = Literal["parallel", "ddp", "other"]  # wide.parallel; torch's DDP; neither was seen
@@ -89,6 +90,8 @@ class ScriptFacts(msgspec.Struct, frozen=True):
     shape: str = ""  # a digest of the model's
     data: bool = False  # … and with seldom exchanges: the run divides the loop's data
     global_batch: bool = False  # the batch is that of all machines together, not of each
+    gradients: str | None = None  # of `fixed`; None: the job file's count
+    every: int | str | None = None
 
 
 class TrialMeasures(msgspec.Struct, frozen=True):
@@ -110,12 +113,26 @@ class PlanRow(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+class MachineSet(msgspec.Struct, frozen=True):
+    """Machines of a row together: what any way to train on them takes."""
+
+    machines: int
+    samples: float  # of a step of all
+    step_s: float  # computing it, with an exchange every step
+    seldom_s: float  # … with one every H steps
+    exchange_s: dict[str, float]  # by codec
+
+
 class KeptPlan(msgspec.Struct, frozen=True):
     """What stays of a plan, by the job's name."""
 
     at: float  # seconds since 1970
     shape: str
     rows: tuple[PlanRow, ...]
+    way: Way = "parallel"
+    gradients: str | None = None  # that the script trains with, whatever a job file says
+    every: int | str | None = None
+    sets: tuple[MachineSet, ...] = ()  # none: how the job would train cannot be predicted
 
 
 class RankLine(msgspec.Struct, frozen=True, tag="rank", tag_field="kind"):
@@ -136,6 +153,8 @@ class RankLine(msgspec.Struct, frozen=True, tag="rank", tag_field="kind"):
     part_s: float = 0.0  # a step of fewer samples; 0: none was measured
     part_samples: float = 0.0
     more: bool = False  # such steps are being measured: a line that has them may follow
+    gradients: str | None = None  # of `fixed`; None: the job file's count
+    every: int | str | None = None
 
 
 class PairLine(msgspec.Struct, frozen=True, tag="pair", tag_field="kind"):
@@ -168,11 +187,17 @@ def read_line(text: str) -> ProbeLine | None:
     return line if _is_possible(line) else None
 
 
+def is_every(value: int | str) -> bool:
+    """Whether it is what `every` may be."""
+    return value >= 1 if isinstance(value, int) else value == "auto"
+
+
 def _is_possible(line: ProbeLine) -> bool:
     match line:
         case RankLine():
             sizes = (line.samples, line.gradient_bytes, line.part_s, line.part_samples)
-            return line.step_s > 0 and min(sizes) >= 0
+            named = line.every is None or is_every(line.every)
+            return line.step_s > 0 and min(sizes) >= 0 and named
         case PairLine():
             times = (line.fixed_s, *line.byte_s.values())
             known = all(codec in line.byte_s for codec in CODECS)

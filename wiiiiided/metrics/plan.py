@@ -47,15 +47,16 @@ from wiiiiided.domain.plan import (
     EXACT,
     INT4,
     INT8,
-    KeptPlan,
     MachineProbe,
+    MachineSet,
     PairProbe,
     PlanRow,
     TrialMeasures,
+    Way,
 )
 
 COMPUTING: Final = 0.9  # of the time, at least, with exchanges every H steps
-MOST_STEPS: Final = 1024
+MOST_STEPS: Final = 16_384  # as every="auto"
 AS_GOOD: Final = 0.95  # of the best row's samples/s: a row with less to lose is preferred
 _BACKWARD: Final = 2 / 3  # of a step, beside which DDP exchanges
 _SLOWER: Final = 1.25  # by so much a link or a machine is the one that limits
@@ -96,9 +97,8 @@ def predict(probe: TrialMeasures, nodes: Sequence[str], every: int, gradients: s
     if every > 1:
         share = computing(step.seconds, exchange.seconds, every)
         rate = step.samples / step.seconds * share
-        why = _small_part(step, step.seconds) or f"computes {100 * share:.0f} % of the time"
-        return Prediction(rate, why)
-    whole_s = _together_s(probe, step.seconds, exchange.seconds)
+        return Prediction(rate, _small_part(step, step.seconds) or _share_words(share, every))
+    whole_s = together_s(probe.script.way, step.seconds, exchange.seconds)
     return Prediction(step.samples / whole_s, _limit(probe, step, whole_s, exchange))
 
 
@@ -158,6 +158,15 @@ def exchange_of(probe: TrialMeasures, nodes: Sequence[str], gradients: str) -> E
     return Exchange(fixed_s + carried_s, fixed_s, _slow_link(cards, slowest, gradients))
 
 
+def machine_set(probe: TrialMeasures, nodes: Sequence[str]) -> MachineSet:
+    """These machines in any way to train, in every codec that all their links were timed with."""
+    pairs = [pair for pair in probe.pairs if pair.a in nodes and pair.b in nodes]
+    codecs = [name for name in pairs[0].byte_s if all(name in pair.byte_s for pair in pairs)]
+    often, seldom = (_step_of(probe, nodes, each) for each in (False, True))
+    exchange_s = {name: exchange_of(probe, nodes, name).seconds for name in codecs}
+    return MachineSet(len(nodes), often.samples, often.seconds, seldom.seconds, exchange_s)
+
+
 def _slow_link(cards: dict[str, float], slowest: PairProbe, gradients: str) -> str:
     """`the link to c` where one machine's is slower than all others'; else the pair, or all."""
     worst, *others = sorted(cards, key=lambda name: -cards[name])
@@ -168,8 +177,9 @@ def _slow_link(cards: dict[str, float], slowest: PairProbe, gradients: str) -> s
     return "the network"
 
 
-def _together_s(probe: TrialMeasures, step_s: float, exchange_s: float) -> float:
-    if probe.script.way == "parallel":
+def together_s(way: Way, step_s: float, exchange_s: float) -> float:
+    """A step with its exchange."""
+    if way == "parallel":
         return step_s + exchange_s
     return (1 - _BACKWARD) * step_s + max(_BACKWARD * step_s, exchange_s)
 
@@ -194,6 +204,12 @@ def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exch
     return (
         _small_part(step, whole_s) or f"computes {100 * step.seconds / whole_s:.0f} % of the time"
     )
+
+
+def _share_words(share: float, every: int) -> str:
+    most = share < COMPUTING and every == MOST_STEPS
+    least = f": {MOST_STEPS:,} steps between two exchanges are the most" if most else ""
+    return f"computes {100 * share:.0f} % of the time{least}"
 
 
 def _small_part(step: JointStep, whole_s: float) -> str:
@@ -290,67 +306,6 @@ def _why_alone(rows: Sequence[PlanRow], alone: PlanRow) -> str:
     best = max(others, key=lambda row: row.samples_per_s)
     gain = best.samples_per_s / alone.samples_per_s
     return f"use one machine: the best of several gives {gain:.2f} times its samples/s ({best.why})"
-
-
-# ---- what a kept plan says of a job that is queued
-
-
-def fewer_would_do(plan: KeptPlan, machines: int, every: int | str, gradients: str) -> str:
-    """A sentence where a plan says that fewer machines would be faster than so many; or empty."""
-    wanted = [
-        row
-        for row in plan.rows
-        if len(row.nodes) == machines and row.gradients == gradients and _fits(row, every)
-    ]
-    fewer = [row for row in plan.rows if len(row.nodes) < machines]
-    if not wanted or not fewer:
-        return ""
-    mine = max(wanted, key=lambda row: row.samples_per_s)
-    best = max(fewer, key=lambda row: row.samples_per_s)
-    if best.samples_per_s <= mine.samples_per_s / AS_GOOD:
-        return ""
-    return (
-        f"wiiiiide plan found {_way_words(best)} faster than {_way_words(mine)}: "
-        f"{three_digits(best.samples_per_s)} samples/s to {three_digits(mine.samples_per_s)}"
-    )
-
-
-def fewer_was_faster(speeds: dict[int, float], machines: int) -> str:
-    """The same from earlier runs: their samples/s by number of machines."""
-    mine = speeds.get(machines)
-    fewer = {count: speed for count, speed in speeds.items() if count < machines}
-    if mine is None or not fewer:
-        return ""
-    count = max(fewer, key=lambda count: fewer[count])
-    if fewer[count] <= mine / AS_GOOD:
-        return ""
-    return (
-        f"an earlier run on {_machines(count)} made {three_digits(fewer[count])} samples/s, one "
-        f"on {_machines(machines)} {three_digits(mine)}; wiiiiide plan says what would be faster"
-    )
-
-
-def start_length(plan: KeptPlan, machines: int, gradients: str) -> int | None:
-    """The steps between two exchanges that a plan found for so many machines; None: for none."""
-    found = [row for row in plan.rows if row.every > 1 and len(row.nodes) == machines]
-    found = [row for row in found if row.gradients == gradients] or found
-    return found[0].every if found else None
-
-
-def _fits(row: PlanRow, every: int | str) -> bool:
-    """Whether a row applies to this `every`; "auto" takes any number above 1."""
-    return row.every > 1 if every == "auto" else row.every == every
-
-
-def _way_words(row: PlanRow) -> str:
-    if len(row.nodes) == 1:
-        return "one machine"
-    how = "every step" if row.every == 1 else f"every {row.every} steps"
-    return f"{_machines(len(row.nodes))}, {how}, {row.gradients}"
-
-
-def _machines(count: int) -> str:
-    return "one machine" if count == 1 else f"{count} machines"
 
 
 # ---- figures of a plan, in words

@@ -104,6 +104,8 @@ def parallel(
         )
     if between is not None:
         notes.fixed = str(between)
+        if between.fragments == 1:  # what travels meanwhile is not in plan's formula
+            notes.gradients, notes.every = between.gradients, between.every
     else:  # what the job file says, if it matters here
         config = process_group.engine_group.driver.config
         between = Between.default(config.gradients, config.every)
@@ -124,7 +126,7 @@ def compress_gradients(
     the job file's network.gradients says. A collective call, once a model; inside a host all stays
     exact. What is returned has the residuals, for checkpoints: state_dict() and load_state_dict().
     """
-    notes.compresses, notes.fixed = True, gradients or ""
+    notes.compresses, notes.fixed, notes.gradients = True, gradients or "", gradients
     return CompressedGradients(model, gradients)
 
 

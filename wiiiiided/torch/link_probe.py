@@ -33,7 +33,7 @@ from wiiiiided.backend.collectives.wide.segment_exchange import (
 from wiiiiided.backend.lossy.registry import by_name
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.config import node_index
-from wiiiiided.domain.plan import CODECS, EXACT, PairLine, spell
+from wiiiiided.domain.plan import EXACT, TIMED, PairLine, spell
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
 from wiiiiided.train.memory import run_plan
 
@@ -53,12 +53,12 @@ class PairTimer:
         """Time one pair of machines, with up to `most` elements."""
         self._meeting_s()  # connections and caches
         small_s = statistics.median(self._meeting_s() for _ in range(9))
-        byte_s = {codec: self._byte_s(codec, most, small_s) for codec in CODECS}
+        byte_s = {codec: self._byte_s(codec, most, small_s) for codec in TIMED}
         return PairLine(a, b, _TRIPS * small_s, byte_s, 8 / byte_s[EXACT])
 
     def _byte_s(self, codec: str, most: int, small_s: float) -> float:
         """Sizes grow until a transfer takes its part of the budget; then the median of some."""
-        wanted_s = max(_LEAST_S, self._budget_s / (4 * len(CODECS)))
+        wanted_s = max(_LEAST_S, self._budget_s / (4 * len(TIMED)))
         count = min(_FIRST, most)
         taken_s = self._seconds(codec, count)
         while taken_s < wanted_s and count < most:

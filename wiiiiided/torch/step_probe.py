@@ -150,7 +150,6 @@ class StepProbe:
     def _line(self, optimizer: torch.optim.Optimizer, steps: MeasuredSteps) -> RankLine:
         parameters = [p for held in optimizer.param_groups for p in held["params"]]
         way = self._way(optimizer)
-        fixed = notes.fixed if way != "other" else ""
         model, ours = self._model, way == "parallel"
         shares = ours and (notes.has_data or notes.asks_shares)
         halves = self._halves
@@ -163,7 +162,9 @@ class StepProbe:
             memory=1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             way=way,
             coded=ours or (way == "ddp" and notes.compresses),
-            fixed=fixed,
+            fixed=notes.fixed if way != "other" else "",
+            gradients=notes.gradients if way != "other" else None,
+            every=notes.every if ours else None,
             shares=shares,
             shape=shape_of(model.named_parameters()) if model is not None else "",
             data=ours and notes.has_data,

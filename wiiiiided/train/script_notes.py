@@ -24,6 +24,8 @@ class ScriptNotes:
 
     def __init__(self) -> None:
         self.fixed = ""  # how hosts exchange, where the script says it
+        self.gradients: str | None = None  # of that; None: what the job file says
+        self.every: int | str | None = None
         self.compresses = False  # compress_gradients
         self.has_data = False  # wide.parallel(data=…): the run divides the loop's data
         self.asks_shares = False  # the script divides a global batch by run.shares

@@ -19,16 +19,26 @@ from wiiiiided.cluster.rpc.connection import Caller
 from wiiiiided.cluster.state import plans
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.domain.exit_codes import FAILED, NOT_ALLOWED, USAGE
-from wiiiiided.domain.plan import PROBE, START, KeptPlan, PlanRow
-from wiiiiided.domain.spec import JobSpec, Resources, Run
+from wiiiiided.domain.plan import PROBE, START, KeptPlan, MachineSet, PlanRow
+from wiiiiided.domain.spec import JobSpec, Network, Resources, Run
 
 EVE = Caller(1001, "eve", False, "a")
 SHAPE = "0123456789abcdef"
 ROWS = (PlanRow(("a",), 1, "exact", 190.0), PlanRow(("a", "b", "c"), 16, "int8", 431.0, True, "x"))
+SETS = (MachineSet(3, 48.0, 0.1, 0.1, {"exact": 0.3, "int8": 0.15}),)
+BAD_SETS = (
+    replace(SETS[0], machines=1),
+    replace(SETS[0], seldom_s=0.0),
+    replace(SETS[0], samples=-1.0),
+    replace(SETS[0], exchange_s={"exact": -1.0}),
+    replace(SETS[0], exchange_s={"exact": 1e300}),
+    replace(SETS[0], exchange_s={"x" * 1000: 1.0}),
+    replace(SETS[0], exchange_s={str(one): 1.0 for one in range(99)}),
+)
 
 
 def plan(shape: str = SHAPE, at: float = 1.0) -> KeptPlan:
-    return KeptPlan(at, shape, ROWS)
+    return KeptPlan(at, shape, ROWS, sets=SETS)
 
 
 def trial(cluster: Coordinator) -> int:
@@ -49,7 +59,8 @@ def test_a_plan_is_kept_and_told_with_what_earlier_runs_needed(tmp_path: Path) -
             assert (await cluster.one(m.Predict("digits"))).plan == plan()
             assert (await cluster.one(m.Predict("digit"))).plan is None
             await cluster.one(m.KeepPlan("digits", plan("f" * 16, at=2.0)))
-            assert (await cluster.one(m.Predict("digits"))).plan == plan("f" * 16, at=2.0)
+            found = await cluster.one(m.Predict("digits"))
+            assert (found.plan, found.others) == (plan("f" * 16, at=2.0), (plan(),))
 
     run(body())
 
@@ -61,6 +72,11 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
         replace(plan(), rows=ROWS * 40),
         replace(plan(), rows=(replace(ROWS[0], every=0),)),
         replace(plan(), rows=(replace(ROWS[0], nodes=()),)),
+        replace(plan(), every=0),
+        replace(plan(), every="often"),
+        replace(plan(), gradients="x" * 1000),
+        replace(plan(), sets=SETS * 65),
+        *(replace(plan(), sets=(one,)) for one in BAD_SETS),
     )
 
     async def body() -> None:
@@ -94,7 +110,9 @@ def test_a_job_begins_with_what_a_plan_found_for_its_machines(tmp_path: Path) ->
             keep(cluster, b"x")
             cluster.store.plans.keep("digits", plan())
             made = replace(spec("digits"), resources=Resources((3, 3)))
-            assert (await submitted(cluster, made))[START] == f"16@{SHAPE}"
+            assert (await submitted(cluster, made))[START] == f"32@{SHAPE}"
+            coded = replace(made, network=Network(gradients="int8"))
+            assert (await submitted(cluster, coded))[START] == f"16@{SHAPE}"
             for other in (
                 replace(made, name="another"),
                 replace(made, resources=Resources((2, 2))),  # of which the plan says nothing

@@ -18,7 +18,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.system import probe
 from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.node import Node
-from wiiiiided.domain.plan import KeptPlan, PlanRow
+from wiiiiided.domain.plan import KeptPlan, MachineSet, PlanRow
 from wiiiiided.ui.cli import submit
 
 JOB = """
@@ -501,6 +501,7 @@ KEPT = KeptPlan(
     1.0,
     "0" * 16,
     (PlanRow(("a",), 1, "exact", 190.0), PlanRow(("a", "b", "c"), 1, "exact", 61.0)),
+    sets=(MachineSet(3, 48.0, 0.084, 0.084, {"exact": 0.7, "int8": 0.05}),),
 )
 
 
@@ -508,6 +509,13 @@ KEPT = KeptPlan(
     ("found", "said"),
     [
         (m.Predicted(RunForecast(0, ""), KEPT), "note: wiiiiide plan found one machine faster"),
+        (m.Predicted(RunForecast(0, ""), msgspec.structs.replace(KEPT, gradients="int8")), ""),
+        (
+            m.Predicted(
+                RunForecast(0, ""), KEPT, others=(msgspec.structs.replace(KEPT, gradients="int8"),)
+            ),
+            "note: wiiiiide plan found one machine faster",
+        ),
         (
             m.Predicted(RunForecast(2, ""), None, {1: 190.0, 3: 61.0}),
             "note: an earlier run on one machine made 190 samples/s, one on 3 machines 61",

@@ -33,7 +33,7 @@ from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.plan import PROBE, START
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.sweep import problems_of_sweep
-from wiiiiided.metrics.plan import start_length
+from wiiiiided.metrics.kept_plan import start_length
 
 SUBMIT_LOOKS = LOOKS // 5  # for an estimate: a thousand submits in a row must not wait for it
 SECRET_BYTES = 1 << 18

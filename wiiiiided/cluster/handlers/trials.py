@@ -15,10 +15,12 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.state.plans import Plans, PlansUnwritable
 from wiiiiided.domain.exit_codes import FAILED, USAGE
 from wiiiiided.domain.limits import MAX_NAME, MAX_NODES
-from wiiiiided.domain.plan import PROBE, KeptPlan
+from wiiiiided.domain.plan import PROBE, KeptPlan, MachineSet, is_every
 from wiiiiided.domain.states import ENDED
 
 ROWS: Final = 64  # of a plan
+CODECS: Final = 16  # of its machines
+LEAST, MOST = 1e-12, 1e15  # samples, seconds
 
 
 class TrialRequests:
@@ -34,8 +36,9 @@ class TrialRequests:
 
     def predicted(self, name: str) -> m.Predicted:
         forecast = self._metrics.forecast(name)
-        plans = self._jobs.controller.store.plans.of(name)
-        return m.Predicted(forecast, plans[0] if plans else None, self._metrics.speeds(name))
+        plans = tuple(self._jobs.controller.store.plans.of(name))
+        latest = plans[0] if plans else None
+        return m.Predicted(forecast, latest, self._metrics.speeds(name), plans[1:])
 
     def keep(self, request: m.KeepPlan) -> m.EndOfAnswers:
         if not 1 <= len(request.name) <= MAX_NAME or not request.name.isprintable():
@@ -66,4 +69,19 @@ def _is_possible(plan: KeptPlan) -> bool:
         and all(0 < len(row.nodes) <= MAX_NODES for row in plan.rows)
         and all(math.isfinite(row.samples_per_s) and row.every >= 1 for row in plan.rows)
         and all(len(row.gradients) <= MAX_NAME and len(row.why) <= 1000 for row in plan.rows)
+        and (plan.every is None or is_every(plan.every))
+        and len(plan.gradients or "") <= MAX_NAME
+        and len(plan.sets) <= ROWS
+        and all(map(_is_set, plan.sets))
+    )
+
+
+def _is_set(found: MachineSet) -> bool:
+    """Numbers that can be divided by each other."""
+    return (
+        2 <= found.machines <= MAX_NODES
+        and all(LEAST < one < MOST for one in (found.samples, found.step_s, found.seldom_s))
+        and all(0 <= seconds < MOST for seconds in found.exchange_s.values())
+        and len(found.exchange_s) <= CODECS
+        and all(len(name) <= MAX_NAME for name in found.exchange_s)
     )

@@ -536,6 +536,7 @@ class Predicted(Message, frozen=True, tag="Predicted"):
     forecast: RunForecast
     plan: KeptPlan | None = None  # the latest of that name
     speeds: dict[int, float] = {}  # samples/s of earlier runs, by their number of machines
+    others: tuple[KeptPlan, ...] = ()  # the latest of that name and of other models
 
 
 class EndOfAnswers(Message, frozen=True, tag="End"):

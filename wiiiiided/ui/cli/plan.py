@@ -21,8 +21,9 @@ from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.cluster.control import placement
 from wiiiiided.cluster.rpc.messages import NodeView
 from wiiiiided.domain.exit_codes import FAILED, NEVER, NO_SUCH
-from wiiiiided.domain.plan import KeptPlan, PlanRow, TrialMeasures
+from wiiiiided.domain.plan import PlanRow, TrialMeasures
 from wiiiiided.errors import HostError
+from wiiiiided.metrics import kept_plan
 from wiiiiided.metrics.plan import plan_rows
 from wiiiiided.ui.cli import plan_lines, screen
 from wiiiiided.ui.cli.daemon import connect
@@ -203,7 +204,7 @@ def _keep(client: Client, job: LoadedJob, probe: TrialMeasures, rows: Sequence[P
     if not probe.script.shape:
         return
     try:
-        client.keep_plan(job.spec.name, KeptPlan(time.time(), probe.script.shape, tuple(rows)))
+        client.keep_plan(job.spec.name, kept_plan.keep(probe, rows, time.time()))
     except ClientError as problem:
         screen.say(f"note: the plan is not kept for the next run: {problem}")
 

@@ -24,7 +24,7 @@ from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED
-from wiiiiided.metrics.plan import fewer_was_faster, fewer_would_do
+from wiiiiided.metrics.kept_plan import fewer_was_faster, fewer_would_do
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.candidates import LIVE, jobs
@@ -256,7 +256,8 @@ def _fewer(client: Client, job: LoadedJob) -> str:
     there = [view.node for view in views if view.state not in ("lost", "drained")]
     machines = expected_nodes(job.spec, there)
     network = job.spec.network
-    planned = found.plan and fewer_would_do(found.plan, machines, network.every, network.gradients)
+    plans = (found.plan, *found.others) if found.plan else ()
+    planned = fewer_would_do(plans, machines, network.every, network.gradients)
     return planned or fewer_was_faster(found.speeds, machines)
 
 

@@ -295,4 +295,6 @@ def facts(found: dict[str, list[RankLine]]) -> ScriptFacts:
         first.shape,
         first.data,
         any(line.global_batch for line in (first, *others)),
+        first.gradients,
+        first.every,
     )
