@@ -233,6 +233,35 @@ def test_apply_writes_as_little_as_possible(cli: Cli, trials: TrialDaemon, folde
     assert "job.toml has the recommended values already" in again.err
 
 
+AUTO = '[network]\ngradients = "int8"\nevery = "auto"\n'
+
+
+def test_auto_stays_where_seldom_exchanges_are_recommended(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    (folder / "job.toml").write_text(JOB + AUTO)
+    shown = cli("plan", str(folder), "--yes", "--apply")
+    assert 'note: every = "auto" stays: the next run begins with 64 steps between' in shown.err
+    assert (folder / "job.toml").read_text() == JOB + AUTO
+    coded = CODED | {codec: CODED[codec] / 100 for codec in ("int8", "int4")}
+    trials.links = [spell(PairLine(0, 1, 0.001, coded, 94e6))]
+    shown = cli("plan", str(folder), "--yes", "--apply")
+    assert '"auto" stays' not in shown.err  # every step is recommended: there is nothing to tune
+    assert "every = 1" in (folder / "job.toml").read_text()
+
+
+def test_auto_of_the_script_begins_with_what_was_found_for_its_codec(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    says = {"fixed": "Between(every='auto')", "gradients": "exact", "every": "auto"}
+    for name in "ab":
+        trials.says[name] = [rank(**says)]
+    shown = cli("plan", str(folder), "--yes", "--json")
+    (row,) = (row for row in shown.json["rows"] if row["recommended"])
+    assert (row["gradients"], row["every"]) == ("int8", 64)
+    assert "the next run begins with 256 steps" in shown.json["notes"][-1]
+
+
 def test_use_one_machine_is_applied_to_the_resources(
     cli: Cli, trials: TrialDaemon, folder: Path
 ) -> None:

@@ -21,7 +21,7 @@ from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.cluster.control import placement
 from wiiiiided.cluster.rpc.messages import NodeView
 from wiiiiided.domain.exit_codes import FAILED, NEVER, NO_SUCH
-from wiiiiided.domain.plan import PlanRow, TrialMeasures
+from wiiiiided.domain.plan import KeptPlan, PlanRow, TrialMeasures
 from wiiiiided.errors import HostError
 from wiiiiided.metrics import kept_plan
 from wiiiiided.metrics.plan import plan_rows
@@ -80,10 +80,12 @@ def command(
     except PackError as problem:
         return report(unshippable(job, problem), as_json)
     rows = plan_rows(probe)
-    _keep(client, job, probe, rows)
-    _show(probe, rows, away, as_json)
-    usual = _usual(job, client)
     row = next(row for row in rows if row.recommended)
+    plan = kept_plan.keep(probe, rows, time.time())
+    _keep(client, job, plan)
+    notes = (*away, *plan_lines.notes(probe), plan_lines.auto_stays(job.spec, plan, row))
+    _show(probe, rows, [note for note in notes if note], as_json)
+    usual = _usual(job, client)
     return _write(job, plan_lines.wanted_keys(job.spec, probe, row, usual), apply, as_json)
 
 
@@ -199,20 +201,19 @@ def _interrupted_by_any_end() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _keep(client: Client, job: LoadedJob, probe: TrialMeasures, rows: Sequence[PlanRow]) -> None:
-    """Keep the rows for the next run; failing to is only a note."""
-    if not probe.script.shape:
+def _keep(client: Client, job: LoadedJob, plan: KeptPlan) -> None:
+    """Keep it for the next run; failing to is only a note."""
+    if not plan.shape:
         return
     try:
-        client.keep_plan(job.spec.name, kept_plan.keep(probe, rows, time.time()))
+        client.keep_plan(job.spec.name, plan)
     except ClientError as problem:
         screen.say(f"note: the plan is not kept for the next run: {problem}")
 
 
 def _show(
-    probe: TrialMeasures, rows: Sequence[PlanRow], away: Sequence[str], as_json: bool
+    probe: TrialMeasures, rows: Sequence[PlanRow], notes: Sequence[str], as_json: bool
 ) -> None:
-    notes = [*away, *plan_lines.notes(probe)]
     if as_json:
         screen.put_json(plan_lines.as_json(probe, rows, notes))
         return

@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 
-from wiiiiided.domain.plan import MachineProbe, PlanRow, TrialMeasures
+from wiiiiided.domain.plan import KeptPlan, MachineProbe, PlanRow, TrialMeasures
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.metrics.kept_plan import start_length
 from wiiiiided.metrics.plan import link_rate, megabytes, step_time, three_digits
 from wiiiiided.ui.cli.table import TableColumn
 
@@ -119,6 +120,19 @@ def notes(probe: TrialMeasures) -> Iterator[str]:
         yield "each machine adds its own batch: with more machines a step has more samples"
 
 
+def auto_stays(spec: JobSpec, plan: KeptPlan, row: PlanRow) -> str:
+    """That every="auto" is left as it is for a row of seldom exchanges; empty: it is not asked for.
+
+    A number in its place would end the tuning; what was found is what it begins with.
+    """
+    every = spec.network.every if plan.every is None else plan.every
+    if every != "auto" or row.every == 1:
+        return ""
+    steps = start_length(plan, len(row.nodes), row.gradients) if plan.shape else None
+    begins = f"begins with {steps} steps between two exchanges and " if steps else ""
+    return f'every = "auto" stays: the next run {begins}follows what it measures'
+
+
 def wanted_keys(
     spec: JobSpec, probe: TrialMeasures, row: PlanRow, usual: Sequence[str]
 ) -> dict[Any, Any]:
@@ -131,6 +145,7 @@ def wanted_keys(
     several = len(row.nodes) > 1 and not probe.script.fixed
     if several and probe.script.coded and row.gradients != spec.network.gradients:
         keys["network", "gradients"] = row.gradients
-    if several and probe.script.way == "parallel" and row.every != spec.network.every:
+    stays = spec.network.every == "auto" and row.every > 1
+    if several and probe.script.way == "parallel" and row.every != spec.network.every and not stays:
         keys["network", "every"] = row.every
     return keys
