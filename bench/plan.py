@@ -25,8 +25,10 @@ METHOD = (
     " their link by wiiiiided.torch.link_probe) by metrics/plan.py. Measured: a turn of each way in"
     " the same round, of {turn:g} s or one exchange at least; one machine is the mean of two hosts"
     " that train unconnected copies, by wide.parallel too. Rows with data= have one batch of 32 for"
-    " both hosts, which one machine has for itself, the others 16 for each host. H is that of the"
-    " first trial. Shown are medians over {rounds} rounds, in brackets the least and the most."
+    " both hosts, which one machine has for itself, the others 16 for each host; measured are one"
+    " machine, every step and every H steps in int8, or in the codec that the first trial"
+    " recommends. H is that of the first trial, 1,024 at most. Shown are medians over {rounds}"
+    " rounds, in brackets the least and the most."
 )
 
 

@@ -37,8 +37,10 @@ _LINKS_S = trial.LINKS_S[0]
 _SETTINGS = {"GLOO_SOCKET_IFNAME": INTERFACE}
 _LEARNER = {"widths": WIDTHS, "batch": BATCH}
 _EPOCH = 16  # steps, at least: as many as a round
+_LONGEST = 1024  # steps of a round: a turn is one at least, and plan's longest takes minutes
 _PATIENCE_S = 600.0
-# One machine, every step and every H steps in int8: each of the formula's cases of one batch.
+# One machine, every step and every H steps in int8: each of the formula's cases of one batch. What
+# is recommended takes the place of its own case.
 _DATA_KINDS = ((1, False, EXACT), (2, False, INT8), (2, True, INT8))
 
 
@@ -54,7 +56,7 @@ class PlannedWay:
     @classmethod
     def of(cls, row: PlanRow, data: bool = False) -> PlannedWay:
         nodes = row.nodes if len(row.nodes) > 1 else _NAMES[:1]
-        return cls(nodes, row.every, row.gradients, data)
+        return cls(nodes, min(row.every, _LONGEST), row.gradients, data)
 
     @property
     def name(self) -> str:
@@ -92,11 +94,11 @@ class LinkAccuracy:
     measured: dict[PlannedWay, list[float]] = field(default_factory=dict)
     recommended: list[PlannedWay] = field(default_factory=list)  # by round
 
-    @property
-    def choice(self) -> PlannedWay:
-        """What most trials recommend."""
-        kind = Counter(way.kind for way in self.recommended).most_common(1)[0][0]
-        return next(way for way in self.predicted if way.kind == kind and not way.data)
+    def choice(self, data: bool) -> PlannedWay:
+        """What most trials recommend of the ways that are measured: that of the first is one."""
+        ways = {way.kind: way for way in self.predicted if way.data is data}
+        kinds = [way.kind for way in self.recommended if way.data is data and way.kind in ways]
+        return ways[Counter(kinds).most_common(1)[0][0]]
 
     @property
     def note(self) -> str:
@@ -109,11 +111,11 @@ class LinkAccuracy:
         ratio = statistics.median(self.predicted[way]) / statistics.median(self.measured[way])
         return abs(ratio - 1)
 
-    def behind(self) -> float:
-        """How far what is recommended is behind the best measured way."""
-        measured = {way: rates for way, rates in self.measured.items() if not way.data}
+    def behind(self, data: bool) -> float:
+        """How far what is recommended is behind the best measured way of the same script."""
+        measured = {way: rates for way, rates in self.measured.items() if way.data is data}
         medians = {way: statistics.median(rates) for way, rates in measured.items()}
-        return 1 - medians[self.choice] / max(medians.values())
+        return 1 - medians[self.choice(data)] / max(medians.values())
 
     def grid(self, judged: bool) -> Grid:
         grid = Grid(f"{self.link.name}, two hosts")
@@ -128,9 +130,10 @@ class LinkAccuracy:
                     _off_words(self.link, way), PERCENT, [self.off(way)], _OFF
                 ),
             }
-            if way is self.choice:
+            if way is self.choice(way.data):
                 cells["recommended, behind the best"] = Measure(
-                    _behind_words(self.link), PERCENT, [self.behind()], _BEHIND
+                    *(_behind_words(self.link, way.data), PERCENT, [self.behind(way.data)]),
+                    _BEHIND,
                 )
             grid.rows.append(Row(way.name, cells))
         return grid
@@ -138,15 +141,25 @@ class LinkAccuracy:
 
 def asked(links: Sequence[Link]) -> list[tuple[Asked, Unit]]:
     """What is asked of every link, whichever rows it has."""
-    return [(Asked(_behind_words(link), _BEHIND, False), PERCENT) for link in links]
+    words = (_behind_words(link, data) for link in links for data in (False, True))
+    return [(Asked(said, _BEHIND, False), PERCENT) for said in words]
 
 
 def _off_words(link: Link, way: PlannedWay) -> str:
     return f"{link.name}, {way.name}: predicted and measured apart"
 
 
-def _behind_words(link: Link) -> str:
-    return f"{link.name}: what is recommended behind the best"
+def _behind_words(link: Link, data: bool) -> str:
+    script = ", data=" if data else ""
+    return f"{link.name}{script}: what is recommended behind the best"
+
+
+def data_ways(rows: Sequence[PlanRow]) -> list[PlannedWay]:
+    """As many ways as there are kinds, and what is recommended among them."""
+    chosen = next(PlannedWay.of(row, data=True) for row in rows if row.recommended)
+    kinds = [chosen.kind if kind[:2] == chosen.kind[:2] else kind for kind in _DATA_KINDS]
+    found = (PlannedWay.of(row, data=True) for row in rows)
+    return [way for way in found if way.kind in kinds]
 
 
 class PlanAccuracy:
@@ -177,13 +190,16 @@ class PlanAccuracy:
             rows, data_rows = plan_rows(own), plan_rows(divided)
             if not found.predicted:
                 self._hosts.shape(UNSHAPED)
-                ways = [PlannedWay.of(row) for row in rows]
-                data_ways = [PlannedWay.of(row, data=True) for row in data_rows]
-                for way in (*ways, *(way for way in data_ways if way.kind in _DATA_KINDS)):
+                for way in (*map(PlannedWay.of, rows), *data_ways(data_rows)):
                     found.predicted[way], found.measured[way] = [], []
                     self._open(way)
                 self._hosts.shape(link)
-            found.recommended.append(PlannedWay.of(next(row for row in rows if row.recommended)))
+            found.recommended += [
+                PlannedWay.of(row, data)
+                for data, each in ((False, rows), (True, data_rows))
+                for row in each
+                if row.recommended
+            ]
             for way in found.predicted:
                 self._say(f"{link.name}, round {number + 1} of {self._rounds}: {way.name}")
                 found.predicted[way].append(way.predicted(divided if way.data else own))
