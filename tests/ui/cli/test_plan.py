@@ -297,6 +297,31 @@ def test_a_script_that_fails_is_told_by_its_exception(
     assert trials.is_empty
 
 
+def test_a_script_that_misses_a_variable_is_told_that_a_trial_does_not_get_it(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    trials.state, trials.error = "failed", "KeyError: 'WANDB_API_KEY'"
+    trials.says["a"] = trials.says["b"] = []
+    shown = cli("plan", str(folder), "--yes")
+    assert "failed on a: KeyError: 'WANDB_API_KEY': a trial does not get run.pass_env" in shown.err
+
+
+def test_what_keeps_machines_from_a_trial_is_said_before_it(
+    cli: Cli, trials: TrialDaemon, folder: Path
+) -> None:
+    (folder / "job.toml").write_text(JOB.replace("nodes = 2", "nodes = 1"))
+    shown = cli("plan", str(folder))  # which has no terminal to ask on
+    assert "note: the job asks for one machine; --nodes all tries 2" in shown.err
+    trials.daemon.answers(m.ListNodes, m.NodeList("", (machine("a"),)))
+    shown = cli("plan", str(folder), "--yes")
+    assert shown.err.index("note: there is no other machine") < shown.err.index("plan runs")
+    assert shown.err.count("there is no other machine") == 1
+    found = cli("plan", str(folder), "--yes", "--json").json
+    assert found["notes"][0].startswith("there is no other machine")
+    shown = cli("plan", str(folder), "--nodes", "2")
+    assert "--nodes 2: one machine can run the job; wiiiiide nodes lists them" in shown.err
+
+
 def test_a_script_without_steps_is_told_so(
     cli: Cli, trials: TrialDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,8 @@ def command(
         job = read(file, None)
         client = connect()
         chosen, away = machines_for(job, client.nodes().nodes, nodes)
+        for note in away:  # before the trial: with other machines it would be another one
+            screen.say(f"note: {note}")
         if not _may_run(job, chosen, yes):
             return FAILED
         probe = _probe(client, job, chosen)
@@ -83,8 +85,8 @@ def command(
     row = next(row for row in rows if row.recommended)
     plan = kept_plan.keep(probe, rows, time.time())
     _keep(client, job, plan)
-    notes = (*away, *plan_lines.notes(probe), plan_lines.auto_stays(job.spec, plan, row))
-    _show(probe, rows, [note for note in notes if note], as_json)
+    auto = plan_lines.auto_stays(job.spec, plan, row)
+    _show(probe, rows, away, [*plan_lines.notes(probe), *([auto] if auto else [])], as_json)
     usual = _usual(job, client)
     return _write(job, plan_lines.wanted_keys(job.spec, probe, row, usual), apply, as_json)
 
@@ -115,6 +117,11 @@ def machines_for(
     most = _count(wanted, len(fit)) if wanted else most
     if wanted is None and most == 1 and len(fit) > 1:
         away.append(f"the job asks for one machine; --nodes all tries {len(fit)}")
+    if len(here) == 1:
+        away.append(
+            "there is no other machine, so the trial says how fast this one is, and no more: "
+            "wiiiiide init and wiiiiide join make a cluster of several"
+        )
     return fit[: max(1, most)], away
 
 
@@ -129,7 +136,8 @@ def _count(wanted: str, fit: int) -> int:
     if not wanted.isdecimal():
         return fit
     if not 1 <= int(wanted) <= fit:
-        raise NoMachine(f"--nodes {wanted}: {fit} machines can run the job")
+        can = "one machine" if fit == 1 else f"{fit} machines"
+        raise NoMachine(f"--nodes {wanted}: {can} can run the job; wiiiiide nodes lists them")
     return int(wanted)
 
 
@@ -212,10 +220,15 @@ def _keep(client: Client, job: LoadedJob, plan: KeptPlan) -> None:
 
 
 def _show(
-    probe: TrialMeasures, rows: Sequence[PlanRow], notes: Sequence[str], as_json: bool
+    probe: TrialMeasures,
+    rows: Sequence[PlanRow],
+    away: Sequence[str],
+    notes: Sequence[str],
+    as_json: bool,
 ) -> None:
+    """`away` was said before the trial."""
     if as_json:
-        screen.put_json(plan_lines.as_json(probe, rows, notes))
+        screen.put_json(plan_lines.as_json(probe, rows, [*away, *notes]))
         return
     screen.say(plan_lines.measured(probe))
     put_table(plan_lines.COLUMNS, plan_lines.table(rows))

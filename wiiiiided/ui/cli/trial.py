@@ -177,7 +177,7 @@ class TrialRun:
         """Raise TrialFailed if this job cannot give a result any more."""
         where = " ".join(job.nodes)
         if now.state in ENDED:
-            raise TrialFailed(_ended(where, now))
+            raise TrialFailed(_ended(where, now, self._spec.run.pass_env))
         if now.state == "queued":
             self._say_once(now, f"the trial on {where} waits for its turn")
             return
@@ -224,13 +224,19 @@ class TrialRun:
         return [line for line in found if isinstance(line, PairLine)]
 
 
-def _ended(where: str, now: JobReason) -> str:
+def _ended(where: str, now: JobReason, pass_env: Sequence[str]) -> str:
     if now.state == "done":
         return (
             f"the script ended on {where} before its steps could be measured: the trial needs some "
             "seconds of them"
         )
-    return f"the trial failed on {where}: {now.error or now.why}"
+    failed = f"the trial failed on {where}: {now.error or now.why}"
+    if missed := [name for name in pass_env if name in now.error]:
+        return (
+            f"{failed}: a trial does not get run.pass_env, and so no {missed[0]}; with {PROBE}=1 "
+            "in its environment the script may do without"
+        )
+    return failed
 
 
 # ---- what is run, and what was said. Pure
