@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import threading
@@ -69,6 +70,25 @@ def shared_maps(pid: int | str = "self") -> list[int]:
             start, end = line.split()[0].split("-")
             sizes.append(int(end, 16) - int(start, 16))
     return sizes
+
+
+def shared_inodes(pid: int | str = "self", name: str = "data") -> set[int]:
+    """Which of the backend's shared memory of that name a process maps or has open."""
+    folder, wanted, found = Path(f"/proc/{pid}"), f"/memfd:wiiiiide-{name}", set()
+    with contextlib.suppress(OSError):  # the process is gone
+        for line in (folder / "maps").read_text().splitlines():
+            if wanted in line:
+                found.add(int(line.split()[4]))
+        for fd in os.listdir(folder / "fd"):
+            with contextlib.suppress(OSError):  # or this descriptor
+                if os.readlink(folder / "fd" / fd).startswith(wanted):
+                    found.add(os.stat(folder / "fd" / fd).st_ino)
+    return found
+
+
+def holders_of(inodes: set[int]) -> set[int]:
+    """The processes of this machine that hold some of this shared memory; if none, it is gone."""
+    return {pid for pid in psutil.pids() if shared_inodes(pid) & inodes}
 
 
 def children_of(pid: int | None = None) -> list[int]:

@@ -131,9 +131,11 @@ def compress_gradients(
 
 
 def shared_dataset(
-    make: Callable[[], Any], group: dist.ProcessGroup | None = None
+    make: Callable[..., Any], group: dist.ProcessGroup | None = None
 ) -> SharedDataset:
     """What `make()` returns, in memory once a host: one rank of each host calls it, all map it.
+
+    A `make(empty)` with one parameter can fill tensors that `empty(shape, dtype)` puts there.
 
     A collective call of the group; before init_process_group the data set is this process's own.
     Tensors, numpy arrays, lists of strings and numbers, in dicts, tuples and lists: `data[3]`,

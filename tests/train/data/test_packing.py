@@ -14,19 +14,16 @@ from torch.utils.data import TensorDataset
 
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.packing import PackedValue, unpacked, values_of
+from wiiiiided.train.data.shared_memory import GrowingMemory, SharedBuffer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.uint16]
 
 
 def through_bytes(value: Any) -> Any:
-    packed = PackedValue(value)
-    memory = np.full(packed.nbytes, 255, np.uint8)
-    packed.write(memory)
-    return values_of(*_swap(unpacked(torch.from_numpy(memory)), torch.from_numpy(memory)))
-
-
-def _swap(found: tuple[Any, int], memory: torch.Tensor) -> tuple[Any, torch.Tensor, int]:
-    return found[0], memory, found[1]
+    memory = GrowingMemory()
+    PackedValue(value, memory).write()
+    raw = SharedBuffer.of(memory.seal()).tensor
+    return values_of(unpacked(raw), raw)
 
 
 def same(a: Any, b: Any) -> bool:
@@ -118,4 +115,4 @@ REFUSED: list[tuple[Any, str]] = [
 @pytest.mark.parametrize(("value", "sentence"), REFUSED, ids=[r[1] for r in REFUSED])
 def test_what_cannot_be_shared_is_named_with_its_place(value: Any, sentence: str) -> None:
     with pytest.raises(UsageError, match=sentence):
-        PackedValue(value)
+        PackedValue(value, GrowingMemory())

@@ -167,10 +167,13 @@ class Team:
         """Segments of a team are numbered alike on all ranks."""
         return next(self._segment_ids)
 
-    def obtain(self, segment_id: int, nbytes: int) -> Generator[Wait, None, Segment]:
-        """Memory of the whole team: its first makes it and sends it, the others wait for it."""
+    def obtain(
+        self, segment_id: int, nbytes: int, made: Segment | None = None
+    ) -> Generator[Wait, None, Segment]:
+        """Memory of the whole team: its first makes it, or has made it, and sends it; the others
+        wait for it."""
         if self.rank == 0:
-            segment = Segment.create(f"{self.name}-{segment_id}", nbytes)
+            segment = made or Segment.create(f"{self.name}-{segment_id}", nbytes)
             frame = Frame(FrameKind.SEGMENT, self.nonce, segment_id, nbytes)
             for link in self.links.values():
                 self.process.send(link, frame, segment.fd)

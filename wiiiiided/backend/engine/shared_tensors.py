@@ -164,6 +164,16 @@ class SharedTensors:
         yield team.arrive()
         into.append(segment)
 
+    def hand_over(
+        self, call: CallSignature, nbytes: int, made: Segment | None, into: list[Segment]
+    ) -> Generator[Wait, None, None]:
+        """The plan of memory that the host's first rank has made and written: the others map it."""
+        team = self._team
+        yield from team.open(call, _NOTHING, (0, 0), False, lambda: None)
+        segment = yield from team.obtain(team.next_segment_id(), nbytes, made)
+        yield team.arrive()
+        into.append(segment)
+
     def _adopt(self, segment_id: int, segment: Segment, stride: int) -> Array:
         whole = np.frombuffer(segment.map, np.uint8)
         mine = np.frombuffer(segment.map, np.uint8, stride, self._team.rank * stride)

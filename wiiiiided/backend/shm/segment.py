@@ -50,8 +50,9 @@ class Segment:
         self.fd = fd
 
     @classmethod
-    def create(cls, label: str, nbytes: int) -> Segment:
-        """New memory, all zero, nothing reserved yet. `label` shows in /proc/PID/maps."""
+    def create(cls, label: str, nbytes: int, is_final: bool = True) -> Segment:
+        """New memory, all zero, nothing reserved yet. `label` shows in /proc/PID/maps. If the size
+        is not final, `seal` will say what is used of it."""
         try:
             fd = os.memfd_create(f"wiiiiide-{label}"[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         except OSError as problem:
@@ -61,7 +62,8 @@ class Segment:
             ) from problem
         try:
             os.ftruncate(fd, nbytes)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            if is_final:
+                fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
             return cls(fd, nbytes)
         except OSError as problem:
             os.close(fd)
@@ -90,6 +92,12 @@ class Segment:
             os.posix_fallocate(self.fd, offset, nbytes)
         except OSError as problem:
             raise _no_room(nbytes, problem) from problem
+
+    def seal(self, nbytes: int) -> None:
+        """Cut it to its first bytes, for good; what lies behind is not to be touched any more."""
+        os.ftruncate(self.fd, nbytes)
+        fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, _SEALS)
+        self.nbytes = nbytes
 
     def populate(self) -> None:
         """Have this process's map of all pages made now; a kernel before 5.14 leaves it to the

@@ -1,9 +1,12 @@
 """`wide.shared_dataset`: built by one rank of a host, mapped by all ranks of it.
 
-    the first rank of each host    make() ── pack ── check memory ──┐        ── write ──┐
-    all ranks of the group                                          tell ── map        meet
-                                                                     │
+    the first rank of each host    make() ── pack ──┐
+    all ranks of the group                          tell ── map
+                                                     │
         a failure of any host's make() is told to all: each raises it, none waits
+
+A `make` that takes a parameter gets `empty`, and fills the shared memory itself. What any other
+returns is copied there array by array, and each is freed before the next one is copied.
 
 The telling goes over the whole group, so that a data set which cannot be built on one host stops
 the ranks of the others too, at this line and with this cause, not later with a lost peer.
@@ -11,10 +14,10 @@ the ranks of the others too, at this line and with this cause, not later with a 
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any, Final
 
-import numpy as np
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
@@ -25,24 +28,26 @@ from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.data.columns import ColumnDataset
 from wiiiiided.train.data.packing import Node, PackedValue, columns_of, unpacked, values_of
-from wiiiiided.train.data.shared_memory import SharedBuffer, check_room
-from wiiiiided.train.memory import meet, run_plan
+from wiiiiided.train.data.shared_memory import GrowingMemory, SharedBuffer, check_room
+from wiiiiided.train.memory import run_plan
 
 _WHAT: Final = "wide.shared_dataset()"
-_WRITTEN: Final = CallSignature.of("the end of wide.shared_dataset()")
+_GIVEN_BACK: Final = 16 << 20  # bytes: freed memory goes back to the kernel when it is so much
+
+Make = Callable[..., Any]  # without a parameter, or with one: `GrowingMemory.empty`
 
 
 class SharedDataset(ColumnDataset):
     """What `make` returned, in shared memory: samples, parts by name, and all of it as `value`."""
 
-    def __init__(self, buffer: SharedBuffer, begin: int, node: Node, where: str = "value") -> None:
-        self._buffer, self._begin, self._node = buffer, begin, node
-        super().__init__(columns_of(node, buffer.tensor, begin), where)
+    def __init__(self, buffer: SharedBuffer, node: Node, where: str = "value") -> None:
+        self._buffer, self._node = buffer, node
+        super().__init__(columns_of(node, buffer.tensor), where)
 
     @property
     def value(self) -> Any:
         """What `make` returned, where it lies: a change is seen by this process alone."""
-        return values_of(self._node, self._buffer.tensor, self._begin)
+        return values_of(self._node, self._buffer.tensor)
 
     def __getitem__(self, which: Any) -> Any:
         if isinstance(which, str):
@@ -58,67 +63,80 @@ class SharedDataset(ColumnDataset):
         node = rest[1][rest[0].index(name)]
         if node[0] == "constant":
             return node[1]
-        return SharedDataset(self._buffer, self._begin, node, f"{self._where}[{name!r}]")
+        return SharedDataset(self._buffer, node, f"{self._where}[{name!r}]")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SharedDataset, (self._buffer, self._begin, self._node, self._where)
+        return SharedDataset, (self._buffer, self._node, self._where)
 
 
-def build_alone(make: Callable[[], Any]) -> SharedDataset:
+def build_alone(make: Make) -> SharedDataset:
     """Without other ranks: for this process and its DataLoader workers."""
-    packed = _packed(make)
-    segment = Segment.create("data", packed.nbytes)
-    segment.reserve(0, packed.nbytes)
-    _write(packed, segment)
-    return _dataset(segment)
+    return _dataset(_built(make))
 
 
-def build_together(
-    make: Callable[[], Any], process_group: dist.ProcessGroup, group: Group
-) -> SharedDataset:
+def build_together(make: Make, process_group: dist.ProcessGroup, group: Group) -> SharedDataset:
     """A collective call: the first rank of each host makes it for all ranks there."""
-    team, packed, problem = group.team, None, None
+    team, built, problem = group.team, None, None
     if team.rank == 0:
         try:
-            packed = _packed(make)
+            built = _built(make)
         except BaseException as raised:  # an interrupt too: the others wait
             problem = raised
-    told = tell_all(process_group, _told(packed, problem))
+    told = tell_all(process_group, _told(built, problem))
     if problem is not None:
-        raise problem
+        try:
+            raise problem
+        finally:
+            problem = None  # its traceback has this frame: together they would keep what was made
     for rank, text in enumerate(told):
         if text.startswith("!"):
             raise UsageError(f"rank {rank} could not build the shared data set: {text[1:]}")
     nbytes = int(told[team.ranks[0]])
-    made: list[Segment] = []
+    mapped: list[Segment] = []
     call = CallSignature.of(f"{_WHAT} of {nbytes} bytes")
-    run_plan(group, _WHAT, team.shared.make_common(call, nbytes, made))
-    if packed is not None:
-        _write(packed, made[0])
-    meet(group, _WRITTEN)
-    return _dataset(made[0])
+    run_plan(group, _WHAT, team.shared.hand_over(call, nbytes, built, mapped))
+    return _dataset(mapped[0])
 
 
-def _write(packed: PackedValue, segment: Segment) -> None:
-    packed.write(np.frombuffer(segment.map, np.uint8))
-    malloc.give_back()  # what `make` made
+def _built(make: Make) -> Segment:
+    memory = GrowingMemory()
+    # No name here for what `make` returns: it would keep all of it until the end.
+    packed = PackedValue(_made(make, memory), memory)
+    check_room(packed.largest)
+    kept = 0
+
+    def freed(nbytes: int) -> None:
+        nonlocal kept
+        kept += nbytes
+        if kept >= _GIVEN_BACK:
+            malloc.give_back()
+            kept = 0
+
+    packed.write(freed)
+    malloc.give_back()
+    return memory.seal()
 
 
-def _packed(make: Callable[[], Any]) -> PackedValue:
-    packed = PackedValue(make())
-    check_room(packed.nbytes)
-    return packed
+def _made(make: Make, memory: GrowingMemory) -> Any:
+    try:
+        parameters = list(inspect.signature(make).parameters.values())
+    except ValueError:  # a function of C that does not say
+        parameters = []
+    takes_one = any(
+        one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+        for one in parameters
+    )
+    return make(memory.empty) if takes_one else make()
 
 
-def _told(packed: PackedValue | None, problem: BaseException | None) -> str:
+def _told(built: Segment | None, problem: BaseException | None) -> str:
     """To all ranks: how many bytes there are, or what was raised."""
     if problem is not None:
         text = f"!{type(problem).__name__}: {problem}"
         return text.encode(errors="replace").decode()
-    return "" if packed is None else str(packed.nbytes)
+    return "" if built is None else str(built.nbytes)
 
 
 def _dataset(segment: Segment) -> SharedDataset:
     buffer = SharedBuffer.of(segment)
-    node, begin = unpacked(buffer.tensor)
-    return SharedDataset(buffer, begin, node)
+    return SharedDataset(buffer, unpacked(buffer.tensor))
