@@ -13,11 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, TensorDataset
 
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.errors import UsageError
 from wiiiiided.torch import Batches, mapped, parallel, shared_dataset
+from wiiiiided.train.data.batches import HostPlace
+from wiiiiided.train.data.rounds import HostSizes
 
 LENGTH = 103
 X = torch.arange(LENGTH, dtype=torch.float32)[:, None] * torch.ones(3)
@@ -277,6 +279,131 @@ def test_one_loop_at_a_time() -> None:
         next(second)
 
 
+# -- a DataLoader of the script's own ----
+
+
+def _own(data: Batches, workers: int) -> Any:
+    return DataLoader(data.dataset, batch_sampler=data.batch_sampler, **forked(workers))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_over_the_sampler_gets_the_same_batches(workers: int) -> None:
+    whole = [[ids(batch) for batch in data] for data in [at(1, 2)] for _ in range(2)]
+    data = at(1, 2)
+    loader = _own(data, workers)
+    next(iter(loader))  # a look at a batch changes nothing
+    assert len(loader) == len(data)
+    for epoch in range(2):
+        data.set_epoch(epoch)
+        found = []
+        for batch in loader:
+            data.got_batch()
+            assert (data.epoch, data.samples_of_step()) == (epoch, len(batch))
+            found.append(ids(batch))
+            data.committed()
+        assert found == whole[epoch]
+        assert data.epoch == data.epochs_done == epoch + 1
+    assert data.state_dict()["position"] == 0
+
+
+def test_a_data_set_that_takes_lists_is_asked_for_whole_batches() -> None:
+    data = at(1, 2, TensorDataset(X))
+    loader = DataLoader(data.dataset, sampler=data.batch_sampler, batch_size=None)
+    assert [batch[0].tolist() for batch in loader] == [
+        x.tolist() for (x,) in at(1, 2, data.dataset)
+    ]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("says_so", [True, False])
+def test_what_a_data_loader_has_fetched_and_not_given_out_comes_again(
+    workers: int, says_so: bool
+) -> None:
+    data = at(0, 1)
+    trained: list[int] = []
+    for number, batch in enumerate(_own(data, workers)):
+        data.got_batch()
+        if number == 3:
+            break
+        trained += ids(batch)
+        if says_so:
+            data.committed()
+    assert data.state_dict()["position"] == 3 * 16
+    again = at(0, 1)
+    again.load_state_dict(data.state_dict())
+    for batch in _own(again, workers):
+        again.got_batch()
+        trained += ids(batch)
+    next(iter(again))  # without committed() the last batch counts when another loop begins
+    assert again.epochs_done == 1
+    assert sorted(trained) == [*range(LENGTH)]
+
+
+def test_batches_without_a_step_at_an_epochs_end_count_with_the_next_step() -> None:
+    data, got = at(0, 1), 0  # seven batches an epoch, two a step
+    for epoch in range(2):
+        for batch in _own(data, 0):
+            assert data.epoch == epoch
+            data.got_batch()
+            got += 1
+            if got == 8:
+                assert data.samples_of_step() == LENGTH % 16 + len(batch)
+            if got % 2 == 0:
+                data.committed()
+    assert (data.epochs_done, data.samples_of_step()) == (2, 0)
+
+
+def test_batches_that_are_fetched_stay_divided_as_they_are() -> None:
+    data, sizes = at(0, 2), []
+    for _ in range(2):
+        for batch in _own(data, 0):
+            data.got_batch()
+            data.divide((0.25, 0.75))
+            sizes.append(len(batch))
+            data.committed()
+    assert sizes == [8] * 6 + [4] + [4] * 6 + [2]
+
+
+def test_a_loop_that_does_not_tell_what_it_gets_is_told_so() -> None:
+    data = at(0, 1)
+    loader = _own(data, 0)
+    batches = iter(loader)
+    next(batches)
+    for step in (data.committed, data.samples_of_step):
+        with pytest.raises(UsageError, match=r"call data\.got_batch\(\) for each batch"):
+            step()
+    assert len(list(loader)) == 7
+    with pytest.raises(UsageError, match=r"call data\.got_batch\(\) for each batch"):
+        next(iter(loader))
+    with pytest.raises(UsageError, match=r"no batch of data\.batch_sampler is there"):
+        at(0, 1).got_batch()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda data: {"batch_sampler": data},
+        lambda data: {"sampler": data},
+        lambda data: {"batch_sampler": BatchSampler(data, 4, False)},
+    ],
+)
+def test_batches_are_no_sampler(wrong: Any, workers: int) -> None:
+    data = at(0, 1)
+    loader = DataLoader(Plain(), **wrong(data), **forked(workers))
+    with pytest.raises(UsageError, match=r"batch_sampler=data\.batch_sampler"):
+        next(iter(loader))
+
+
+def test_batches_that_change_in_a_loop_have_no_sampler() -> None:
+    with pytest.raises(UsageError, match='batch_size="auto" changes batches'):
+        iter(Batches(Plain(), "auto", between=(2, 9)).batch_sampler)
+    data = at(0, 1)
+    data.begin_rounds(0, HostSizes((8,), (2,)), HostPlace(0, 1))
+    with pytest.raises(UsageError, match="every=H changes batches"):
+        next(iter(_own(data, 0)))
+
+
 # -- what is refused ----
 
 
@@ -379,6 +506,40 @@ def test_ranks_train_what_one_process_trains(world: int | str) -> None:
     alone = torch.tensor(_train(Rank(0, 1, "")))
     for found in run_ranks(_train, world):
         torch.testing.assert_close(torch.tensor(found), alone, rtol=1e-9, atol=1e-12)
+
+
+def _own_loader(me: Rank) -> list[float]:
+    data = Batches(TensorDataset(X), batch_size=20, seed=3)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    run = parallel(model, optimizer, data=data)
+    loader = DataLoader(data.dataset, batch_sampler=data.batch_sampler, **forked(1))
+    batches, seen = iter(loader), list[float]()
+    model(next(batches)[0]).mean().backward()
+    with pytest.raises(UsageError, match=r"call data\.got_batch\(\)"):
+        optimizer.step()
+    optimizer.zero_grad()
+    del batches
+    for (x,) in loader:
+        data.got_batch()
+        seen += x[: data.samples_of_step(), 0].tolist()
+        model(x).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if len(seen) > 20:
+            break
+    again = Batches(TensorDataset(X), batch_size=30, seed=3)
+    again.load_state_dict(run.state_dict()["data"])
+    for (x,) in DataLoader(again.dataset, batch_sampler=again.batch_sampler):
+        again.got_batch()
+        seen += x[: again.samples_of_step(), 0].tolist()
+        again.committed()
+    return seen
+
+
+def test_ranks_train_every_sample_once_over_a_data_loader_of_their_own() -> None:
+    first, second = run_ranks(_own_loader, 2)
+    assert sorted(first + second) == [*range(LENGTH)]
 
 
 def _too_many(me: Rank) -> None:

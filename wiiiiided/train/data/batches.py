@@ -2,8 +2,9 @@
 
     for x, y in data               this rank's part of each global batch, collated
     for x, y in data.loader(…)     the same through a DataLoader: workers, prefetch, a collate_fn
+    data.batch_sampler             its numbers, for a DataLoader that a framework makes
 
-Both begin where training is (`cursor`) and go to the epoch's end; the next loop is the next epoch.
+All begin where training is (`cursor`) and go to the epoch's end; the next loop is the next epoch.
 
 A rank without a sample. A short last batch may have fewer samples than there are ranks. All must
 step together, and a model cannot be relied on to take a batch of none (`x.view(len(x), -1)` raises,
@@ -13,18 +14,24 @@ another rank has too, and `samples_of_step()` says 0: weighted by that, its grad
 How batches are divided may change in the middle of a loop: ranks' shares, the size of a batch, the
 rounds of hosts (`divide`, `begin_rounds`, `end_round`), a trial that wants to see a smaller part
 (`halve`). What was fetched ahead is then thrown away, and the loop goes on from what it has got.
+
+A DataLoader of others cannot throw away what it has fetched, and its loop is not ours: the script
+says of each batch that it has got it (`got_batch`), and how batches are divided stays as it is
+until the next loop.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset, default_collate
+from torch.utils.data import DataLoader, IterableDataset, Sampler, TensorDataset, default_collate
 
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.adaptive_batch import AUTO, AdaptiveBatch
@@ -43,6 +50,18 @@ _NO_BATCH: Final = object()
 _OURS: Final = ("dataset", "batch_size", "shuffle", "sampler", "batch_sampler", "drop_last")
 
 
+_UNTOLD: Final = (
+    "this loop takes its batches from data.batch_sampler and has told of none: call "
+    "data.got_batch() for each batch that it gets, before training with it. A DataLoader does not "
+    "say what it has given out, and what it has fetched ahead is not to be counted"
+)
+# Modules that take numbers out of what they are given as a sampler.
+_SAMPLING: Final = (
+    *("torch.utils.data.dataloader", "torch.utils.data.sampler"),
+    "torchdata.stateful_dataloader.stateful_dataloader",
+)
+
+
 class RankPart(NamedTuple):
     """A rank's part of one global batch."""
 
@@ -56,6 +75,16 @@ class HostPlace(NamedTuple):
 
     place: int
     ranks: int
+
+
+@dataclass
+class DrawnLoop:
+    """A loop of a DataLoader over `batch_sampler`."""
+
+    number: int
+    parts: deque[RankPart] = field(default_factory=deque)  # that the script has not got
+    is_told: bool = False  # it has said so of one
+    is_drawn: bool = False  # to its end
 
 
 class Batches:
@@ -92,6 +121,7 @@ class Batches:
         self._is_halved = False
         self._division = 0  # how often batches have been divided otherwise
         self._loop = 0  # the number of the loop that goes on
+        self._drawn: DrawnLoop | None = None  # … if it is over `batch_sampler`
         self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
         self._by_steps = False
         self._between_steps: Callable[[], None] = lambda: None
@@ -115,6 +145,9 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         """What is left of this epoch."""
+        if sys._getframe(1).f_globals.get("__name__") in _SAMPLING:
+            # When a number is asked for: an iterator of a DataLoader that did not begin cannot end.
+            return map(_no_number, (0,))
         fetched: deque[RankPart] = deque()
         return self.hand_out(
             lambda: (self._fetch(part.numbers) for part in self.parts(fetched)), fetched
@@ -123,6 +156,35 @@ class Batches:
     def loader(self, **options: Any) -> BatchLoader:
         """The same through a DataLoader with these options: num_workers, collate_fn and so on."""
         return BatchLoader(self, options)
+
+    @property
+    def batch_sampler(self) -> RankSampler:
+        """The numbers of this rank's samples, batch by batch, for a DataLoader of the script's own.
+
+        What a DataLoader asks for is not what the loop has got: call `got_batch` for each batch.
+        """
+        if self.adaptive is not None:
+            raise UsageError(
+                'batch_size="auto" changes batches in the middle of a loop, of which a DataLoader '
+                "over data.batch_sampler has fetched some: loop over data.loader(…)"
+            )
+        return RankSampler(self)
+
+    def got_batch(self) -> None:
+        """The loop has got the next batch of `batch_sampler`: call it before training with it."""
+        drawn = self._drawn
+        if drawn is None or not drawn.parts:
+            raise UsageError(
+                "data.got_batch(): no batch of data.batch_sampler is there that was not told of; "
+                "call it once for each batch that a DataLoader over it gives, and in no other loop"
+            )
+        self._check_loop(drawn.number)
+        if not self._by_steps:
+            self._cursor.commit()
+        self._between_steps()
+        drawn.is_told = True
+        part = drawn.parts.popleft()
+        self._cursor.hand_out(part.span, part.samples)
 
     # -- epochs and steps ----
 
@@ -149,6 +211,7 @@ class Batches:
         """To the beginning of another epoch; the one that training is in goes on where it is."""
         if not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"set_epoch({epoch!r}): an epoch is a whole number from 0 on")
+        self._end_drawn()
         if epoch != self.epoch:
             self._cursor.move(epoch)
             self._loop += 1
@@ -174,11 +237,16 @@ class Batches:
         Without this call a batch counts when the next one is asked for; from the first call on,
         only what was handed out before a call does.
         """
+        self._check_told()
         self._by_steps = True
+        is_last = self._drawn is not None and self._cursor.is_epoch_over
         self._cursor.commit()
+        if is_last:  # a DataLoader's loop does not say when it is over
+            self._cursor.run_out()
 
     def samples_of_step(self) -> int:
         """How many samples this rank has got since the last commit."""
+        self._check_told()
         return self._cursor.samples
 
     # -- how batches are divided ----
@@ -331,9 +399,9 @@ class Batches:
     def _parts_of_batches(self, at: EpochPlace) -> Iterator[RankPart]:
         rank, ranks = self._place()
         order = self._order(at)
-        part = _half if self._is_halved else _part
+        part, shares = _half if self._is_halved else _part, self._shares
         for span in self._spans(at.place):
-            cuts = split(span.end - span.begin, ranks, self._shares)
+            cuts = split(span.end - span.begin, ranks, shares)
             begin, end = span.begin + cuts[rank], span.begin + cuts[rank + 1]
             yield part(order, span, begin, end)
 
@@ -358,14 +426,7 @@ class Batches:
     ) -> Iterator[Any]:
         """Batches as the loop gets them, in the order of the parts that they are of."""
         notes.loops_over(self)
-        if not isinstance(self._cursor, RoundCursor):
-            self._place()  # raises now, and not at the first batch
-        at = self._cursor.begin()
-        if not self._has_left(at):
-            self._cursor.move(at.epoch + 1)
-        self._loop += 1
-        loop = self._loop  # now, not when the first one is asked for
-        self.is_in_loop = True
+        loop = self._enter_loop()  # now, not when the first one is asked for
         batches, division = fetch(), self._division
 
         def handed_out() -> Iterator[Any]:
@@ -401,6 +462,50 @@ class Batches:
                     self.is_in_loop = False
 
         return looped()
+
+    def _enter_loop(self) -> int:
+        """Where the last one has come to; returns the number of the new one."""
+        self._end_drawn()
+        if not isinstance(self._cursor, RoundCursor):
+            self._place()  # raises now, and not at the first batch
+        at = self._cursor.begin()
+        if not self._has_left(at):
+            self._cursor.move(at.epoch + 1)
+        self._loop += 1
+        self.is_in_loop = True
+        return self._loop
+
+    def draw(self) -> Iterator[list[int]]:
+        """What a DataLoader asks of `batch_sampler`."""
+        if isinstance(self._cursor, RoundCursor):
+            raise UsageError(
+                "every=H changes batches in the middle of a loop, of which a DataLoader over "
+                "data.batch_sampler has fetched some: loop over data.loader(…)"
+            )
+        notes.has_batches = True
+        drawn = DrawnLoop(self._enter_loop())
+        self._drawn = drawn
+        for part in self.parts(drawn.parts):
+            yield part.numbers.tolist()
+            self._check_loop(drawn.number)
+        drawn.is_drawn = True
+
+    def _end_drawn(self) -> None:
+        """A loop over `batch_sampler` is over, of which only its batches have told."""
+        drawn, self._drawn = self._drawn, None
+        if drawn is None:
+            return
+        if drawn.is_drawn and not drawn.is_told:
+            raise UsageError(_UNTOLD)
+        if self._loop == drawn.number and self._cursor.is_epoch_over:
+            if not self._by_steps:
+                self._cursor.commit()
+            self._cursor.run_out()
+        self.is_in_loop = False
+
+    def _check_told(self) -> None:
+        if self._drawn is not None and not self._drawn.is_told:
+            raise UsageError(_UNTOLD)
 
     def _spans(self, position: int) -> Iterator[BatchSpan]:
         return batch_spans(position, self._length, self.batch_size, self._drop_last)
@@ -496,6 +601,20 @@ class BatchLoader:
         return self._data.hand_out(fetch, fetched)
 
 
+class RankSampler(Sampler[list[int]]):
+    """The numbers of this rank's parts, loop after loop, for any DataLoader over the data set."""
+
+    def __init__(self, data: Batches) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        # A loop begins with the first number: a DataLoader with workers calls this twice.
+        return self._data.draw()
+
+
 class _PartSampler:
     """The numbers of each part's samples, for a DataLoader."""
 
@@ -508,6 +627,14 @@ class _PartSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         return (part.numbers.tolist() for part in self.parts)
+
+
+def _no_number(_: int) -> Any:
+    raise UsageError(
+        "wide.Batches gives batches of samples, and the sampler= or batch_sampler= of a DataLoader "
+        "numbers: write DataLoader(dataset, batch_sampler=data.batch_sampler), or let "
+        "data.loader(num_workers=…) make the DataLoader"
+    )
 
 
 def _part(order: EpochOrder, span: BatchSpan, begin: int, end: int) -> RankPart:
