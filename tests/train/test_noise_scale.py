@@ -44,6 +44,22 @@ def test_ranks_may_have_different_numbers_of_samples() -> None:
     assert BatchSizes.of([4.0, 0.0]) is None
 
 
+def test_averages_go_on_from_their_state() -> None:
+    found, again = NoiseScale(), NoiseScale()
+    assert found.state() == {}
+    for own in (3.0, 3.4, 3.2):
+        found.add(own, 2.5, BatchSizes.even(4, 2))
+    again.load(found.state())
+    assert again.value == found.value is not None
+    for one in (found, again):
+        one.add(2.0, 1.9, BatchSizes.even(4, 2))
+    assert again.state() == found.state()
+    again.load({})
+    assert again.value is None
+    found.add(float("nan"), 1.0, BatchSizes.even(4, 2))
+    assert found.state() == {}
+
+
 def test_without_noise_or_without_signal_there_is_no_figure() -> None:
     found = NoiseScale()
     assert found.value is None

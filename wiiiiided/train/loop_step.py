@@ -9,7 +9,7 @@ tell      step, epoch and samples, for `wiiiiide top`, unless the script itself 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -50,6 +50,16 @@ class LoopStep:
     def go_on_after(self, step: int) -> None:
         """The next step is the one after this."""
         self._before = step - self._steps.number
+
+    def noise_state(self) -> dict[str, Any]:
+        """What a checkpoint has of the gradient noise: the same on all ranks of a host."""
+        noise = self._steps.noise
+        return {} if noise is None else {"noise_scale": noise.state()}
+
+    def load_noise(self, saved: Mapping[str, Any]) -> None:
+        """Take back what `noise_state` gave; an older checkpoint has none."""
+        if self._steps.noise is not None:
+            self._steps.noise.load(saved.get("noise_scale", {}))
 
     def weigh(self) -> None:
         """Before gradients are averaged: by the samples of this rank, unless the script says."""

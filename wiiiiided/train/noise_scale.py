@@ -12,7 +12,8 @@ measurements before the ratio is taken.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 # A measurement reads every gradient once more, as long as a tenth of a step takes: seldom enough to
@@ -65,3 +66,13 @@ class NoiseScale:
     def value(self) -> float | None:
         """In samples; None: not known yet, or the noise hides the gradient altogether."""
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None
+
+    def state(self) -> dict[str, float]:
+        """The averages; nothing if there are none that can be gone on from."""
+        is_good = self._is_known and math.isfinite(self._noise + self._signal)
+        return {"noise": self._noise, "signal": self._signal} if is_good else {}
+
+    def load(self, saved: Mapping[str, float]) -> None:
+        """Go on from averages that were saved."""
+        self._is_known = bool(saved)
+        self._noise, self._signal = saved.get("noise", 0.0), saved.get("signal", 0.0)

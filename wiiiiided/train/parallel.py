@@ -229,6 +229,7 @@ class Parallel:
         saved = self._host_state()
         if self._loop_step is not None:
             saved |= {"step": self._loop_step.number, **self._loop.state()}
+            saved |= self._loop_step.noise_state()
             saved["rng"] = {self._rank: rng_state()}
         return saved
 
@@ -251,6 +252,7 @@ class Parallel:
         self._load_host_state(saved)
         if self._loop_step is not None:
             self._loop.load(saved)
+            self._loop_step.load_noise(saved)
             self._loop_step.go_on_after(saved.get("step", 0))
             if (mine := saved.get("rng", {}).get(self._rank)) is not None:
                 set_rng_state(mine)
@@ -322,11 +324,16 @@ class Parallel:
 
     def _collect(self) -> dict[str, Any]:
         """What a host saves, but for its ranks' random generators."""
+        assert self._loop_step is not None
         return {
             "model": self._model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "optimizer_names": optimizer_names(self._model, self._optimizer),
-            "run": {**self._host_state(), **self._loop.state()},
+            "run": {
+                **self._host_state(),
+                **self._loop.state(),
+                **self._loop_step.noise_state(),
+            },
         }
 
     def _read_dcp(self, path: Path) -> dict[str, Any]:
@@ -337,6 +344,7 @@ class Parallel:
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         """All ranks have the same state before them. One rank of a host writes the weights."""
+        assert self._loop_step is not None
         self._loop.check(saved["run"])
         model, writes = saved["model"], self._memory.place == 0
         if not writes:  # buffers are each rank's own
@@ -352,6 +360,7 @@ class Parallel:
         else:
             self._load_host_state(saved["run"])
         self._loop.load(saved["run"])
+        self._loop_step.load_noise(saved["run"])
         meet(self._group, _RESUMED)
         self._shared.weights.remember()
         if (mine := saved["rng"].get(self._rank)) is not None:

@@ -82,6 +82,54 @@ def test_more_ranks_than_the_smallest_batch_has_samples_are_refused_at_once() ->
     run_ranks(_goes_on_at_more_ranks, 3)
 
 
+def test_a_state_has_the_steps_since_the_last_change_and_an_older_one_has_none() -> None:
+    samples = TensorDataset(torch.zeros(900))
+    data, other = (Batches(samples, "auto", between=(64, 512)) for _ in range(2))
+    assert data.adaptive is not None
+    assert other.adaptive is not None
+    for _ in range(150):
+        assert data.adaptive.follow(64, 500.0) == (64, "")
+    state = data.state_dict()
+    other.load_state_dict(state)
+    assert _after(other.adaptive, 64, 500.0, 50)[0] == 128
+    del state["steps_of_size"]
+    other.load_state_dict(state)
+    assert _after(other.adaptive, 64, 500.0, 200)[0] == 128
+    assert "steps_of_size" not in Batches(samples, 4).state_dict()
+
+
+def _measures(me: Rank, folder: str) -> list[Any]:
+    samples = TensorDataset(torch.randn(64, 1, generator=torch.Generator().manual_seed(3)))
+    data = Batches(samples, "auto", between=(4, 64))
+    torch.manual_seed(0)
+    model = nn.Linear(1, 1)
+    run = parallel(model, optimizer := torch.optim.SGD(model.parameters(), 1e-3), data=data,
+                   save=folder)  # fmt: skip
+    step, found = run.resume(), [run.noise_scale]
+    for (x,) in data:
+        if step == 0:
+            (model(x) - 9).square().mean().backward()  # more signal than noise
+            optimizer.step()
+            optimizer.zero_grad()
+    run.save()
+    other = run.state_dict()
+    assert run.noise_scale is not None
+    del other["noise_scale"]  # as a run of before would have saved it
+    found.append(run.noise_scale)
+    run.load_state_dict(other)
+    assert run.noise_scale is None
+    return [step, *found]
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_resume_goes_on_with_what_was_measured(tmp_path: Path, hosts: str) -> None:
+    for before, after in zip(
+        *(run_ranks(_measures, hosts, str(tmp_path)) for _ in range(2)), strict=True
+    ):
+        assert before[:2] == [0, None]
+        assert after == [16, before[2], before[2]]
+
+
 # -- learning rates ----
 
 

@@ -41,7 +41,7 @@ class AdaptiveBatch:
             raise UsageError(f'lr_rule={lr_rule!r} is not "sqrt", "linear" or "none"')
         self.least, self.most = between
         self._rule = lr_rule
-        self._steps = 0  # since the last change
+        self.steps = 0  # since the last change
 
     def __str__(self) -> str:
         return f'{self.least} to {self.most} (lr_rule="{self._rule}")'
@@ -57,8 +57,8 @@ class AdaptiveBatch:
 
     def follow(self, size: int, noise_scale: float | None) -> tuple[int, str]:
         """After a step with a batch of this size: the next one's, and why if it is another."""
-        self._steps += 1
-        if noise_scale is None or self._steps < _LEAST_STEPS:
+        self.steps += 1
+        if noise_scale is None or self.steps < _LEAST_STEPS:
             return size, ""
         wanted = min(max(noise_scale, size / 2, self.least), 2 * size, self.most)
         if max(wanted / size, size / wanted) < _IGNORED and wanted not in (self.least, self.most):
@@ -66,7 +66,7 @@ class AdaptiveBatch:
         found = round(wanted)
         if found == size:
             return size, ""
-        self._steps = 0
+        self.steps = 0
         factor = self.lr_factor(size, found)
         rates = f", learning rates are multiplied by {factor:.3g}" if factor != 1 else ""
         return found, (

@@ -329,8 +329,13 @@ class Batches:
             "shuffle": self._shuffle,
             "generation": self._cursor.generation,
             **left,
-            **({} if self.adaptive is None else {"batch_size": self.batch_size}),
+            **self._adaptive_state(),
         }
+
+    def _adaptive_state(self) -> dict[str, int]:
+        if self.adaptive is None:
+            return {}
+        return {"batch_size": self.batch_size, "steps_of_size": self.adaptive.steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was taken. Another batch size or number of ranks is no obstacle."""
@@ -341,12 +346,14 @@ class Batches:
             self._cursor = Cursor(at, generation + 1)
         if self.adaptive is not None and isinstance(size := state.get("batch_size"), int):
             self.batch_size = min(max(size, self.adaptive.least), self.adaptive.most)
+            steps = state.get("steps_of_size")  # an older state has none
+            self.adaptive.steps = steps if isinstance(steps, int) else 0
         self._loop += 1
 
     def read_state(self, state: Mapping[str, Any]) -> tuple[EpochPlace, int]:
         """The place and the generation of a state; UsageError if it is of other data."""
         mine = self.state_dict() | {"format": _FORMAT}
-        for name in ("left", "batch_size"):
+        for name in ("left", "batch_size", "steps_of_size"):
             mine.pop(name, None)
         if not isinstance(state, Mapping) or not mine.keys() <= state.keys():
             raise UsageError("this is no state of wide.Batches")
