@@ -80,6 +80,14 @@ def test_samples_are_dicts_of_tensors_by_the_names_in_the_file(file: Path) -> No
         assert sample["y"].shape == ()
 
 
+def test_a_tuple_is_neither_a_batch_nor_a_part_of_a_sample(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", X.numpy())
+    data = mapped(tmp_path / "x.npy")
+    for which in ((1, 0), (1, slice(None)), ()):
+        with pytest.raises(UsageError, match=r"a tuple chooses no sample, as in data\[1, 0\]"):
+            data[which]
+
+
 ROWS_TO_TAKE = torch.tensor([3, 24, 0, 3, 13])
 NONE: list[int] = []
 CHOICES: list[Any] = [

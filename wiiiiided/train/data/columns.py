@@ -200,7 +200,12 @@ class ColumnDataset(Dataset[Any]):
             if step != 1:
                 return self.take(torch.from_numpy(np.arange(begin, end, step)))
             return map_tree(self._tree, lambda column: column.span(begin, max(begin, end)))
-        if isinstance(which, list | tuple | range | np.ndarray) or (
+        if isinstance(which, tuple):
+            raise UsageError(
+                "a tuple chooses no sample, as in data[1, 0]: data[[1, 0]] is a batch of two, and "
+                "data[1] a sample, of which you then take a part"
+            )
+        if isinstance(which, list | range | np.ndarray) or (
             isinstance(which, torch.Tensor) and which.dim()
         ):
             return self.take(self._rows(which))
