@@ -13,7 +13,8 @@ from wiiiiided.backend.engine.process import stats_page
 from wiiiiided.backend.shm import stats
 from wiiiiided.torch import Between, parallel
 from wiiiiided.train import balance, sync_step
-from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
+from wiiiiided.train.balance import Balance, LastMinute, Parts, RankSpeed, StepClock, is_told
+from wiiiiided.train.round_length import RoundTimes
 
 
 def _told(*speeds: float, measured_s: float = 100.0) -> list[RankSpeed]:
@@ -81,6 +82,91 @@ def test_a_pause_and_the_wait_for_others_do_not_count() -> None:
         assert clock.speed.samples_per_s == pytest.approx(8.0)
     finally:
         balance.time.monotonic = real
+
+
+class _Machine:
+    """A rank or a host that tells its speed, in time that passes here."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind, self._times, self._clock = kind, RoundTimes(), StepClock()
+        self._since = _Clock.now
+
+    def step(self, taken_s: float, samples: float, round_s: float) -> None:
+        """A step of its own in one of all."""
+        begun = _Clock.now
+        self._times.add_step(taken_s)
+        _Clock.now = begun + taken_s
+        self._clock.arrive()
+        _Clock.now = begun + round_s
+        self._clock.stepped(samples)
+        _Clock.now = begun
+
+    def told(self, batch: float) -> RankSpeed:
+        if self._kind == "rank":
+            return self._clock.speed
+        usual = self._times.usual_step_s
+        return RankSpeed(batch / usual if usual else 0.0, _Clock.now - self._since)
+
+    def changed(self) -> None:
+        self._clock.begin_anew()
+        self._since = _Clock.now
+
+
+class _Clock:
+    now = 0.0
+
+
+@pytest.mark.parametrize("step_s", [0.03, 0.5, 5.0])
+@pytest.mark.parametrize("kind", ["rank", "host"])
+def test_seconds_of_other_work_move_no_share_and_a_lasting_slowdown_does(
+    kind: str, step_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_Clock, "now", 0.0)
+    monkeypatch.setattr(balance.time, "monotonic", lambda: _Clock.now)
+    found, machines = Balance(Parts.of_ranks(2)), [_Machine(kind), _Machine(kind)]
+    changes: list[float] = []
+
+    def train(seconds: float, slow: float) -> None:
+        end, steps = _Clock.now + seconds, 0
+        while _Clock.now < end:
+            parts = [2 * share if kind == "rank" else 1.0 for share in found.shares]
+            taken = [step_s * part * of for part, of in zip(parts, (1.0, slow), strict=True)]
+            for machine, own_s, part in zip(machines, taken, parts, strict=True):
+                machine.step(own_s, 8 * part, max(taken))
+            _Clock.now += max(taken)
+            steps += 1
+            if is_told(steps) and found.hear([machine.told(8) for machine in machines]):
+                changes.append(found.shares[1])
+                for machine in machines:
+                    machine.changed()
+
+    train(120, 1.0)
+    train(2, 1.6)  # a hiccup
+    train(120, 1.0)
+    train(step_s, 200 / step_s)  # an evaluation on one of them
+    train(120, 1.0)
+    train(2, 1.6)
+    train(120, 1.0)
+    assert not changes
+    train(600, 3.0)
+    assert found.shares[1] == pytest.approx(0.25, abs=0.02)
+    slow = len(changes)
+    assert 1 <= slow <= 3
+    train(600, 1.0)
+    assert found.shares[1] == pytest.approx(0.5, abs=0.03)
+    assert len(changes) - slow <= 3
+
+
+def test_a_minute_of_short_steps_takes_little_memory_and_follows() -> None:
+    found = LastMinute()
+    assert found.median == 0
+    for _ in range(100_000):
+        found.add(1.0, 0.0005)
+    assert len(found._over) <= 60
+    assert len(found._now) <= 256
+    for _ in range(70_000):
+        found.add(2.0, 0.0005)
+    assert found.median == 2.0
 
 
 def _trains(me: Rank, clips: bool) -> tuple[float, ...]:

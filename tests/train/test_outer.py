@@ -373,6 +373,18 @@ def test_the_length_of_a_round_follows_what_is_measured() -> None:
     assert next_length(7, 0.0, 0.0) == (7, "")
 
 
+def test_a_round_gets_long_enough_for_a_slow_link_and_short_steps() -> None:
+    """26 MB of gradients as int8, which is 5 s at 10 Mbit/s, and steps of 5 ms."""
+    length = 1024
+    for _ in range(10):
+        length, said = next_length(length, 0.005, 0.2, 5.2)
+    assert (length, said) == (12150, "")
+    length, said = next_length(8192, 0.001, 0.2, 5.2)
+    assert length == MOST
+    assert said.endswith("; 16,384 steps are the most, and 60,750 would be wanted")
+    assert "are the most" not in next_length(4096, 0.001, 0.2, 5.2)[1]
+
+
 def test_a_pause_between_steps_and_one_slow_exchange_do_not_count() -> None:
     times = RoundTimes()
     assert (times.step_s, times.busy_s, times.link_s) == (0.0, 0.0, 0.0)

@@ -4,8 +4,9 @@
                  │ forward, backward ───────────────────│ average, update │   a slow one
                  └──── own time, of so many samples ────┘
 
-A rank's speed is the median of samples / own time over its last steps: a pause in the loop (an
-evaluation, a checkpoint) is no rule. Now and then ranks tell each other their speeds; all hear the
+A rank's speed is the median of samples / own time over a minute of steps: a pause in the loop (an
+evaluation, a checkpoint) is no rule, nor is what another program does for seconds (`LastMinute`).
+Now and then ranks tell each other their speeds; all hear the
 same and decide the same. Parts go by speeds. A step has a fixed cost too, so a speed depends on the
 part: a machine that was slow and has little to do looks slower than it is, but done earlier than
 the others it gets more at each change, until all need the same time.
@@ -24,11 +25,13 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 _EVERY: Final = 16  # steps between two times that ranks tell their speeds
-_STEPS: Final = 64  # whose median is a rank's speed
 LEAST_S: Final = 60.0  # of steps between two changes
 FIRST_S: Final = 15.0  # … and before the first one
 _IGNORED: Final = 0.1
 _LEAST: Final = 0.05  # of an even share: a rank that gets nothing could not be measured
+_STRETCH_S: Final = 1.0
+_FEWEST: Final = 15  # stretches whose median counts, where a minute has fewer
+_MOST: Final = 256  # steps of a stretch that are looked at
 
 
 class RankSpeed(NamedTuple):
@@ -43,11 +46,44 @@ def is_told(step: int) -> bool:
     return step % _EVERY == 0
 
 
+class LastMinute:
+    """The usual one of a minute's values: the median of its stretches, each of which is a second of
+    steps, or one longer step, and has the median of its steps. However fast steps are, one slow
+    second among sixty is one value among sixty.
+    """
+
+    def __init__(self) -> None:
+        self._over: deque[tuple[float, float]] = deque()  # stretches: seconds and value
+        self._over_s = 0.0
+        self._now: list[float] = []  # the values of this stretch
+        self._now_s = 0.0
+
+    def add(self, value: float, seconds: float) -> None:
+        """A step that took so long has this value."""
+        if len(self._now) < _MOST:
+            self._now.append(value)
+        self._now_s += seconds
+        if self._now_s >= _STRETCH_S:
+            self._over.append((self._now_s, statistics.median(self._now)))
+            self._over_s += self._now_s
+            self._now, self._now_s = [], 0.0
+            while len(self._over) > _FEWEST and self._over_s - self._over[0][0] >= LEAST_S:
+                self._over_s -= self._over.popleft()[0]
+
+    @property
+    def median(self) -> float:
+        """0: there was no step yet."""
+        found = [value for _, value in self._over]
+        if self._now:
+            found.append(statistics.median(self._now))
+        return statistics.median(found or (0.0,))
+
+
 class StepClock:
     """A rank's own time in its steps, and so its speed."""
 
     def __init__(self) -> None:
-        self._rates: deque[float] = deque(maxlen=_STEPS)
+        self._rates = LastMinute()
         self._begun = self._since = time.monotonic()
         self._arrived: float | None = None
         self._waited_s = 0.0
@@ -66,19 +102,18 @@ class StepClock:
         now = time.monotonic()
         own_s = (self._arrived or now) - self._begun - self._waited_s
         if samples and own_s > 0:
-            self._rates.append(samples / own_s)
+            self._rates.add(samples / own_s, now - self._begun)
         self._begun, self._arrived, self._waited_s = now, None, 0.0
 
     def begin_anew(self) -> None:
         """Parts have changed: what was measured before them is of other batches."""
-        self._rates.clear()
+        self._rates = LastMinute()
         self._since = time.monotonic()
 
     @property
     def speed(self) -> RankSpeed:
         """As it is known now."""
-        rate = statistics.median(self._rates) if self._rates else 0.0
-        return RankSpeed(rate, time.monotonic() - self._since)
+        return RankSpeed(self._rates.median, time.monotonic() - self._since)
 
 
 class Parts(NamedTuple):

@@ -340,6 +340,7 @@ class OuterStep:
             samples=self._samples,
             counted_steps=self._counted_steps,
             step_s=self._times.step_s,
+            usual_step_s=self._times.usual_step_s,
             busy_s=self._times.busy_s,
             link_s=self._times.link_s,
             origin=self._origin,

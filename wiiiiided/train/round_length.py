@@ -32,8 +32,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, Final, NamedTuple
 
+from wiiiiided.train.balance import LastMinute
+
 SHARE: Final = 0.9
-MOST: Final = 1024
+MOST: Final = 16384  # a link of 10 Mbit/s and steps of 5 ms need about as many
 _LONG: Final = 500
 _IGNORED: Final = 0.25
 _STEPS, _EXCHANGES = 31, 3  # whose medians count: a long one among three exchanges is no rule
@@ -44,12 +46,14 @@ class RoundTimes:
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
+        self._minute = LastMinute()
         self._busy: deque[float] = deque(maxlen=_EXCHANGES)
         self._link: deque[float] = deque(maxlen=_EXCHANGES)
 
     def add_step(self, seconds: float) -> None:
         """A step without exchange, from the end of the step before."""
         self._steps.append(seconds)
+        self._minute.add(seconds, seconds)
 
     def add_exchange(self, busy_s: float, link_s: float = 0.0) -> None:
         """A round's exchange, once all hosts had come to it: what ranks did, what the link took."""
@@ -60,6 +64,11 @@ class RoundTimes:
     def step_s(self) -> float:
         """The median; 0: there was none yet."""
         return statistics.median(self._steps or (0.0,))
+
+    @property
+    def usual_step_s(self) -> float:
+        """The median over a minute: by it hosts are compared; 0: there was none yet."""
+        return self._minute.median
 
     @property
     def busy_s(self) -> float:
@@ -104,13 +113,17 @@ def next_length(
     """The next round's steps, and why, in a sentence; an empty one if nothing changes."""
     if step_s <= 0 or busy_s + link_s <= 0:
         return steps, ""
-    wanted = min(_wanted(step_s, busy_s, link_s, fragments), MOST)
+    needed = _wanted(step_s, busy_s, link_s, fragments)
+    wanted = min(needed, MOST)
     overlaps = fragments > 1 and wanted >= fragments
     begins = overlaps and steps < fragments  # a little longer, and the link does not hold it up
     if abs(wanted - steps) <= _IGNORED * steps and not begins:
         return steps, ""
     chosen = min(max(wanted, math.ceil(steps / 2)), 2 * steps)
-    return chosen, _why(steps, chosen, step_s, busy_s, link_s, fragments)
+    why = _why(steps, chosen, step_s, busy_s, link_s, fragments)
+    if chosen < needed and chosen == MOST:
+        why += f"; {MOST:,} steps are the most, and {needed:,} would be wanted"
+    return chosen, why
 
 
 def _wanted(step_s: float, busy_s: float, link_s: float, fragments: int) -> int:

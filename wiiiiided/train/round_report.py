@@ -22,7 +22,8 @@ class RoundReport(NamedTuple):
 
     samples: float  # of this round
     counted_steps: float  # before which run.samples() was called
-    step_s: float
+    step_s: float  # of the last few
+    usual_step_s: float  # of a minute
     busy_s: float  # of the ranks in the exchanges of the round before
     link_s: float  # what those took on the link
     origin: float
@@ -106,5 +107,6 @@ def _host_report(rows: Sequence[RoundReport]) -> HostReport:
         unstepped=int(rows[0].unstepped),
         samples=sum(row.samples for row in rows),
         step_s=max(row.step_s for row in rows),
+        usual_step_s=max(row.usual_step_s for row in rows),
         measured_s=min(row.measured_s for row in rows),
     )

@@ -32,7 +32,8 @@ class HostReport(NamedTuple):
     batches: int  # that its loop has got; 0: the run does not know
     unstepped: int  # of them, at an epoch's end
     samples: float
-    step_s: float  # 0: not known
+    step_s: float  # of the last few; 0: not known
+    usual_step_s: float  # of a minute
     measured_s: float  # since shares changed
 
 
@@ -164,7 +165,9 @@ class DataRounds:
         if may_differ:
             why = self.balance.hear(
                 [
-                    RankSpeed(batch / host.step_s if host.step_s else 0.0, host.measured_s)
+                    RankSpeed(
+                        batch / host.usual_step_s if host.usual_step_s else 0.0, host.measured_s
+                    )
                     for batch, host in zip(self._batches, told, strict=True)
                 ]
             )
