@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from tests.kit.ranks import Rank, run_ranks
+from tests.kit.ranks import Rank, run_ranks, watch_ranks
 from wiiiiided.backend.engine.process import stats_page
 from wiiiiided.backend.shm import stats
-from wiiiiided.torch import Between, parallel
-from wiiiiided.train import layout
+from wiiiiided.torch import Batches, Between, parallel
+from wiiiiided.train import layout, sync_step
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 
 
@@ -151,6 +151,62 @@ def test_all_ranks_know_the_same_where_their_batches_differ(hosts: str) -> None:
     wanted.add(float(gradients.square().sum((1, 2)).mean()), float(average.square().sum()), sizes)
     for found in run_ranks(_uneven, hosts):
         assert found == pytest.approx(wanted.value, rel=1e-4)
+
+
+CODECS = ("exact", "bf16", "int8", "int4", "topk:0.01")
+
+
+def _coded(me: Rank, true: float, even: bool) -> list[float | None]:
+    """What each codec gives with the same gradients, whose noise scale is `true`."""
+    sync_step.is_measured = lambda step: step % 4 == 0
+    count, size = 32 + 16 * (not even) * me.rank, 100_000
+    signal = torch.randn(size, generator=torch.Generator().manual_seed(1))
+    spread = (true * float(signal.square().mean()) / count) ** 0.5
+    models = [nn.Linear(size, 1, bias=False) for _ in CODECS]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.0) for model in models]
+    runs = [
+        parallel(model, optimizer, between=Between(gradients=name))
+        for name, model, optimizer in zip(CODECS, models, optimizers, strict=True)
+    ]
+    source = torch.Generator().manual_seed(100 + me.rank)
+    for _ in range(61):
+        gradient = signal + spread * torch.randn(size, generator=source)
+        for run, model, optimizer in zip(runs, models, optimizers, strict=True):
+            run.samples(count)
+            (model.weight * gradient).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [run.noise_scale for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("hosts", "true", "even"),
+    [("ab", 64, True), ("ab", 640, False), ("ab", 6400, True), ("aab", 640, True),
+     ("abc", 640, True), ("abc", 6400, True)],
+)  # fmt: skip
+def test_coded_gradients_have_the_noise_scale_of_exact_ones(
+    hosts: str, true: float, even: bool
+) -> None:
+    found = run_ranks(_coded, hosts, true, even)
+    assert all(of_rank == found[0] for of_rank in found)
+    exact, *rounded, most_left_out = found[0]
+    assert exact == pytest.approx(true, rel=0.6 if true > 1000 else 0.15)
+    assert rounded == pytest.approx([exact] * 3, rel=0.1)
+    assert most_left_out is None
+
+
+def _follows_topk(me: Rank) -> None:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = Batches([0.0] * 100, "auto", between=(4, 16), lr_rule="none")
+    parallel(model, optimizer, data=data, between=Between(gradients="topk:0.05"))
+
+
+def test_a_batch_cannot_follow_what_top_k_hides() -> None:
+    for outcome in watch_ranks(_follows_topk, "ab"):
+        assert outcome.error.startswith('UsageError: batch_size="auto" follows the gradient noise')
+        assert 'cannot be told from gradients="topk:0.05": use another codec' in outcome.error
+    run_ranks(_follows_topk, "aa")  # one host: nothing is coded
 
 
 def test_with_seldom_exchange_a_host_measures_its_own() -> None:

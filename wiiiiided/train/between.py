@@ -10,6 +10,7 @@ import torch
 
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.lossy.registry import EXACT, by_name
+from wiiiiided.backend.lossy.topk import TopK
 from wiiiiided.errors import UsageError
 
 AUTO: Final = "auto"
@@ -77,6 +78,12 @@ class Between:
     def is_seldom(self) -> bool:
         """Whether hosts exchange weights' changes, and not gradients."""
         return self.every != 1 or self.outer is not None
+
+    @property
+    def hides_noise(self) -> bool:
+        """Whether no noise scale can be told from what is exchanged: top-k sends a part of each
+        gradient and the rest later, and that is no rounding that would cancel in the mean."""
+        return isinstance(self.codec(), TopK)
 
     def __str__(self) -> str:
         """The settings that differ from the defaults, the same words on all ranks."""

@@ -139,6 +139,7 @@ class GradientStore:
         # Squared norms of a step that is measured (noise_scale): of the gradients that this rank
         # adds up, and of their average.
         self.own_norm = self.mean_norm = 0.0
+        self.tells_noise = layout.alone or not between.hides_noise
         self._is_measured = False
         self._can_measure = dtypes == {torch.float32}
         self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
@@ -240,7 +241,7 @@ class GradientStore:
 
         `here`: of each rank of this host, in order of places, what has a gradient, or nothing if
         that is the same on all ranks; `anywhere`: of all ranks of the group together. `measure`:
-        leave the squared norms.
+        leave the squared norms; those that hosts leave of the average add up to it.
         """
         self.own_norm = self.mean_norm = 0.0
         if self._process_group.size() == 1:
@@ -251,12 +252,16 @@ class GradientStore:
             self._add_up_runs(anywhere)
         else:
             self._add_up_parts(here, anywhere, weights)
+        placed = enumerate(self._layout.mine.placed if self._is_measured else ())
+        measured = [k for k, p in placed if anywhere[p.part.parameter]]
+        if measured and self._codec is not None and not self._exact_left:
+            self.mean_norm = self._exchange_measured(anywhere, measured)
+            return
         if not self._layout.alone:
             self._exchange(anywhere)
-        if self._is_measured and self._layout.host == 0:  # other hosts have the same
-            placed = enumerate(self._layout.mine.placed)
-            parts = (self.average_of(k) for k, p in placed if anywhere[p.part.parameter])
-            self.mean_norm = sum(float(part.dot(part)) for part in parts)
+        if self._layout.host == 0:  # other hosts have the same
+            parts = map(self.average_of, measured)
+            self.mean_norm = sum(_product(part, part) for part in parts)
 
     def average_of(self, k: int) -> torch.Tensor:
         """The average of the k-th part that this rank updates, flat."""
@@ -389,6 +394,26 @@ class GradientStore:
         run_plan(self._group, "the exchange of gradients", plan, nbytes)
         self._round()
 
+    def _exchange_measured(self, present: Presence, numbers: Sequence[int]) -> float:
+        """Exchange coded, and return this host's part of the squared norm of the exact average.
+
+        The average less what this host's coding has added to it, times this host's sum. What
+        other hosts' coding has added does not depend on that, and cancels in the mean.
+        """
+        sums = [self.average_of(k).clone() for k in numbers]
+        left = [self._left_of(k) for k in numbers]
+        before = sum(map(_product, left, sums))
+        self._exchange(present)
+        averages = map(self.average_of, numbers)
+        return sum(map(_product, averages, sums)) + sum(map(_product, left, sums)) - before
+
+    def _left_of(self, k: int) -> torch.Tensor:
+        """The residual of the k-th part that this rank updates."""
+        placed = self._layout.mine.placed[k]
+        residual = self._residual(placed.at, placed.part.count)
+        assert residual is not None
+        return torch.from_numpy(residual)
+
     def _host_segments(self, present: Presence) -> list[HostSegment]:
         layout = self._layout
         dtypes = [_name(p.dtype) for p in self._parameters]
@@ -482,6 +507,10 @@ def _stretch(row: torch.Tensor, at: int, count: int, dtype: torch.dtype) -> torc
 
 def _squared(block: Array) -> float:
     return float(np.einsum("i,i->", block, block))  # numpy's dot would start threads
+
+
+def _product(one: torch.Tensor, other: torch.Tensor) -> float:
+    return float(one.dot(other))
 
 
 def _name(dtype: torch.dtype) -> str:

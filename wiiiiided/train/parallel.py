@@ -87,9 +87,9 @@ class Parallel:
         self._shared: SharedParameters
         self._steps: SyncStep | AsyncStep | OuterStep
         if updates.sync:
-            seldom = between.is_seldom and group.wide is not None
-            if seldom:
-                loop.refuse_seldom()
+            if group.wide is not None:
+                loop.refuse_between(between)
+            if between.is_seldom and group.wide is not None:
                 check_floats(named_parameters(model))
                 check_states(states, group)
                 spread_model(model, process_group)
@@ -191,7 +191,9 @@ class Parallel:
 
         Measured now and then from the norms of ranks' gradients and of their average; in samples if
         ranks say how many they have (`samples`), else in batches of one rank. None: not known yet,
-        of one rank, or of parameters that are not all float32.
+        of one rank, of parameters that are not all float32, or with gradients="topk:…". With
+        `every` it is that of this host, whose ranks exchange in every step: with one rank a host
+        there is one gradient and nothing to compare it with, so it stays None.
         """
         found = None if isinstance(self._steps, AsyncStep) else self._steps.noise
         return None if found is None else found.value

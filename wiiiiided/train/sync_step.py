@@ -73,7 +73,8 @@ class SyncStep:
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
         self._flags = 0
-        self.noise = NoiseScale() if shared.process_group.size() > 1 else None
+        is_told = shared.process_group.size() > 1 and self._gradients.tells_noise
+        self.noise = NoiseScale() if is_told else None
         self._told = False  # this rank's record has norms or a speed
         self._measured: BatchSizes | None = None  # of the step whose norms are told at the next
         self.balance = Balance(Parts.of_ranks(shared.process_group.size()))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from wiiiiided.errors import UsageError
+from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.learning_rates import check_rates
@@ -65,12 +66,19 @@ class TrainingLoop:
                 "it, and call data.committed() after each step"
             )
 
-    def refuse_seldom(self) -> None:
-        """Raise if something is given that needs an exchange in every step."""
-        if self.data is not None and self.data.adaptive is not None:
+    def refuse_between(self, between: Between) -> None:
+        """Raise if something is given that needs another exchange between hosts."""
+        if self.data is None or self.data.adaptive is None:
+            return
+        if between.is_seldom:
             raise UsageError(
                 'batch_size="auto" follows gradients that all ranks exchange in every step: with '
                 "`every` give wide.Batches a number"
+            )
+        if between.hides_noise:
+            raise UsageError(
+                'batch_size="auto" follows the gradient noise scale, which cannot be told from '
+                f'gradients="{between.gradients}": use another codec, or give wide.Batches a number'
             )
 
     # -- saving and loading ----
