@@ -249,7 +249,8 @@ def test_on_one_host_it_does_nothing_and_says_so_once() -> None:
     [
         ({"gradients": "int7"}, "no gradient codec 'int7'"),
         ({"gradients": "topk:2"}, "topk:0.01"),
-        ({"gradients": None}, "no gradient codec None"),
+        ({"gradients": ""}, "no gradient codec ''"),
+        ({"every": ""}, "every='' is neither"),
         ({"warmup_steps": -1}, "warmup_steps=-1"),
         ({"warmup_steps": 0.5}, "warmup_steps=0.5"),
     ],

@@ -22,12 +22,14 @@ from tests.kit.seldom import nesterov as _nesterov
 from tests.kit.seldom import net as _net
 from tests.kit.seldom import samples_of as _samples
 from tests.kit.seldom import sgd as _sgd
+from wiiiiided import log
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, PeerLost, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
 from wiiiiided.train import outer_step
 from wiiiiided.train.memory import meet
 from wiiiiided.train.round_length import MOST, RoundTimes, next_length, outer_constants
+from wiiiiided.train.script_notes import notes
 
 STEPS = 13  # no multiple of the rounds': a run may end in the middle of one
 Outer = Callable[[list[torch.Tensor]], torch.optim.Optimizer]
@@ -562,11 +564,28 @@ def _by_job_file(me: Rank) -> None:
     model = _net()
     run = parallel(model, _sgd(model.parameters()))
     assert run.state_dict()["outer"]["every"] == 7
-    often = _net()
-    said = parallel(often, _sgd(often.parameters()), between=Between())  # counts more
-    assert "outer" not in said.state_dict()
+    assert notes.fixed == ""
+    for between, every, is_coded, fixed in (
+        (Between(), 7, True, ""),
+        (Between(every=2), 2, True, "Between(every=2)"),
+        (Between(gradients="exact"), 7, False, "Between(gradients='exact')"),
+        (Between(fragments=3), 7, True, "Between(fragments=3)"),
+        (Between(every=1), None, True, "Between(every=1)"),
+        (Between("exact", every=1), None, False, "Between(gradients='exact', every=1)"),
+    ):
+        model = _net()
+        optimizer = _sgd(model.parameters())
+        run = parallel(model, optimizer, between=between)
+        for step in range(every or 1):
+            _step(run, model, optimizer, step, me)
+        saved = run.state_dict()
+        assert saved.get("outer", {"every": None})["every"] == every
+        assert any(left.any() for left in saved["residuals"].values()) is is_coded
+        assert notes.fixed == fixed
     with pytest.raises(UsageError, match=r"WIIIIIDE_EVERY: every='often' is neither"):
-        Between.default("", "often")
+        Between().filled("", "often")
+    with pytest.raises(UsageError, match="fragments=8 is more than every=7"):
+        parallel(_net(), optimizer, between=Between(fragments=8))
 
 
 def test_a_job_file_says_what_the_script_does_not() -> None:
@@ -574,9 +593,26 @@ def test_a_job_file_says_what_the_script_does_not() -> None:
 
 
 def _one_host(me: Rank) -> None:
-    model = _net()
-    assert "outer" not in parallel(model, _sgd(model.parameters())).state_dict()
+    said: list[str] = []
+    log.warn = lambda _, text: said.append(text)  # type: ignore[assignment]
+    for between in (None, Between(), Between(warmup_steps=3), Between(fragments=2)):
+        model = _net()
+        run = parallel(model, _sgd(model.parameters()), between=between)
+        assert run.state_dict() == {"host": 0, "hosts": 1, "residuals": {}}
+    wanted = ["Between(warmup_steps=3) does nothing", "Between(fragments=2) does nothing"]
+    assert [text.partition(":")[0] for text in said] == (wanted if me.rank == 0 else [])
 
 
 def test_a_job_file_says_nothing_to_one_host() -> None:
-    run_ranks(_one_host, 2, env={"WIIIIIDE_EVERY": "7"})
+    run_ranks(_one_host, 2, env={"WIIIIIDE_EVERY": "7", "WIIIIIDE_GRADIENTS": "int8"})
+
+
+def _differ(me: Rank) -> None:
+    model = _net()
+    parallel(model, _sgd(model.parameters()), between=Between(every=2 + 5 * me.rank))
+
+
+def test_hosts_compare_what_counts_and_not_what_the_script_says() -> None:
+    for outcome in watch_ranks(_differ, "ab", env={"WIIIIIDE_GRADIENTS": "int8"}):
+        assert "between=Between(gradients='int8', every=2)" in outcome.error
+        assert "between=Between(gradients='int8', every=7)" in outcome.error

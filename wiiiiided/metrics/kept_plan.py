@@ -33,7 +33,7 @@ def keep(probe: TrialMeasures, rows: Sequence[PlanRow], at: float) -> KeptPlan:
     if script.way != "parallel":
         every, gradients = 1, gradients if script.coded else EXACT
     sets: tuple[MachineSet, ...] = ()
-    if not script.fixed or script.gradients is not None:
+    if not script.fixed or (script.gradients, script.every) != (None, None):
         several = dict.fromkeys(row.nodes for row in rows if len(row.nodes) > 1)
         sets = tuple(machine_set(probe, nodes) for nodes in several)
     return KeptPlan(at, script.shape, tuple(rows), script.way, gradients, every, sets)

@@ -102,15 +102,13 @@ def parallel(
         raise UsageError(
             f'between={between!r} is no wide.Between: write between=wide.Between(gradients="int8")'
         )
-    if between is not None:
-        notes.fixed = str(between)
-        if between.fragments == 1:  # what travels meanwhile is not in plan's formula
-            notes.gradients, notes.every = between.gradients, between.every
-    else:  # what the job file says, if it matters here
+    between = between or Between()
+    notes.fixed = between.said
+    if between.fragments == 1:  # what travels meanwhile is not in plan's formula
+        notes.gradients, notes.every = between.gradients, between.every
+    if process_group.engine_group.wide is not None:  # else a job file has nothing to say
         config = process_group.engine_group.driver.config
-        between = Between.default(config.gradients, config.every)
-        if process_group.engine_group.wide is None:
-            between = Between()
+        between = between.filled(config.gradients, config.every)
     policy = None if save is None else SavePolicy(save, save_every, keep)
     loop = TrainingLoop(data, scheduler, policy)
     how = Updates(updates, staleness)

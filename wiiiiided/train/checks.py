@@ -147,7 +147,7 @@ def agree(
     """All ranks must have the same model, optimizer and settings. A collective call."""
     found = optimizer.param_groups
     how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
-    how += "" if between == Between() else f", between={between}"
+    how += "" if between.is_plain else f", between={between}"
     how += str(loop)
     rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}

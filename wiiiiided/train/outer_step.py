@@ -153,7 +153,7 @@ class OuterStep:
 
     def _first_length(self, model: torch.nn.Module, found: str) -> int:
         """Rank 0's: what `plan` has found may differ from host to host."""
-        mine = first_length(self._between.every, found, shape_of(model.named_parameters()))
+        mine = first_length(self._between.every or 1, found, shape_of(model.named_parameters()))
         return int(gather(self._process_group, torch.tensor([mine]))[0])
 
     def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:

@@ -74,7 +74,7 @@ class Parallel:
         if not updates.sync:
             loop.refuse_async()
         agree(process_group, named_parameters(model), optimizer, updates, between, loop)
-        if between != Between() and group.wide is None and process_group.rank() == 0:
+        if not between.is_plain and group.wide is None and process_group.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
         states = tell_all(process_group, "1" if optimizer.state else "0")
         self._model, self._group = model, group
