@@ -23,7 +23,7 @@ from wiiiiided.backend.shm.stats import TRAINING_AT, TRAINING_METRICS
 from wiiiiided.torch import Batches, Between, parallel
 from wiiiiided.train import balance, outer_step, rounds
 from wiiiiided.train.round_length import RoundTimes
-from wiiiiided.train.rounds import DataRounds, HostReport, SchedulerPace
+from wiiiiided.train.rounds import DataRounds, HostReport, SchedulerPace, StepRounds
 
 LENGTH, EPOCHS = 230, 3
 
@@ -549,3 +549,46 @@ def test_what_balancing_gains_is_told_where_hosts_exchange_seldom() -> None:
             assert told["own_steps"] == 1
             assert told["speed_spread"] == pytest.approx(3 if with_data else 0)
             assert (told["balance_gain"] > 1.3) is with_data
+
+
+def test_a_host_that_waits_for_another_is_named_once() -> None:
+    def told(slow_s: float, measured_s: float = 60.0, steps: int = 16) -> list[HostReport]:
+        return [
+            HostReport(steps, 0, 0, 16.0, 0.1, taken_s, measured_s)
+            for taken_s in (0.12, 0.1, slow_s)
+        ]
+
+    found = StepRounds(16)
+    for quiet in (told(0.3, 59.0), told(0.124), told(0.0), told(0.3, steps=0)):
+        assert not found.end(16, quiet, True)
+    said = found.end(16, told(0.3), True)
+    assert said.startswith(
+        "host 1 waits for host 2 at the end of each round, for 3.2 s of 16 steps"
+    )
+    assert "its steps take 100 ms and those of host 2 300 ms" in said
+    assert "data=wide.Batches(…)" in said
+    assert not found.end(16, told(0.3), True)
+
+
+def _waits(me: Rank, with_data: bool) -> list[str]:
+    _uneven(me)
+    rounds.LEAST_S = 0.0  # type: ignore[misc]
+    said: list[str] = []
+    log.tell = lambda _, text: said.append(text)
+    data = Batches(TensorDataset(torch.ones(120, 1)), 4, 1)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    parallel(model, optimizer, data=data if with_data else None, between=Between(every=4))
+    for (batch,) in data if with_data else [(torch.ones(2, 1),)] * 12:
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return [text for text in said if " waits for " in text]
+
+
+@pytest.mark.parametrize("with_data", [False, True])
+def test_waiting_is_said_by_rank_0_where_the_run_has_no_data(with_data: bool) -> None:
+    first, second = run_ranks(_waits, "ab", with_data)
+    assert not second
+    assert len(first) == (not with_data)
+    assert all(text.startswith("host 0 waits for host 1") for text in first)

@@ -32,7 +32,7 @@ class RoundReport(NamedTuple):
     steps: float  # of this round
     batches: float  # that the host's loop has got in it
     unstepped: float  # batches of the epoch's end that no step has taken
-    measured_s: float  # since hosts' shares changed
+    measured_s: float  # since hosts' shares changed, or since the run began
     scheduled: float  # steps of the scheduler
     has_changed: float  # 1: settings are not those of the beginning
     is_agreed: float  # 1: there is nothing to exchange

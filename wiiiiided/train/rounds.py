@@ -1,6 +1,7 @@
 """When a host's round is over, and what hosts take of the next one.
 
-    StepRounds    hosts make the same number of steps: the run does not know what their loops have
+    StepRounds    hosts make the same number of steps: the run does not know what their loops have.
+                  A fast one waits at each exchange, and that is said once
     DataRounds    the run has the loop's data: hosts take parts of a round by their speeds, so that
                   they come to the exchange at the same time, and with the end of an epoch their
                   loops end in the same round (`data.rounds` cuts them)
@@ -17,12 +18,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from wiiiiided.train.balance import Balance, Parts, RankSpeed
+from wiiiiided.train.balance import LEAST_S, Balance, Parts, RankSpeed
 from wiiiiided.train.data.batches import Batches, HostPlace
 from wiiiiided.train.data.order import split
 from wiiiiided.train.data.rounds import HostSizes
+
+_APART: Final = 1.25  # between two hosts' steps: more is worth a sentence
 
 
 class HostReport(NamedTuple):
@@ -34,17 +37,24 @@ class HostReport(NamedTuple):
     samples: float
     step_s: float  # of the last few; 0: not known
     usual_step_s: float  # of a minute
-    measured_s: float  # since shares changed
+    measured_s: float  # since shares changed, or since the run began
 
 
 class StepRounds:
     """Hosts make the same number of steps."""
 
-    batches, unstepped, measured_s, scheduled = 0, 0, 0.0, 0
+    batches, unstepped, scheduled = 0, 0, 0
     is_uneven, is_in_loop, shares, balance = False, False, None, None
 
     def __init__(self, length: int) -> None:
         self._length = length
+        self._begun = time.monotonic()
+        self._has_told = False
+
+    @property
+    def measured_s(self) -> float:
+        """Since the run began."""
+        return time.monotonic() - self._begun
 
     def slots_over(self, steps: int, slots: int) -> int:
         """How many of a round's slots are over after so many steps; the last ends with it."""
@@ -59,9 +69,23 @@ class StepRounds:
         return max(host.step_s for host in told)
 
     def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
-        """The next round has so many steps."""
+        """The next round has so many steps. Returns which host waits, once, or an empty string."""
         self._length = length
-        return ""
+        taken = [host.usual_step_s for host in told]
+        fast_s, slow_s = min(taken), max(taken)
+        if self._has_told or min(host.measured_s for host in told) < LEAST_S:
+            return ""
+        if not 0 < _APART * fast_s < slow_s or not told[0].steps:
+            return ""
+        self._has_told = True
+        fast, slow = taken.index(fast_s), taken.index(slow_s)
+        return (
+            f"host {fast} waits for host {slow} at the end of each round, for "
+            f"{told[0].steps * (slow_s - fast_s):.3g} s of {told[0].steps} steps: its steps take "
+            f"{1e3 * fast_s:.3g} ms and those of host {slow} {1e3 * slow_s:.3g} ms, and without "
+            "data= both make as many; give wide.parallel data=wide.Batches(…), and each makes as "
+            "many as its speed allows"
+        )
 
     def global_steps(self, steps: int) -> int | None:
         """None: a host's own steps are those of all."""
