@@ -11,24 +11,42 @@ import io
 import os
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch.distributed as dist
 
 from tests.kit.ranks import Rank, run_ranks
+from wiiiiided.train import balance
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 HOSTS = "aab"
 
 
-def run(machines: Path, script: str, *options: str) -> list[str]:
-    """A whole job in `machines`/a and `machines`/b; what each rank printed."""
+def run(
+    machines: Path, script: str, *options: str, before: Callable[[], None] | None = None
+) -> list[str]:
+    """A whole job in `machines`/a and `machines`/b; what each rank printed. `before`: in each."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    place = (script, options, str(machines), store.port)
+    place = (script, options, str(machines), store.port, before)
     return run_ranks(_rank, HOSTS, *place, backend=None)
 
 
-def _rank(me: Rank, script: str, options: tuple[str, ...], machines: str, port: int) -> str:
+def share_at_once() -> None:
+    """Shares follow speeds when they are told first, and not after some seconds."""
+    balance.Balance.__init__.__defaults__ = (0.0, 0.0)
+
+
+def _rank(
+    me: Rank,
+    script: str,
+    options: tuple[str, ...],
+    machines: str,
+    port: int,
+    before: Callable[[], None] | None,
+) -> str:
+    if before is not None:
+        before()
     os.chdir(Path(machines) / HOSTS[me.rank])
     os.environ.update(
         RANK=str(me.rank),

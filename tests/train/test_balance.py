@@ -202,6 +202,35 @@ def test_all_ranks_know_the_same_shares(hosts: str, clips: bool) -> None:
     assert found[0][1] < min(found[0][0], found[0][2])
 
 
+def _slow_for_a_while(me: Rank) -> list[float]:
+    """Rank 1's machine does other work until it has lost share, and then no more."""
+    balance.Balance.__init__.__defaults__ = (0.0, 0.0)
+    model = nn.Linear(8, 4)
+    run = parallel(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.01))
+    seen, is_slow = [run.shares[1]], True
+    for _ in range(1600):
+        count = max(1, round(48 * run.share))
+        time.sleep((4e-4 if is_slow and me.rank == 1 else 1e-4) * count + 1e-3)
+        run.samples(count)
+        model(torch.ones(count, 8)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        seen.append(run.shares[1])
+        is_slow = is_slow and seen[-1] > 0.4
+        if not is_slow and seen[-1] > 0.45:
+            break
+    return seen
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab"])
+def test_a_rank_whose_machine_is_slow_for_a_while_loses_share_and_gets_it_back(hosts: str) -> None:
+    first, second = run_ranks(_slow_for_a_while, hosts)
+    assert first == second
+    assert first[0] == 0.5
+    assert min(first) <= 0.4
+    assert first[-1] > 0.45
+
+
 def test_speeds_are_told_now_and_then() -> None:
     assert [step for step in range(1, 40) if is_told(step)] == [16, 32]
 
