@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import subprocess
@@ -15,6 +16,7 @@ from tests.ui.cli.kit import Cli, Program
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.cli import group, why
+from wiiiiided.ui.cli.main import main
 
 
 def test_help_lists_every_command(cli: Cli) -> None:
@@ -33,13 +35,41 @@ def test_without_a_command_there_is_help_and_code_2(cli: Cli) -> None:
     assert "Run jobs:" in result.out + result.err
 
 
-@pytest.mark.parametrize("name", group.COMMANDS)
-def test_every_command_has_help(cli: Cli, name: str) -> None:
-    result = cli(name, "--help")
+def words_of_all_commands() -> list[tuple[str, ...]]:
+    """Commands, and those that some of them have."""
+    each = {name: getattr(group.load(name), "commands", {}) for name in group.COMMANDS}
+    return [(name, *sub) for name, subs in each.items() for sub in ((), *((one,) for one in subs))]
+
+
+@pytest.mark.parametrize("words", words_of_all_commands(), ids=" ".join)
+def test_every_command_has_help_with_an_example(cli: Cli, words: tuple[str, ...]) -> None:
+    result = cli(*words, "--help")
     assert (result.code, result.err) == (0, "")
-    assert result.out.startswith(f"Usage: wiiiiide {name} ")
-    assert "<str>" not in result.out
-    assert "[bold]" not in result.out
+    command = " ".join(("wiiiiide", *words))
+    assert result.out.startswith(f"Usage: {command} ")
+    example = result.out.partition("Example: ")[2]
+    assert command in " ".join(example.split())
+    for noise in ("<str>", "<bool>", "[bold]"):
+        assert noise not in result.out
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("words", words_of_all_commands(), ids=" ".join)
+def test_on_a_terminal_every_flag_is_a_flag(
+    monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """typer writes "<bool>" behind one, also behind -h."""
+    monkeypatch.setattr("sys.stdout", terminal := Terminal())
+    # Made anew: whether help is drawn is decided where the commands are made.
+    monkeypatch.delitem(sys.modules, f"wiiiiided.ui.cli.{words[0]}", raising=False)
+    assert main([*words, "-h"]) == 0
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
+    assert "╭─ Options ─" in shown
+    assert "<bool>" not in shown
 
 
 def test_a_terminal_gets_help_in_panels_with_an_example(program: Program) -> None:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.kit.conditions import wait_until
-from wiiiiided.ui.cli import progress
+from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, machine
+from tests.ui.cli.kit import Cli
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.ui.cli import check, doctor, progress
 
 PATIENCE_S = 30.0
 
@@ -75,3 +80,62 @@ def test_what_says_nothing_until_it_is_done_shows_the_seconds(
     shown = terminal.getvalue()
     assert shown.endswith("\x1b[2K")
     assert terminal.getvalue() == shown
+
+
+@pytest.mark.parametrize(
+    ("words", "request_type", "answers", "shown"),
+    [
+        (("wait", "17"), m.Wait, (ended(), m.EndOfAnswers()), "waiting for job 17"),
+        (("stacks", "17"), m.Stacks, (m.StackDumps(()),), "asking the workers of job 17"),
+        (("renew",), m.Renew, (m.ClusterView("lab", "member", "b"),), "asking the coordinator"),
+        (("nodes", "remove", "b"), m.RemoveNode, (machine("b"),), "taking b out of the cluster"),
+        (("nodes", "lost", "b"), m.DeclareLost, (machine("b"),), "declaring b lost"),
+    ],
+)
+def test_a_command_whose_answer_takes_long_shows_what_it_waits_for(
+    cli: Cli,
+    daemon: FakeDaemon,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    request_type: type,
+    answers: tuple[Any, ...],
+    shown: str,
+) -> None:
+    terminal = on_terminal(monkeypatch)
+
+    def answer(_: Any, link: FakeConnection) -> None:
+        wait_until(lambda: shown in terminal.getvalue(), PATIENCE_S, "a line")
+        link.say(*answers)
+
+    daemon.does(request_type, answer)
+    assert cli(*words).code == 0
+
+
+def test_a_large_folder_is_said_to_be_looked_at(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    terminal, real = on_terminal(monkeypatch), check.survey
+
+    def slow(directory: Path) -> Any:
+        wait_until(lambda: "looking at the folder" in terminal.getvalue(), PATIENCE_S, "a line")
+        return real(directory)
+
+    monkeypatch.setattr(check, "survey", slow)
+    (tmp_path / "job.toml").write_text('[run]\ncommand = ["true"]\n')
+    assert cli("check", str(tmp_path / "job.toml")).code == 0
+
+
+def test_other_machines_that_do_not_answer_are_waited_for_in_sight(
+    cli: Cli, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = on_terminal(monkeypatch)
+
+    def slow(*_: Any) -> list[Any]:
+        text = "connecting to the other machines"
+        wait_until(lambda: text in terminal.getvalue(), PATIENCE_S, "a line")
+        return []
+
+    monkeypatch.setattr(doctor, "peers", slow)
+    cli("doctor", "--peers")
+    assert daemon.asked(m.ListNodes)
+    assert not daemon.problems

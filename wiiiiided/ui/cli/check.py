@@ -6,6 +6,7 @@ from wiiiiided.cluster.archive.scan import PackError, survey
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import put
 from wiiiiided.ui.cli.text import clean
 from wiiiiided.ui.jobfile.problem import Invalid
@@ -18,7 +19,8 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
     """
     try:
         job = read(file, sets)
-        ships = survey(job.directory)
+        with waiting("looking at the folder"):
+            ships = survey(job.directory)
     except Invalid as invalid:
         return report(invalid, as_json)
     except PackError as problem:

@@ -33,6 +33,7 @@ from wiiiiided.ui.cli.doctor_facts import gather
 from wiiiiided.ui.cli.doctor_finding import Finding
 from wiiiiided.ui.cli.doctor_peers import peers
 from wiiiiided.ui.cli.options import Json
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, Row, put
 from wiiiiided.ui.cli.service_files import user_unit
 from wiiiiided.ui.cli.text import clean
@@ -58,7 +59,8 @@ def command(
     denied = isinstance(problem, NotAllowed)
     findings = examine(gather(paths, daemon, str(problem or ""), denied))
     if with_peers and daemon is not None:
-        findings += look_around(paths, daemon)
+        with waiting("connecting to the other machines"):
+            findings += look_around(paths, daemon)
     failed = any(finding.level == "fail" for finding in findings)
     if as_json:
         screen.put_json({"ok": not failed, "findings": [asdict(one) for one in findings]})

@@ -21,6 +21,7 @@ from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.jobs import put_table
 from wiiiiided.ui.cli.machines import said
 from wiiiiided.ui.cli.options import Json, NodeName
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.table import TableColumn
 
 COLUMNS = (
@@ -58,7 +59,11 @@ def list_nodes(context: typer.Context, as_json: Json = False) -> None:
         screen.say("this machine is alone; wiiiiide init makes it the first of a cluster")
 
 
-@app.command(cls=QuickCommand, short_help="Take a machine out; its certificate is refused then.")
+@app.command(
+    cls=QuickCommand,
+    short_help="Take a machine out; its certificate is refused then.",
+    epilog="Example: sudo wiiiiide nodes remove b",
+)
 def remove(
     node: NodeName,
     force: Annotated[
@@ -74,13 +79,16 @@ def remove(
     client = connect()
     if force and not yes and not _sure(client, node, "remove it?"):
         return FAILED
-    client.remove_node(node, force)
+    with waiting(f"taking {node} out of the cluster"):
+        client.remove_node(node, force)
     screen.say(f"{node} is no longer of the cluster; every node refuses it from now on")
     return 0
 
 
 @app.command(
-    cls=QuickCommand, short_help="Vouch that a machine is off: its jobs may start elsewhere."
+    cls=QuickCommand,
+    short_help="Vouch that a machine is off: its jobs may start elsewhere.",
+    epilog="Example: sudo wiiiiide nodes lost b",
 )
 def lost(node: NodeName, yes: Yes = False) -> int:
     """Vouch that nothing runs on a machine any more: it is off, or broken for good.
@@ -92,7 +100,9 @@ def lost(node: NodeName, yes: Yes = False) -> int:
     client = connect()
     if not yes and not _sure(client, node, "is it off for good?"):
         return FAILED
-    screen.say(said(client.declare_lost(node)))
+    with waiting(f"declaring {node} lost"):
+        view = client.declare_lost(node)
+    screen.say(said(view))
     return 0
 
 

@@ -94,6 +94,7 @@ def _bar(what: str, counts: bool) -> Bar:
         *kind,
         progress.TimeElapsedColumn(),
         console=console,
+        refresh_per_second=4,  # Rich's ten cost more, and `wait` may draw for days
         transient=True,
         redirect_stdout=False,
     )

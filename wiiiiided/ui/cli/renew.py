@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.units_text import clock
 
 
@@ -13,5 +14,6 @@ def command() -> None:
     By itself its daemon does so months before the old one ends. Links and jobs go on. For root,
     and the daemon's own user.
     """
-    view = connect().renew()
+    with waiting("asking the coordinator for a new certificate"):
+        view = connect().renew()
     screen.say(f"the certificate of {view.node} is good until {clock(view.certificate_until)}")

@@ -7,6 +7,7 @@ import sys
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.options import Id, Json
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.text import cell, clean
 from wiiiiided.ui.cli.units_text import job_id
 
@@ -18,7 +19,8 @@ def command(job: Id, as_json: Json = False) -> None:
     In a cluster, "b:4" is rank 4, on node b.
     """
     number = job_id(job)
-    dumps = connect().stacks(number)
+    with waiting(f"asking the workers of job {number} where they are"):
+        dumps = connect().stacks(number)
     if as_json:
         screen.put_json({"id": number, "dumps": [fields(dump) for dump in dumps]})
         return

@@ -9,12 +9,14 @@ import typer
 
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.group import QuickCommand, plain_app
+from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.machines import put_joining
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.units_text import seconds
 
-app = plain_app(help="What lets another machine join the cluster.", no_args_is_help=True)
+app = plain_app(
+    cls=QuickGroup, help="What lets another machine join the cluster.", no_args_is_help=True
+)
 
 Ttl = Annotated[str, typer.Option(metavar="TIME", help="How long it can be used: 10m, 1h, 24h.")]
 Uses = Annotated[
@@ -27,7 +29,11 @@ def _group() -> None:
     """What lets another machine join the cluster."""
 
 
-@app.command(cls=QuickCommand, short_help="Print the command that lets another machine join.")
+@app.command(
+    cls=QuickCommand,
+    short_help="Print the command that lets another machine join.",
+    epilog="Example: sudo wiiiiide token create --uses 3 --ttl 10m",
+)
 def create(ttl: Ttl = "1h", uses: Uses = 1, as_json: Json = False) -> None:
     """Print the command with which another machine joins, with a new token in it.
 

@@ -17,6 +17,7 @@ from wiiiiided.ui.cli.bulk import ids_of, split, tally
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import ending, exit_code
 from wiiiiided.ui.cli.options import Json, LiveIds
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.units_text import seconds
 
 NAMED = 20  # jobs that are not over when the time is up; more are counted
@@ -46,10 +47,12 @@ def command(
             for _, number, _ in given:
                 if number:
                     client.why(number)
-        for number in ids:
-            over.append(_until_over(client, number, deadline))
-            if not as_json:
-                screen.say(ending(over[-1]))
+        jobs_text = f"job {ids[0]}" if len(ids) == 1 else f"{len(ids)} jobs"
+        with waiting(f"waiting for {jobs_text}"):
+            for number in ids:
+                over.append(_until_over(client, number, deadline))
+                if not as_json:
+                    screen.say(ending(over[-1]))
     except TimedOut:
         left = ids[len(over) :]
         more = f" and {len(left) - NAMED} more" if len(left) > NAMED else ""
