@@ -105,17 +105,7 @@ class WiiiiideWork(dist.Work):
         if self._future is None:
             source = torch.futures.Future()  # type: ignore[var-annotated]
             self._future = source.then(self._resolve)
-            unresolved = [source]  # taken once: by the loop, or here if it was done before
-
-            def resolve(_: Operation) -> None:
-                try:
-                    unresolved.pop().set_result(None)
-                except IndexError:
-                    pass
-
-            self._op.on_done = resolve
-            if self._op.done:
-                resolve(self._op)
+            self._op.when_done(lambda: source.set_result(None))
         return self._future
 
     def _resolve(self, _: Any) -> list[torch.Tensor]:

@@ -105,7 +105,7 @@ class GradientStore:
         names: Sequence[str],
         layout: HostRows,
         between: Between,
-        when_left_out: Callable[[], None] = lambda: None,
+        when_left_out: Callable[[], None],
     ) -> None:
         """`when_left_out`: called on every rank before GradScaler leaves out a step."""
         self._memory, self._process_group, self._group = memory, process_group, group

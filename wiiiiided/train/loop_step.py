@@ -40,7 +40,7 @@ class LoopStep:
         self._before = 0  # steps that were made before this process began
         self._is_left_out = False  # the step that the last batch was for
         if loop.data is not None:
-            loop.data.attach(self.between_steps, self._exchange_rest, self.end_loop)
+            loop.data.attach(self)
 
     @property
     def number(self) -> int:
@@ -106,7 +106,7 @@ class LoopStep:
         if self._saver is not None and self._is_common and self._steps.number:
             self._saver.stepped(self.number, self._steps.save_wished)
 
-    def _exchange_rest(self) -> None:
+    def ran_out(self) -> None:
         """The loop has got all of its epoch: hosts meet, if they have not after its last step."""
         if isinstance(self._steps, OuterStep):
             self._ask()

@@ -82,7 +82,7 @@ class SharedModel(SharedParameters):
         process_group: dist.ProcessGroup,
         group: Group,
         between: Between,
-        when_left_out: Callable[[], None] = lambda: None,
+        when_left_out: Callable[[], None],
     ) -> None:
         """`when_left_out`: called before GradScaler leaves out a step. A collective call."""
         super().__init__(model, optimizer, process_group, group)

@@ -56,7 +56,7 @@ class SyncStep:
         shared: SharedModel,
         model: torch.nn.Module,
         is_whole: bool = True,
-        when_loaded: Callable[[], None] = lambda: None,
+        when_loaded: Callable[[], None] | None = None,
     ) -> None:
         """`is_whole`: these are all ranks of the run, and not those of one host among several.
         `when_loaded`: called on every rank when one has loaded the model, before any writes."""
@@ -396,7 +396,7 @@ class SyncStep:
             self._shared.spread_weights(loaders[0])
             meet(self._shared.group, _LOADED)
             self._shared.weights.remember()
-        if loaders:
+        if loaders and self._when_loaded is not None:
             self._when_loaded()
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_OPTIMIZER]
         if loaders:

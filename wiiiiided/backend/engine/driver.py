@@ -65,7 +65,7 @@ class Driver:
         self._submitted: deque[Operation] = deque()
         self.completed: deque[Operation] = deque()  # done, with a callback to run
         self._tasks: deque[Callable[[], None]] = deque()  # short actions for the driver
-        self.on_patrol: list[Callable[[], None]] = []  # what else is done about once a second
+        self._patrols: list[Callable[[], None]] = []
         self.asleep = False
         self.asleep_on: Board | None = None
         self._closing = False
@@ -89,6 +89,10 @@ class Driver:
         # Learned apart: the background thread shares its core with the training, a caller does not.
         self._budget = SpinBudget(most[self.config.spin])
         self._background_budget = SpinBudget(most[self.config.spin])
+
+    def add_patrol(self, patrol: Callable[[], None]) -> None:
+        """Call this about once a second, while this thread drives and waits."""
+        self._patrols.append(patrol)
 
     # -- the life of an operation ----
 
@@ -116,7 +120,7 @@ class Driver:
             if not self._under_way:
                 words[stats.EXCHANGE_NS] += now - self._under_way_ns
         op.finish(error)
-        if op.on_done is not None:
+        if op.callbacks:
             self.completed.append(op)
         if not op.collective:
             self.messages.discard(op)
@@ -520,8 +524,8 @@ class Driver:
             if now >= op.warn_ns:
                 self._warn(op, now)
             next_ns = min(next_ns, op.deadline_ns, op.warn_ns)
-        for look in self.on_patrol:
-            look()
+        for patrol in self._patrols:
+            patrol()
         self._patrol_at = next_ns / 1e9
 
     def _count(self, now: int) -> None:

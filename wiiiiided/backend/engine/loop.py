@@ -237,8 +237,7 @@ class ProgressLoop:
                 op = completed.popleft()
             except IndexError:
                 break
-            assert op.on_done is not None
-            op.on_done(op)
+            op.run_callbacks()
 
     def _wake_driver(self) -> None:
         self._driver.wake()

@@ -78,7 +78,7 @@ class Mesh:
         self._gauges: dict[str, Gauge] = {}  # by the peer's uid
         self._chunks: dict[str, Chunks] = {}  # the same
         self._codec_told = ""
-        process.driver.on_patrol.append(self._tell_codec)
+        process.driver.add_patrol(self._tell_codec)
         # Descriptors that are paused and have ended: epoll would report the end without pause.
         self._absent: set[int] = set()
 
@@ -104,7 +104,7 @@ class Mesh:
         if self.endpoint is None:
             tls = self._process.config.tls
             self.endpoint = Endpoint(self._poller, self._process.card.uid, self._welcome, tls=tls)
-            self._process.driver.on_patrol.append(self.endpoint.tick)
+            self._process.driver.add_patrol(self.endpoint.tick)
         return self.endpoint
 
     def expect(self, group: int, generation: int, key: bytes, peers: list[Card]) -> None:

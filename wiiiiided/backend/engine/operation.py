@@ -58,6 +58,7 @@ class Operation:
         "batch_item",
         "begin",
         "begun_ns",
+        "callbacks",
         "collective",
         "copy_backs",
         "deadline_ns",
@@ -69,7 +70,6 @@ class Operation:
         "late",
         "name",
         "nbytes",
-        "on_done",
         "peers",
         "plan",
         "seq",
@@ -116,7 +116,7 @@ class Operation:
         self.warn_ns = 0
         self.handle: object = None  # what the caller got: as long as this is under way it lives
         self.waiter: LockType | None = None  # a held lock that a waiting thread sleeps on
-        self.on_done: Callable[[Operation], None] | None = None
+        self.callbacks: list[Callable[[], None]] = []  # each is taken once, and then called
 
     def __str__(self) -> str:
         return f"{self.name} #{self.seq} ({self.nbytes} bytes)"
@@ -135,6 +135,21 @@ class Operation:
         if isinstance(self.wait, int):
             return self.group.team.missing(self.wait)
         return self.wait.missing()
+
+    def when_done(self, callback: Callable[[], None]) -> None:
+        """Call this once, when the operation is over: in the thread that completes it, or now."""
+        self.callbacks.append(callback)
+        if self.done:  # else the driver sees the callback: it marks `done` first, and then looks
+            self.run_callbacks()
+
+    def run_callbacks(self) -> None:
+        """It is over. Two threads may come here at once: a callback is taken by one of them."""
+        while self.callbacks:
+            try:
+                callback = self.callbacks.pop(0)
+            except IndexError:
+                break
+            callback()
 
     def sleep_until_done(self, timeout_s: float) -> bool:
         """Block the calling thread (not the driver) until done; False when time is up."""

@@ -57,7 +57,7 @@ AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
 class Client:
     """Talks to one daemon. `notice` hears sentences worth a person's eye."""
 
-    def __init__(self, paths: Paths, notice: Notice = lambda _: None) -> None:
+    def __init__(self, paths: Paths, notice: Notice | None = None) -> None:
         self.paths = paths
         self._notice = notice
 
@@ -220,7 +220,7 @@ class Client:
         *,
         hold: bool = False,
         resumes: int | None = None,
-        progress: Progress = lambda sent, total: None,
+        progress: Progress | None = None,
     ) -> m.Submitted:
         """Queue a job, once, through a restart of the daemon too; its archive is sent when the
         daemon does not have it yet. `resumes`: the job whose checkpoints it begins with."""
@@ -236,7 +236,7 @@ class Client:
         secrets: dict[str, str],
         *,
         hold: bool = False,
-        progress: Progress = lambda sent, total: None,
+        progress: Progress | None = None,
     ) -> m.Swept:
         """Queue all of them or none; the archive is sent once."""
         nonce = os.urandom(16).hex()
@@ -244,7 +244,7 @@ class Client:
         return self._submit_once(request, m.Swept, archive, progress)
 
     def _submit_once(
-        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress
+        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress | None
     ) -> Result:
         def again() -> Iterator[Result | None]:
             try:
@@ -264,7 +264,7 @@ class Client:
         raise DaemonLost(str(lost), hint) from lost
 
     def _submit(
-        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress
+        self, request: m.Submission, kind: type[Result], archive: Packed, progress: Progress | None
     ) -> Result:
         with self._open(request, SUBMIT_S) as connection:
             answer = connection.answer()
@@ -351,7 +351,7 @@ class Client:
         self, request: m.Request, timeout_s: float | None = ANSWER_S, raw: bool = False
     ) -> Connection:
         """`raw`: notices come as answers, for a screen of its own."""
-        notice = None if raw else self._notice
+        notice = None if raw else self._say
         connection = Connection(connect(self.paths), timeout_s, notice)
         try:
             connection.begin(request)
@@ -364,7 +364,7 @@ class Client:
         self,
         once: Callable[[], Iterator[Result]],
         deadline: float | None = None,
-        before_again: Callable[[], None] = lambda: None,
+        before_again: Callable[[], None] | None = None,
         lost: ClientError | None = None,
     ) -> Iterator[Result]:
         """What `once` yields; begun again, for up to RETURN_S, when the daemon goes away."""
@@ -373,7 +373,7 @@ class Client:
             try:
                 for result in once():
                     if lost is not None:
-                        self._notice("the daemon is back")
+                        self._say("the daemon is back")
                         lost = None
                     yield result
                 return
@@ -387,10 +387,15 @@ class Client:
                     raise
                 if deadline is not None and now > deadline:
                     raise TimedOut("the time is up") from problem
-                before_again()
+                if before_again is not None:
+                    before_again()
                 time.sleep(0.1)
+
+    def _say(self, text: str) -> None:
+        if self._notice is not None:
+            self._notice(text)
 
     def _missed(self) -> float:
         """Say that the daemon is away; until when to wait for it."""
-        self._notice(f"the daemon went away; jobs go on. Waiting up to {RETURN_S:.0f} s for it")
+        self._say(f"the daemon went away; jobs go on. Waiting up to {RETURN_S:.0f} s for it")
         return time.monotonic() + RETURN_S

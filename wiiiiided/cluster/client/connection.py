@@ -144,14 +144,15 @@ class Connection:
                 raise lost()
             return data
 
-    def send_file(self, path: str, size: int, progress: Progress) -> None:
+    def send_file(self, path: str, size: int, progress: Progress | None) -> None:
         """An archive in pieces; stops early when the daemon has something to say."""
         sent = 0
         with open(path, "rb") as file:
             while piece := file.read(LIMITS[BLOB]):
                 self._send(frame(BLOB, piece))
                 sent += len(piece)
-                progress(sent, size)
+                if progress is not None:
+                    progress(sent, size)
                 if self.waiting or select.select([self._socket], [], [], 0)[0]:
                     return
         self._send(frame(BLOB_END))

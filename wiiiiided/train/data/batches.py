@@ -27,7 +27,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -87,6 +87,20 @@ class DrawnLoop:
     is_drawn: bool = False  # to its end
 
 
+class AttachedRun(Protocol):
+    """The training run that loops over the data, where it wants to hear how loops go on."""
+
+    def between_steps(self) -> None:
+        """A batch will be fetched, and all that the loop does after a step has been done: after the
+        last one of an epoch that is when the next epoch begins."""
+
+    def ran_out(self) -> None:
+        """A loop has got all of its epoch."""
+
+    def end_loop(self) -> None:
+        """That loop is over."""
+
+
 class Batches:
     """A map-style data set in global batches, of which each rank takes its part."""
 
@@ -124,9 +138,7 @@ class Batches:
         self._drawn: DrawnLoop | None = None  # … if it is over `batch_sampler`
         self.is_in_loop = False  # a loop has begun, and has not got all of its epoch
         self._by_steps = False
-        self._between_steps: Callable[[], None] = lambda: None
-        self._ran_out: Callable[[], None] = lambda: None
-        self._end_loop: Callable[[], None] = lambda: None
+        self._run: AttachedRun | None = None
 
     def __len__(self) -> int:
         """The batches of a whole epoch."""
@@ -181,7 +193,8 @@ class Batches:
         self._check_loop(drawn.number)
         if not self._by_steps:
             self._cursor.commit()
-        self._between_steps()
+        if self._run is not None:
+            self._run.between_steps()
         drawn.is_told = True
         part = drawn.parts.popleft()
         self._cursor.hand_out(part.span, part.samples)
@@ -216,20 +229,9 @@ class Batches:
             self._cursor.move(epoch)
             self._loop += 1
 
-    def attach(
-        self,
-        between_steps: Callable[[], None] = lambda: None,
-        ran_out: Callable[[], None] = lambda: None,
-        end_loop: Callable[[], None] = lambda: None,
-    ) -> None:
-        """From now on `committed` alone says what has been trained.
-
-        `between_steps` is called before a batch is fetched, when all that the loop does after a
-        step has been done: after the last one of an epoch that is when the next epoch begins.
-        `ran_out` is called when a loop has got all of its epoch, and `end_loop` when it is over.
-        """
-        self._by_steps, self._between_steps = True, between_steps
-        self._ran_out, self._end_loop = ran_out, end_loop
+    def attach(self, run: AttachedRun | None = None) -> None:
+        """From now on `committed` alone says what has been trained, and `run` hears of loops."""
+        self._by_steps, self._run = True, run
 
     def committed(self) -> None:
         """All ranks have made a step with all that was handed out since the last one.
@@ -438,7 +440,8 @@ class Batches:
 
         def handed_out() -> Iterator[Any]:
             nonlocal batches, division
-            self._between_steps()
+            if self._run is not None:
+                self._run.between_steps()
             while True:
                 if division != self._division:
                     division = self._division
@@ -454,12 +457,14 @@ class Batches:
                 self._check_loop(loop)
                 if not self._by_steps:
                     self._cursor.commit()
-                if not part.span.last:
-                    self._between_steps()
-            self._ran_out()
+                if self._run is not None and not part.span.last:
+                    self._run.between_steps()
+            if self._run is not None:
+                self._run.ran_out()
             self._cursor.run_out()
             self.is_in_loop = False
-            self._end_loop()
+            if self._run is not None:
+                self._run.end_loop()
 
         def looped() -> Iterator[Any]:
             try:
