@@ -21,6 +21,7 @@ from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.node import Node
 
@@ -155,11 +156,11 @@ class FakeWorkers:
 
 
 class FakeShim:
-    def __init__(self, ranks: list[dict[str, Any]], dumps: list[dict[str, Any]]) -> None:
-        self.ranks = ranks
-        self._dumps = dumps
+    def __init__(self, *said: RankState | RankStacks) -> None:
+        self.ranks = tuple(one for one in said if isinstance(one, RankState))
+        self._dumps = tuple(one for one in said if isinstance(one, RankStacks))
 
-    async def stacks(self) -> list[dict[str, Any]]:
+    async def stacks(self) -> tuple[RankStacks, ...]:
         return self._dumps
 
 

@@ -18,6 +18,7 @@ from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
 
 
 @pytest.fixture
@@ -143,12 +144,7 @@ def test_following_ends_when_the_client_has_gone(node: FakeNode) -> None:
 
 def test_pids_of_those_that_run_and_codes_of_those_that_ended(node: FakeNode) -> None:
     node.begin()
-    told = [
-        {"rank": 2, "pid": 11, "code": None},
-        {"rank": 3, "pid": 12, "code": 1},
-        {"rank": "x", "pid": 13},
-    ]
-    node.workers.shims[1, 1] = FakeShim(told, [])
+    node.workers.shims[1, 1] = FakeShim(RankState(2, 11), RankState(3, 12, code=1))
     found = node.allocations.ranks(p.NodeRanks(1, 1))
     assert found.pids == {2: 11, 3: 12}
     assert found.codes == {3: 1}
@@ -175,8 +171,7 @@ def test_of_a_job_without_files_nothing_is_said(node: FakeNode) -> None:
 
 def test_stacks_come_from_the_shim_while_it_runs(node: FakeNode) -> None:
     node.begin()
-    dumps = [{"rank": 2, "pid": 11, "text": "here"}, {"rank": None, "pid": "?", "text": 3}]
-    node.workers.shims[1, 1] = FakeShim([], dumps)
+    node.workers.shims[1, 1] = FakeShim(RankStacks(2, 11, "here"), RankStacks(-1, None, ""))
     (found,) = run(asked(node, p.NodeStacks(1, 1)))
     assert found.dumps == (m.StackDump(2, 11, "here"), m.StackDump(-1, None, ""))
 

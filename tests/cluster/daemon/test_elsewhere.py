@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -24,6 +25,7 @@ from wiiiiided.cluster.peering.metrics_codec import (
     pack,
     unpack,
 )
+from wiiiiided.cluster.shim.control_lines import RankState, read_report
 from wiiiiided.domain.metrics import Rates
 from wiiiiided.metrics.snapshot import Health
 from wiiiiided.ui.report.ranks import nodes_of
@@ -376,7 +378,7 @@ def test_the_silence_of_a_share_that_has_ended_here_is_none(watched: TwoNodes) -
 
 
 def test_memory_of_ranks_elsewhere_comes_along(site: TwoNodes) -> None:
-    site.shims[site.job, 1].ranks = [{"rank": 2, "pid": os.getpid()}, {"rank": 3, "pid": None}]
+    site.shims[site.job, 1].ranks = (RankState(2, os.getpid()), RankState(3))
     site.work(2)
     ranks = now_of(site).ranks
     assert ranks[2].memory > 1 << 20
@@ -387,7 +389,7 @@ def test_memory_of_ranks_elsewhere_comes_along(site: TwoNodes) -> None:
 def test_ranks_that_never_write_are_known_by_what_they_use(tmp_path: Path) -> None:
     site = TwoNodes(tmp_path)
     try:
-        told = [{"rank": rank, "pid": os.getpid(), "code": None} for rank in range(4)]
+        told = tuple(RankState(rank, os.getpid()) for rank in range(4))
         site.shims[site.job, 1].ranks = told
         site.work(20)
         now = now_of(site)
@@ -448,7 +450,7 @@ def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
 def test_a_status_that_a_job_made_up_names_no_rank(watched: TwoNodes) -> None:
     shim = Shim(watched.runs["b"], watched.job, 1, lambda: None, lambda: 0.0)
     forged = [{"code": 1}, {"rank": [], "code": 1}, {"rank": 2, "code": 0}, {"rank": 3}, 5]
-    shim._heard({"event": "status", "ranks": forged})
+    shim._heard(read_report(json.dumps({"event": "status", "ranks": forged}).encode()))
     assert shim.over == {2}
 
 

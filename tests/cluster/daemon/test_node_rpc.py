@@ -18,6 +18,7 @@ from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
 from wiiiiided.cluster.trust.tls import VerifiedPeer
 
 
@@ -63,8 +64,7 @@ def test_another_node_is_asked_over_a_connection_of_its_own(cluster: Cluster) ->
 
 def test_ranks_and_stacks_come_from_there(cluster: Cluster) -> None:
     cluster.b.begin()
-    shim = FakeShim([{"rank": 4, "pid": 44}], [{"rank": 4, "pid": 44, "text": "stack"}])
-    cluster.b.workers.shims[1, 1] = shim
+    cluster.b.workers.shims[1, 1] = FakeShim(RankState(4, 44), RankStacks(4, 44, "stack"))
 
     async def scene() -> None:
         ranks = await cluster.node_rpc.ranks("b", p.NodeRanks(1, 1), 10.0)

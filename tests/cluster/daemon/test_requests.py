@@ -18,6 +18,7 @@ from wiiiiided.cluster.control.job import Owner
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import NOBODY, Caller
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
 
 ADA_OF_B = Caller(1000, "ada", False, "b")
 ROOT_OF_B = Caller(0, "root", True, "b")
@@ -95,8 +96,8 @@ def test_show_has_the_processes_of_all_nodes(tmp_path: Path) -> None:
             job = cluster.submit(nodes=3)
             cluster.start(job)
             for node, first in (("a", 0), ("b", 2), ("c", 4)):
-                told = [{"rank": first + n, "pid": 100 + first + n} for n in (0, 1)]
-                getattr(cluster, node).workers.shims[job, 1] = FakeShim(told, [])
+                told = [RankState(first + n, 100 + first + n) for n in (0, 1)]
+                getattr(cluster, node).workers.shims[job, 1] = FakeShim(*told)
             detail = await cluster.one(m.Show(job))
             assert [(r.rank, r.node, r.pid, r.state) for r in detail.ranks] == [
                 (rank, "abc"[rank // 2], 100 + rank, "running") for rank in range(6)
@@ -112,7 +113,7 @@ def test_show_does_without_a_node_that_does_not_answer(tmp_path: Path) -> None:
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(nodes=2)
             cluster.start(job)
-            cluster.a.workers.shims[job, 1] = FakeShim([{"rank": 0, "pid": 100}], [])
+            cluster.a.workers.shims[job, 1] = FakeShim(RankState(0, 100))
             cluster.dialer.away.add("10.0.0.2")
             detail = await cluster.one(m.Show(job))
             assert [(r.pid, r.state) for r in detail.ranks] == [
@@ -286,8 +287,7 @@ def test_stacks_are_of_all_nodes_and_one_that_is_away_is_a_sentence(tmp_path: Pa
         with coordinator(tmp_path) as cluster:
             job = cluster.submit(nodes=2)
             cluster.start(job)
-            dump = {"rank": 0, "pid": 1, "text": "stack"}
-            cluster.a.workers.shims[job, 1] = FakeShim([], [dump])
+            cluster.a.workers.shims[job, 1] = FakeShim(RankStacks(0, 1, "stack"))
             cluster.dialer.away.add("10.0.0.2")
             found = (await cluster.one(m.Stacks(job))).dumps
             assert [(one.rank, one.pid) for one in found] == [(0, 1), (2, None), (3, None)]

@@ -22,7 +22,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 from wiiiiided import log
 from wiiiiided.backend.net import address, interfaces
@@ -40,11 +40,11 @@ TURN_S: Final = 15.0  # how long a peer that was asked to connect may take
 
 
 class StoreNotes(Protocol):
-    """An incarnation's keys in the Store."""
+    """An incarnation's keys in the Store. What others wrote is JSON of any form."""
 
-    def publish(self, name: str, value: Any) -> None: ...
-    def read_all(self, names: list[str]) -> list[Any]: ...
-    def look_up(self, name: str) -> Any: ...
+    def publish(self, name: str, value: object) -> None: ...
+    def read_all(self, names: list[str]) -> list[object]: ...
+    def look_up(self, name: str) -> object: ...
 
 
 class LinkBuilder:
@@ -168,7 +168,7 @@ class LinkBuilder:
                 if (rank, role) in self._approaches:
                     continue
                 said = self._notes.look_up(f"turn/{role}/{rank}-{self._rank}")
-                if said is not None:
+                if isinstance(said, str):
                     self._process.loop.call(
                         lambda rank=rank, role=role, said=said: self._approach(rank, role, said)  # type: ignore[misc]
                     )
@@ -307,11 +307,12 @@ class _Vain:
     problem: str = ""
 
 
-def _addresses(said: Any, card: Card) -> list[tuple[str, int]]:
-    try:
-        addresses = [(str(one), int(port)) for one, port in said]
-        if all(0 < port < 65536 for _, port in addresses):
-            return addresses
-    except (TypeError, ValueError):
-        pass
+def _addresses(said: object, card: Card) -> list[tuple[str, int]]:
+    if isinstance(said, list):
+        try:
+            addresses = [(str(one), int(port)) for one, port in said]
+            if all(0 < port < 65536 for _, port in addresses):
+                return addresses
+        except (TypeError, ValueError):
+            pass
     raise HostError(f"{card.host} published {json.dumps(said)[:100]}, which is no address and port")

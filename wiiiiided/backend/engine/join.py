@@ -23,7 +23,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
 
 from wiiiiided import errors, log
 from wiiiiided.backend.engine import process as processes
@@ -99,17 +99,17 @@ class _Register:
         self._wait_for(keys)
         return [self._read(key) for key in keys]
 
-    def publish(self, name: str, value: Any) -> None:
+    def publish(self, name: str, value: object) -> None:
         """Write a key of this incarnation for the other ranks."""
         self._store.set(self._key(name), json.dumps(value))
 
-    def read_all(self, names: list[str]) -> list[Any]:
+    def read_all(self, names: list[str]) -> list[object]:
         """What others wrote, as soon as all of it is there."""
         keys = [self._key(name) for name in names]
         self._wait_for(keys)
         return [json.loads(self._store.get(key)) for key in keys]
 
-    def look_up(self, name: str) -> Any:
+    def look_up(self, name: str) -> object:
         """What a rank wrote, or None."""
         key = self._key(name)
         return json.loads(self._store.get(key)) if self._store.check([key]) else None

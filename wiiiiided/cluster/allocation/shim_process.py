@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import json
 import logging
 import os
 import subprocess
@@ -23,7 +22,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.lifecycle import FORFEITED
@@ -36,8 +35,21 @@ from wiiiiided.cluster.allocation.spawn import (
     spawn,
 )
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import (
+    HeardCommand,
+    RankStacks,
+    RankState,
+    ShimStatus,
+    StacksCommand,
+    StacksReport,
+    StopCommand,
+    read_report,
+)
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
+
+if TYPE_CHECKING:
+    from wiiiiided.cluster.shim.control_lines import ShimCommand
 
 RUN = str(Path(protocol.__file__).with_name("run.py"))
 CLAIM_WITHIN_S = 60.0  # a loaded machine may take long to start a process; this long is a defect
@@ -72,16 +84,16 @@ class Shim:
         self.attempt = attempt
         self._on_started = on_started
         self._heard_at = heard_at
-        self.ranks: list[dict[str, Any]] = []  # of the last status: rank, pid, ticks, code
+        self.ranks: tuple[RankState, ...] = ()  # of the last status
         self._started = False
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: list[dict[str, Any]] = []  # commands from before the connection
-        self._stop: dict[str, Any] = {}  # the latest order to end
+        self._waiting: list[ShimCommand] = []  # commands from before the connection
+        self._stop: StopCommand | None = None  # the latest order to end
         self._stopped = asyncio.Event()  # set with it
         self._claim: protocol.ShimClaim | None = None  # of the shim that is being followed
         self._over = False
         self._enforcer: asyncio.TimerHandle | None = None
-        self._stacks: list[asyncio.Future[list[dict[str, Any]]]] = []
+        self._stacks: list[asyncio.Future[tuple[RankStacks, ...]]] = []
         self._log = logging.LoggerAdapter(logger, about(job))
 
     def __str__(self) -> str:
@@ -106,7 +118,7 @@ class Shim:
         self._over = True
         if self._enforcer is not None:
             self._enforcer.cancel()
-        self._fail_stacks()
+        self._answer_stacks(())
         return end
 
     async def _follow(
@@ -276,13 +288,13 @@ class Shim:
         try:
             # A stop is repeated on every connection: the last one may have broken before.
             for command in [*self._waiting, *([self._stop] if self._stop else [])]:
-                writer.write(_line(command))
+                writer.write(command.line())
             self._waiting.clear()
             while line := await reader.readline():
-                self._heard(json.loads(line))
+                self._heard(read_report(line))
         except ConnectionError:
             pass  # the shim ended and left a command unread
-        except (OSError, ValueError, RecursionError, AttributeError, TypeError) as problem:
+        except (OSError, ValueError) as problem:
             self._log.warning("%s: its shim said something odd: %s", self, problem)
         finally:
             self._writer = None
@@ -297,37 +309,37 @@ class Shim:
         finally:
             os.close(directory)
 
-    def _heard(self, said: dict[str, Any]) -> None:
-        if said.get("event") == "status":
-            before = self.ranks
-            self.ranks = [rank for rank in said.get("ranks", []) if isinstance(rank, dict)]
-            self._tell_changes(before)
-            if said.get("phase") != "preparing" and not self._started and _any_pid(self.ranks):
-                self._started = True
-                self._on_started()
-        elif said.get("event") == "stacks":
-            for waiting in self._stacks:
-                if not waiting.done():
-                    waiting.set_result(list(said.get("dumps", [])))
-            self._stacks.clear()
+    def _heard(self, said: ShimStatus | StacksReport | None) -> None:
+        match said:
+            case ShimStatus(phase, ranks):
+                before, self.ranks = self.ranks, ranks
+                self._tell_changes(before)
+                begun = phase != "preparing" and any(rank.pid for rank in ranks)
+                if begun and not self._started:
+                    self._started = True
+                    self._on_started()
+            case StacksReport(dumps):
+                self._answer_stacks(dumps)
 
-    def _tell_changes(self, before: list[dict[str, Any]]) -> None:
+    def _tell_changes(self, before: tuple[RankState, ...]) -> None:
         """Log each rank's start and end at debug level: the job's history has the rest."""
         if not logger.isEnabledFor(logging.DEBUG):
             return
-        known = {str(rank.get("rank")): rank for rank in before}
+        known = {rank.rank: rank for rank in before}
         for rank in self.ranks:
-            old, number = known.get(str(rank.get("rank")), {}), rank.get("rank")
-            extra = about(self.job, number if isinstance(number, int) else None)
-            for key, text in (("pid", "runs as pid"), ("code", "ended with code")):
-                if isinstance(rank.get(key), int) and old.get(key) != rank[key]:
-                    logger.debug("%s: rank %s %s %d", self, number, text, rank[key], extra=extra)
+            number, old = rank.rank, known.get(rank.rank, RankState(rank.rank))
+            for text, now, was in (
+                ("runs as pid", rank.pid, old.pid),
+                ("ended with code", rank.code, old.code),
+            ):
+                if now is not None and now != was:
+                    extra = about(self.job, number)
+                    logger.debug("%s: rank %d %s %d", self, number, text, now, extra=extra)
 
     @property
     def over(self) -> set[int]:
-        """Ranks that have ended. A job may forge a status: what is no number is left out."""
-        ended = (rank.get("rank") for rank in self.ranks if rank.get("code") is not None)
-        return {number for number in ended if isinstance(number, int)}
+        """Ranks that have ended."""
+        return {rank.rank for rank in self.ranks if rank.code is not None}
 
     async def _sweep(self) -> None:
         """The shim is dead and left no exit.json: a sweeper kills its processes and writes one."""
@@ -345,10 +357,10 @@ class Shim:
 
     # ---- commands
 
-    def tell(self, command: dict[str, Any]) -> None:
+    def tell(self, command: ShimCommand) -> None:
         """Send a command now, or as soon as the shim is connected."""
         if self._writer is not None:
-            self._writer.write(_line(command))
+            self._writer.write(command.line())
         else:
             self._waiting.append(command)
 
@@ -357,14 +369,14 @@ class Shim:
         it, and a shim that does not read must not fill this process with old ones."""
         if self._writer is None or self._writer.transport.get_write_buffer_size():
             return
-        self._writer.write(_line({"do": "heard", "at": at}))
+        self._writer.write(HeardCommand(at).line())
 
     def stop(self, grace_s: float, reason: str, moment: bool = False) -> None:
         """Tell the shim to end everything; a shim that does not is killed some time later."""
-        self._stop = {"do": "stop", "grace_s": grace_s, "reason": reason, "moment": moment}
+        self._stop = StopCommand(grace_s, reason, moment)
         self._stopped.set()
         if self._writer is not None:
-            self._writer.write(_line(self._stop))
+            self._writer.write(self._stop.line())
         self._enforce_in(grace_s + ENFORCE_S)
 
     def _enforce_in(self, wait_s: float) -> None:
@@ -397,7 +409,7 @@ class Shim:
     @property
     def was_stopped(self) -> bool:
         """Whether this daemon has told it to end."""
-        return bool(self._stop)
+        return self._stop is not None
 
     async def while_wanted(self, work: Coroutine[Any, Any, None]) -> None:
         """Run `work`, and cancel it when the allocation is told to end."""
@@ -412,20 +424,21 @@ class Shim:
         if not doing.cancelled():
             doing.result()
 
-    async def stacks(self) -> list[dict[str, Any]]:
-        """The stacks of all ranks; an empty list when the shim does not answer."""
-        waiting: asyncio.Future[list[dict[str, Any]]] = asyncio.get_running_loop().create_future()
+    async def stacks(self) -> tuple[RankStacks, ...]:
+        """The stacks of all ranks; none when the shim does not answer."""
+        waiting: asyncio.Future[tuple[RankStacks, ...]]
+        waiting = asyncio.get_running_loop().create_future()
         self._stacks.append(waiting)
-        self.tell({"do": "stacks"})
+        self.tell(StacksCommand())
         try:
             return await asyncio.wait_for(waiting, STACKS_WITHIN_S)
         except TimeoutError:
-            return []
+            return ()
 
-    def _fail_stacks(self) -> None:
+    def _answer_stacks(self, dumps: tuple[RankStacks, ...]) -> None:
         for waiting in self._stacks:
             if not waiting.done():
-                waiting.set_result([])
+                waiting.set_result(dumps)
         self._stacks.clear()
 
     # ---- files
@@ -459,14 +472,6 @@ def _stillborn(code: int) -> protocol.AttemptEnd:
 
 def _lost(reason: str) -> protocol.AttemptEnd:
     return protocol.AttemptEnd(0.0, {}, 1, reason=reason, lost=True)
-
-
-def _any_pid(ranks: list[dict[str, Any]]) -> bool:
-    return any(rank.get("pid") for rank in ranks)
-
-
-def _line(command: dict[str, Any]) -> bytes:
-    return json.dumps(command).encode() + b"\n"
 
 
 _reapers: set[asyncio.Future[int]] = set()

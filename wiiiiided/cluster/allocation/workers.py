@@ -78,6 +78,7 @@ from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Hung, Job, Starting, Stopping
 from wiiiiided.cluster.peering.messages import Assignment
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import SignalCommand
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
@@ -181,7 +182,7 @@ class Workers:
                 self.stop(job, action.attempt, action.grace_s, action.reason, action.moment)
             case a.SignalWorkers():
                 if shim := self.shims.get((action.id, action.attempt)):
-                    shim.tell({"do": "signal", "signal": action.signal})
+                    shim.tell(SignalCommand(action.signal))
             case a.DumpStacks():
                 self._spawn_task(self._dump(action.id, action.attempt))
             case a.RunNotify():

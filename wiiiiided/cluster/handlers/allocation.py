@@ -99,13 +99,13 @@ class LocalAllocations:
     def ranks(self, request: p.NodeRanks) -> p.AllocationView:
         """Which ranks run, which have ended and how, and what the failing rank said."""
         shim = self.workers.shims.get((request.id, request.attempt))
-        told = shim.ranks if shim is not None else []
+        told = shim.ranks if shim is not None else ()
         end = self._end(request.id, request.attempt)
         codes = {} if end is None else {int(r): c for r, c in end.codes.items() if r.isdecimal()}
-        codes |= dict(_numbers(told, "code"))
+        codes |= {rank.rank: rank.code for rank in told if rank.code is not None}
         there = self.runs.job(request.id).exists()
         return p.AllocationView(
-            pids=dict(_numbers(told, "pid")),
+            pids={rank.rank: rank.pid for rank in told if rank.pid is not None},
             codes=codes,
             directory=str(self.runs.job(request.id)) if there else "",
             error=end.error[:ERROR_CHARS] if end is not None else "",
@@ -115,10 +115,7 @@ class LocalAllocations:
         """What the shim wrote at its end."""
         try:
             data = self.runs.read(number, attempt, protocol.EXIT)
-            found: protocol.AttemptEnd | None = (
-                protocol.from_bytes(protocol.AttemptEnd, data) if data else None
-            )
-            return found
+            return protocol.from_bytes(protocol.AttemptEnd, data) if data else None
         except (OSError, HostError, protocol.UnreadableFile):
             return None
 
@@ -130,7 +127,10 @@ class LocalAllocations:
         if shim is None:
             return self._written_stacks(request)
         dumps = await shim.stacks()
-        return m.StackDumps(tuple(_dump(dump) for dump in dumps[:MOST_DUMPS]))
+        told = (
+            m.StackDump(one.rank, one.pid, one.text[:STACK_CHARS]) for one in dumps[:MOST_DUMPS]
+        )
+        return m.StackDumps(tuple(told))
 
     def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
         """Those of the latest attempt that wrote any."""
@@ -191,18 +191,3 @@ class LocalAllocations:
             raise Refuse(FAILED, text)
         if any(job == number for job, _ in self.workers.shims):
             raise Refuse(FAILED, f"something of job {number} still runs on {self.node}")
-
-
-def _numbers(told: list[dict[str, object]], key: str) -> list[tuple[int, int]]:
-    """(rank, number) of those that have one; a shim's words are checked like any others."""
-    found = ((said.get("rank"), said.get(key)) for said in told)
-    return [(r, n) for r, n in found if isinstance(r, int) and isinstance(n, int)]
-
-
-def _dump(dump: dict[str, object]) -> m.StackDump:
-    rank, pid, text = dump.get("rank"), dump.get("pid"), dump.get("text")
-    return m.StackDump(
-        rank if isinstance(rank, int) else -1,
-        pid if isinstance(pid, int) else None,
-        text[:STACK_CHARS] if isinstance(text, str) else "",
-    )

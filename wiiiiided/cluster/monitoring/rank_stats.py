@@ -122,17 +122,16 @@ class RankStatsReader:
     def _weigh(self, key: Key, seen: _FollowedAttempt, now: float) -> None:
         seen.weighed = now
         shim = self._shims.get(key)
-        told = shim.ranks[:WEIGHED] if shim is not None else []
+        told = shim.ranks[:WEIGHED] if shim is not None else ()
         seen.turn %= max(1, len(told))
         look = host_stats.ProcessScan()
         for place, rank in enumerate((*told[seen.turn :], *told[: seen.turn])):
-            number, pid, ticks = (rank.get(name) for name in ("rank", "pid", "ticks"))
-            if not isinstance(number, int) or not isinstance(pid, int):
+            if rank.pid is None:
                 continue
-            if rank.get("code") is not None:
-                self._pages.weigh(*key, number, pid, None)
-            elif usage := look.usage(pid, ticks if isinstance(ticks, int) else None):
-                self._pages.weigh(*key, number, pid, usage)
+            if rank.code is not None:
+                self._pages.weigh(*key, rank.rank, rank.pid, None)
+            elif usage := look.usage(rank.pid, rank.ticks):
+                self._pages.weigh(*key, rank.rank, rank.pid, usage)
             if look.is_over:  # the rest comes first the next time
                 seen.turn += max(1, place)
                 break

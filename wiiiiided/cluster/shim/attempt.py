@@ -18,14 +18,14 @@ PIPES = "pipes"
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any
+    from wiiiiided.cluster.shim.protocol import SharedFile
 
 
 def open_directory(path: str) -> int:
     return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
 
 
-def read(directory: int, name: str, kind: type[Any]) -> Any:
+def read(directory: int, name: str, kind: type[SharedFile]) -> SharedFile:
     """A shared file's value; FileNotFoundError, or UnreadableFile with a sentence."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:

@@ -66,16 +66,14 @@ def _claim(directory: int, mode: int) -> protocol.ShimClaim:
     """The claim of the attempt; this process takes it when there is none."""
     while True:
         try:
-            found: protocol.ShimClaim = attempt.read(directory, protocol.CLAIM, protocol.ShimClaim)
-            return found
+            return attempt.read(directory, protocol.CLAIM, protocol.ShimClaim)
         except FileNotFoundError:
             attempt.claim(directory, "", mode)
 
 
 def _mode(directory: int) -> int:
     try:
-        order: protocol.LaunchOrder = attempt.read(directory, protocol.ORDER, protocol.LaunchOrder)
-        return order.file_mode
+        return attempt.read(directory, protocol.ORDER, protocol.LaunchOrder).file_mode
     except (FileNotFoundError, protocol.UnreadableFile):
         return DEFAULT_MODE
 

@@ -1,4 +1,4 @@
-"""The shim's unix socket: status out, commands in. `protocol` has the lines.
+"""The shim's unix socket: status out, commands in. `control_lines` has the lines.
 
 The kernel names the user of a connection (SO_PEERCRED) before a byte of it counts. Several daemons
 may listen at once, such as one that was killed and its successor. None can hold the shim up: unread
@@ -9,12 +9,12 @@ connection.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import struct
 
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import read_command
 from wiiiiided.cluster.shim.listener import LoopListener
 from wiiiiided.cluster.shim.loop import READ, WRITE, ShimLoop
 
@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
+
+    from wiiiiided.cluster.shim.control_lines import ShimCommand
 
 LISTENERS = 16
 BACKLOG = 128  # a connect that does not wait is refused when there is no room
@@ -56,7 +58,7 @@ class Control:
         listener: socket.socket,
         uids: set[int],
         status: Callable[[], bytes],
-        obey: Callable[[dict[str, Any], Callable[[bytes], None]], None],
+        obey: Callable[[ShimCommand, Callable[[bytes], None]], None],
     ) -> None:
         self.loop, self.obey = loop, obey
         self._uids, self._status = uids, status
@@ -137,13 +139,12 @@ class _Subscriber:
 
     def _take(self, line: bytes) -> None:
         try:
-            command = json.loads(line)
-        except (ValueError, RecursionError):
-            command = None
-        if isinstance(command, dict):
-            self._control.obey(command, self.send)
-        else:
+            command = read_command(line)
+        except ValueError:
             self.close()
+            return
+        if command is not None:  # else a later version's
+            self._control.obey(command, self.send)
 
     def _push(self) -> None:
         try:

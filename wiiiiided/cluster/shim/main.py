@@ -165,7 +165,7 @@ def _own_process(archive: int | None, secrets: int | None) -> tuple[int, int]:
 def _order(directory: int) -> tuple[protocol.LaunchOrder | None, str]:
     """The order, or a sentence why there is none."""
     try:
-        order: protocol.LaunchOrder = attempt.read(directory, protocol.ORDER, protocol.LaunchOrder)
+        order = attempt.read(directory, protocol.ORDER, protocol.LaunchOrder)
     except FileNotFoundError:
         return None, f"{protocol.ORDER} is missing"
     except protocol.UnreadableFile as problem:

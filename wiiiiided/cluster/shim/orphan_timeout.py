@@ -39,11 +39,9 @@ class OrphanTimeout:
         loop.watch(self._alarm, READ, self._rang)
         kernel.set_alarm(self._alarm, self._heard_at + alone_s)
 
-    def heard(self, at: object = None) -> None:
+    def heard(self, at: float | None = None) -> None:
         """The coordinator was heard at that time, or just now."""
-        moment = now()
-        if isinstance(at, int | float) and at == at:  # a NaN is not itself
-            moment = min(float(at), moment)
+        moment = now() if at is None else min(at, now())
         if self._alarm >= 0 and moment > self._heard_at:
             self._heard_at = moment
             kernel.set_alarm(self._alarm, moment + self._alone_s)

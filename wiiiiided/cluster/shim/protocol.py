@@ -1,20 +1,6 @@
-"""The files and lines that the shim and the daemon share, and their one version number.
+"""The files that the shim and the daemon share, and the version number of files and lines.
 
-Control socket: one JSON object per line, at most 1 MiB. The shim sends first, and at every change:
-
-    {"event": "status", "format": 1, "phase": "preparing" | "running" | "stopping" | "ended",
-     "ranks": [{"rank": 0, "pid": 123, "ticks": 4567, "code": null}, …]}
-    {"event": "stacks", "dumps": [{"rank": 0, "pid": 123, "text": "…"}, …]}     answer to stacks
-
-and obeys
-
-    {"do": "stop", "grace_s": 10.0, "reason": "cancelled by ada"}     grace_s 0: SIGKILL at once
-        with "moment": true, ranks first have a moment to end by themselves
-    {"do": "signal", "signal": "SIGUSR1"}        only to ranks that catch it
-    {"do": "stacks"}                             only from processes with the handler
-    {"do": "heard", "at": 1234.5}                the coordinator was heard then, by CLOCK_BOOTTIME
-
-A code is the exit code, or 128 + signal number.
+The lines of the control socket are in `control_lines`.
 
 Versions. A daemon meets shims of other versions: those that ran when it was upgraded, and, when the
 package is replaced under a running daemon, those it starts itself. So:
@@ -37,7 +23,9 @@ from dataclasses import asdict, dataclass, replace
 
 TYPE_CHECKING = False  # the typing module would be half a megabyte of every shim
 if TYPE_CHECKING:
-    from typing import Any
+    from typing import Any, TypeVar
+
+    SharedFile = TypeVar("SharedFile", "LaunchOrder", "ShimClaim", "AttemptEnd")
 
 FORMAT = 1
 WITH_ENDPOINT = 2  # the format of an order that has an endpoint (`door`)
@@ -111,16 +99,6 @@ class AttemptEnd:
     failed_at: float = 0.0  # when the first of its ranks failed; 0: none did, or unknown
 
 
-@dataclass
-class RankState:
-    """One rank in a status line."""
-
-    rank: int
-    pid: int | None = None
-    ticks: int | None = None
-    code: int | None = None
-
-
 class UnreadableFile(Exception):
     """A shared file lacks a field, is no plain file, or is of another format."""
 
@@ -157,7 +135,7 @@ def to_bytes(value: LaunchOrder | ShimClaim | AttemptEnd) -> bytes:
     return json.dumps(asdict(value)).encode()
 
 
-def from_bytes(kind: type[Any], data: bytes) -> Any:
+def from_bytes(kind: type[SharedFile], data: bytes) -> SharedFile:
     """The value in a shared file; UnreadableFile with a sentence when it is none of `kind`.
 
     A claim and an end of another format are read all the same: what they have in common keeps its

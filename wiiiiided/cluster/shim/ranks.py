@@ -19,6 +19,7 @@ import signal
 from dataclasses import dataclass
 
 from wiiiiided.cluster.shim import access, kernel, protocol
+from wiiiiided.cluster.shim.control_lines import RankState
 from wiiiiided.cluster.shim.exit_reason import Exit
 from wiiiiided.cluster.shim.logs import Pipe, RankLogWriter
 from wiiiiided.cluster.shim.loop import READ, ShimLoop
@@ -106,8 +107,8 @@ class Rank:
         return None if self.end is None else self.end.code
 
     @property
-    def state(self) -> protocol.RankState:
-        return protocol.RankState(self.number, self.pid, self.ticks, self.code)
+    def state(self) -> RankState:
+        return RankState(self.number, self.pid, self.ticks, self.code)
 
     def settle(self, loop: ShimLoop, report: Callable[[Rank, int, str], None]) -> None:
         """Read the report once: the process runs the program, or has ended."""

@@ -17,10 +17,10 @@ process may not run for a while in the middle of its stacks.)
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 
 from wiiiiided.cluster.shim import processes, protocol
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState, StacksReport
 from wiiiiided.cluster.shim.loop import ShimLoop
 from wiiiiided.cluster.shim.processes import ProcessEntry
 
@@ -50,7 +50,7 @@ class Round:
         self,
         loop: ShimLoop,
         path: str,
-        ranks: list[protocol.RankState],
+        ranks: list[RankState],
         done: Callable[[bytes], None],
     ) -> None:
         self._ranks, self._done = ranks, done
@@ -74,19 +74,18 @@ class Round:
         """The answer, each text cut to the same length where all would be too long for a line."""
         room = TEXT_BYTES
         while True:
-            dumps = [
-                {"rank": state.rank, "pid": state.pid, "text": self._texts[state.rank][:room]}
+            dumps = (
+                RankStacks(state.rank, state.pid, self._texts[state.rank][:room])
                 for state in self._ranks
-            ]
-            answer = {"event": "stacks", "dumps": dumps}
-            line = json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
+            )
+            line = StacksReport(tuple(dumps)).line()
             if len(line) <= protocol.LINE_BYTES:
                 return line
             room //= 2
 
 
 def _strays(
-    path: str, ranks: list[protocol.RankState], everyone: dict[int, ProcessEntry]
+    path: str, ranks: list[RankState], everyone: dict[int, ProcessEntry]
 ) -> dict[int, list[ProcessEntry]]:
     """By rank, the processes whose ancestors have ended: their environment names the rank."""
     found: dict[int, list[ProcessEntry]] = {state.rank: [] for state in ranks}

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
 import signal
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 from wiiiiided.cluster.shim import (
     access,
@@ -31,6 +30,13 @@ from wiiiiided.cluster.shim import (
     workdir,
 )
 from wiiiiided.cluster.shim.control import Control
+from wiiiiided.cluster.shim.control_lines import (
+    HeardCommand,
+    ShimStatus,
+    SignalCommand,
+    StacksCommand,
+    StopCommand,
+)
 from wiiiiided.cluster.shim.exit_reason import Exit
 from wiiiiided.cluster.shim.logs import RankLogWriter
 from wiiiiided.cluster.shim.loop import ShimLoop, Timer
@@ -43,7 +49,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
-    from typing import Any
+
+    from wiiiiided.cluster.shim.control_lines import ShimCommand
 
 MOMENT_S = 2.0  # for ranks to notice by themselves that one of them failed
 STRAY_S = 2.0  # for the ranks' other processes, when all ranks ended by themselves
@@ -387,37 +394,25 @@ class Supervisor:
         return isinstance(self._phase, phases.RanksPreparing)
 
     def _status(self) -> bytes:
-        ranks = [asdict(rank.state) for rank in self._ranks]
-        status = {
-            "event": "status",
-            "format": protocol.FORMAT,
-            "phase": self._phase.word,
-            "ranks": ranks,
-        }
-        return json.dumps(status).encode() + b"\n"
+        return ShimStatus(self._phase.word, tuple(rank.state for rank in self._ranks)).line()
 
     def _tell(self) -> None:
         if self._changed:
             self._changed = False
             self._control.tell(self._status())
 
-    def _obey(self, command: dict[str, Any], answer: Callable[[bytes], None]) -> None:
-        match command.get("do"):
-            case "stop":
-                reason = str(command.get("reason", ""))[:REASON_CHARS] or "no reason was given"
-                grace_s = self._grace(command.get("grace_s"))
-                self._stop(grace_s, StopRequest(reason), command.get("moment") is True)
-            case "signal":
-                self._signal(str(command.get("signal")))
-            case "stacks":
+    def _obey(self, command: ShimCommand, answer: Callable[[bytes], None]) -> None:
+        match command:
+            case StopCommand(given_s, reason, moment):
+                grace_s = self._order.grace_s if given_s is None else min(given_s, MOST_GRACE_S)
+                reason = reason[:REASON_CHARS] or "no reason was given"
+                self._stop(grace_s, StopRequest(reason), moment)
+            case SignalCommand(name):
+                self._signal(name)
+            case StacksCommand():
                 self._ask_for_stacks(answer)
-            case "heard" if self._orphan_timeout is not None:
-                self._orphan_timeout.heard(command.get("at"))
-
-    def _grace(self, given: object) -> float:
-        if isinstance(given, int | float) and given == given:  # a NaN is not itself
-            return min(float(given), MOST_GRACE_S)
-        return self._order.grace_s
+            case HeardCommand(at) if self._orphan_timeout is not None:
+                self._orphan_timeout.heard(at)
 
     def _signal(self, name: str) -> None:
         number = signal.Signals.__members__.get(name)
