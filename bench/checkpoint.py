@@ -31,7 +31,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class CheckpointPlan:
     """How much and how often."""
 
     width: int = 2048
@@ -42,14 +42,14 @@ class Plan:
     samples: int = 10_000_000
 
 
-QUICK = Plan(1024, 6, 3, 8, 1, 1_000_000)
+QUICK = CheckpointPlan(1024, 6, 3, 8, 1, 1_000_000)
 
 
-def _model(plan: Plan) -> dict[str, object]:
+def _model(plan: CheckpointPlan) -> dict[str, object]:
     return {"do": "make", "width": plan.width, "layers": plan.layers}
 
 
-def _standing(plan: Plan, folder: str, say: Callable[[str], None]) -> Chapter:
+def _standing(plan: CheckpointPlan, folder: str, say: Callable[[str], None]) -> Chapter:
     ours, theirs, name = [], [], ""
     saving = {"folder": folder, "save_every": 2}
     with Fleet("checkpoint_rank", RANKS) as fleet:
@@ -77,7 +77,7 @@ def _standing(plan: Plan, folder: str, say: Callable[[str], None]) -> Chapter:
     )
 
 
-def _steps(plan: Plan, folder: str, say: Callable[[str], None]) -> Chapter:
+def _steps(plan: CheckpointPlan, folder: str, say: Callable[[str], None]) -> Chapter:
     kept, stood = [], []
     with Fleet("checkpoint_rank", RANKS) as saving, Fleet("checkpoint_rank", RANKS) as without:
         saving.ask({**_model(plan), "folder": folder, "save_every": f"{plan.window}s"})
@@ -102,7 +102,7 @@ def _steps(plan: Plan, folder: str, say: Callable[[str], None]) -> Chapter:
     )
 
 
-def _resume(plan: Plan, folder: str) -> tuple[Chapter, int]:
+def _resume(plan: CheckpointPlan, folder: str) -> tuple[Chapter, int]:
     data = {"folder": folder, "save_every": "1h", "samples": plan.samples}
     with Fleet("checkpoint_rank", RANKS) as fleet:
         fleet.ask({**_model(plan), **data, "large_batches": True})
@@ -127,7 +127,7 @@ def _resume(plan: Plan, folder: str) -> tuple[Chapter, int]:
 
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or "", torch=False))
-    plan = QUICK if given.quick else Plan()
+    plan = QUICK if given.quick else CheckpointPlan()
     about, screen = machine.about(), console()
     chapters: list[Chapter] = []
     with screen.status("a save") as status:

@@ -18,7 +18,7 @@ from lib import cluster_site as site
 from lib import machine, net_hosts, proc, program, report
 from lib.cluster_site import Cluster
 from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
-from lib.report import Result, console
+from lib.report import BenchResult, console
 
 RATE = "1gbit"
 NEEDED = {"systemd-nspawn": "systemd-container", "dbus-daemon": "dbus", "iperf3": "iperf3"}
@@ -60,7 +60,7 @@ dist.destroy_process_group()
 
 
 @dataclass(frozen=True)
-class Plan:
+class ClusterPlan:
     starts: int = 9
     ships: int = 5
     exchanges: int = 5
@@ -68,10 +68,10 @@ class Plan:
     idle_s: float = 60.0
 
 
-QUICK = Plan(3, 2, 3, 7, 5.0)
+QUICK = ClusterPlan(3, 2, 3, 7, 5.0)
 
 
-def _starts(cluster: Cluster, plan: Plan) -> Chapter:
+def _starts(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     folder = site.job_folder(cluster, "hello", HELLO)
     whole, bare, over = [], [], []
     site.followed(cluster, folder)  # the first one ships, and compiles what is imported
@@ -128,7 +128,7 @@ class _Counter:
         return self.reached - min(since, self.began)
 
 
-def _shipping(cluster: Cluster, plan: Plan) -> Chapter:
+def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     folder = site.job_folder(cluster, "large", HELLO)
     data = f"{folder}/data.bin"
     rate = site.wire_rate(cluster)
@@ -163,7 +163,7 @@ def _submitted(cluster: Cluster, folder: str) -> int:
     return int(done.stdout)
 
 
-def _exchange(cluster: Cluster, plan: Plan) -> Chapter:
+def _exchange(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     script = EXCHANGE_SCRIPT.replace("CALLS", str(plan.calls))
     folder = site.job_folder(cluster, "exchange", script)
     for letter in "bc":
@@ -201,7 +201,7 @@ def _median(said: str) -> float:
     return float(times[len(times) // 2])
 
 
-def _idle(cluster: Cluster, plan: Plan) -> Chapter:
+def _idle(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     pids = {m.name: m.host_pid(int(m.show("MainPID"))) for m in cluster.fleet}
     before = {name: proc.cpu_seconds(pid) for name, pid in pids.items()}
     time.sleep(plan.idle_s)
@@ -215,7 +215,7 @@ def _idle(cluster: Cluster, plan: Plan) -> Chapter:
     return Chapter("Processor time of idle daemons", measures)
 
 
-def _run(plan: Plan) -> list[Chapter]:
+def _run(plan: ClusterPlan) -> list[Chapter]:
     with site.founded(RATE) as cluster:
         chapters = []
         for what in (_starts, _shipping, _exchange, _idle):
@@ -228,7 +228,7 @@ def main() -> int:
     given = program.arguments(program.parser(__doc__ or "", torch=False))
     if reason := net_hosts.forbidden(NEEDED):
         raise site.FleetError(reason)
-    plan = QUICK if given.quick else Plan()
+    plan = QUICK if given.quick else ClusterPlan()
     about = machine.about()
     begin = time.monotonic()
     chapters = _run(plan)
@@ -238,7 +238,7 @@ def main() -> int:
     name = program.file_name("cluster", given.quick)
     sheets = [chapter.sheet(judged) for chapter in chapters]
     method = METHOD.format(idle=plan.idle_s)
-    result = Result(name, about, method, sheets, notes, {"chapters": data})
+    result = BenchResult(name, about, method, sheets, notes, {"chapters": data})
     screen = console()
     report.show(result, screen)
     written = report.write(result, given.out) if given.save else []

@@ -17,7 +17,7 @@ from typing import Any
 from lib import codec_data, codec_lossy, codec_wire, machine, program, report
 from lib.cells import KB, MB, size_text
 from lib.codec_lossy import ENCODE_TARGET, LossyRow
-from lib.report import Result, Sheet, console
+from lib.report import BenchResult, Sheet, console
 
 from wiiiiided.backend.codec import registry
 from wiiiiided.backend.codec.interface import Codec, PieceInfo
@@ -43,7 +43,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Row:
+class CodecRow:
     """One kind of data in one size of pieces."""
 
     data: str
@@ -115,7 +115,7 @@ def _median_seconds(work: Callable[[], None], rounds: int) -> float:
     return statistics.median(taken)
 
 
-def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int) -> Row:
+def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int) -> CodecRow:
     raw = sum(piece.nbytes for piece in pieces)
     encoded = [codec.encode(piece, None, _ABOUT) for piece in pieces]
     into = memoryview(bytearray(pieces[0].nbytes))
@@ -142,10 +142,12 @@ def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int
     if shrunk:
         decode_rate = len(shrunk) * into.nbytes / _median_seconds(decode, rounds)
     encode_rate = raw / _median_seconds(encode, rounds)
-    return Row(data, codec.name, into.nbytes, raw / wire, encode_rate, decode_rate)
+    return CodecRow(data, codec.name, into.nbytes, raw / wire, encode_rate, decode_rate)
 
 
-def measure_checks(wire: codec_wire.Wire, pieces: list[memoryview], rounds: int) -> list[Checked]:
+def measure_checks(
+    wire: codec_wire.NearEnd, pieces: list[memoryview], rounds: int
+) -> list[Checked]:
     times: dict[str, list[float]] = {name: [] for name in codec_wire.CHECKS}
     for number in range(rounds + 1):
         for name in times:
@@ -172,8 +174,8 @@ def _all(check: codec_wire.Sum, pieces: list[memoryview]) -> None:
 
 def run(
     sizes: Sequence[int], rounds: int, say: Callable[[str], None]
-) -> tuple[list[Row], list[LossyRow], list[Checked]]:
-    rows: list[Row] = []
+) -> tuple[list[CodecRow], list[LossyRow], list[Checked]]:
+    rows: list[CodecRow] = []
     say("lossy codecs")
     lossy = codec_lossy.measure(codec_data.gradients(), sizes[-1], rounds)
     for data, make in codec_data.KINDS.items():
@@ -204,7 +206,7 @@ def _lossy_cells(row: LossyRow) -> list[str]:
 
 
 def sheets(
-    rows: Sequence[Row], lossy: Sequence[LossyRow], checked: Sequence[Checked]
+    rows: Sequence[CodecRow], lossy: Sequence[LossyRow], checked: Sequence[Checked]
 ) -> list[Sheet]:
     codecs = Sheet(
         "Codecs",
@@ -241,7 +243,7 @@ def main() -> int:
         "lossy": [{**vars(row), "met": row.met} for row in lossy],
         "checks": [{**vars(one), "part": one.part, "met": one.met} for one in checked],
     }
-    result = Result(
+    result = BenchResult(
         program.file_name("codec", given.quick),
         about,
         METHOD.format(mb=codec_data.NBYTES // MB, rounds=rounds),

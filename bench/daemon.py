@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from lib import control, daemon_size, daemon_speed, program, report
 from lib import machine as _machine
 from lib.fleet import FleetError
-from lib.host import Host
+from lib.host import PrivateDaemon
 from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
-from lib.report import Result, console
+from lib.report import BenchResult, console
 from rich.console import Console
 
 from wiiiiided.errors import WiiiiideError
@@ -39,7 +39,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class DaemonPlan:
     """How often and how long."""
 
     rounds: int = 11
@@ -52,10 +52,10 @@ class Plan:
     finished: tuple[int, ...] = (0, 10_000, 100_000)
 
 
-QUICK = Plan(3, 1, 3.0, 1, 50, 2000, 200, (0, 1000, 5000))
+QUICK = DaemonPlan(3, 1, 3.0, 1, 50, 2000, 200, (0, 1000, 5000))
 
 
-def _state_machine(plan: Plan) -> Chapter:
+def _state_machine(plan: DaemonPlan) -> Chapter:
     """The control plane alone."""
     rates = control.rates(plan.jobs, plan.turns, plan.rounds)
     filling = control.filling_rates(plan.jobs, plan.memory_rounds)
@@ -75,7 +75,7 @@ def _state_machine(plan: Plan) -> Chapter:
     return Chapter("The state machine alone", measures)
 
 
-def _run(plan: Plan, screen: Console) -> list[Chapter]:
+def _run(plan: DaemonPlan, screen: Console) -> list[Chapter]:
     chapters = []
     with screen.status("") as status:
 
@@ -94,7 +94,7 @@ def _run(plan: Plan, screen: Console) -> list[Chapter]:
         chapters.append(daemon_speed.command_line(2 * plan.rounds))
         now("a killed rank")
         chapters.append(daemon_speed.killed_rank(plan.rounds))
-        with Host() as host:
+        with PrivateDaemon() as host:
             now(f"queueing {plan.queue:,} jobs")
             chapters.append(daemon_speed.fill(host, plan.queue))
             after = daemon_size.full(host, plan.queue)
@@ -106,7 +106,9 @@ def _run(plan: Plan, screen: Console) -> list[Chapter]:
     return [idle, memory, *chapters, machine]
 
 
-def _result(name: str, plan: Plan, chapters: list[Chapter], about: dict[str, str]) -> Result:
+def _result(
+    name: str, plan: DaemonPlan, chapters: list[Chapter], about: dict[str, str]
+) -> BenchResult:
     judged = plan is not QUICK
     notes = _machine.busy_notes(about)
     notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
@@ -119,7 +121,7 @@ def _result(name: str, plan: Plan, chapters: list[Chapter], about: dict[str, str
     }
     method = METHOD.format(idle=plan.idle_s)
     sheets = [chapter.sheet(judged) for chapter in chapters]
-    return Result(name, about, method, sheets, notes, {"chapters": data})
+    return BenchResult(name, about, method, sheets, notes, {"chapters": data})
 
 
 def _arguments() -> argparse.Namespace:
@@ -128,7 +130,7 @@ def _arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = _arguments()
-    plan = QUICK if given.quick else Plan()
+    plan = QUICK if given.quick else DaemonPlan()
     about = _machine.about()
     screen = console()
     begin = time.monotonic()

@@ -33,7 +33,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class DataPlan:
     """How much and how often."""
 
     megabytes: int = 2000
@@ -43,14 +43,14 @@ class Plan:
     starts: int = 3
 
 
-QUICK = Plan(200, 3, 2000, 10_000_000, 3)
+QUICK = DataPlan(200, 3, 2000, 10_000_000, 3)
 
 
 def _pss(fleet: Fleet) -> int:
     return sum(answer["pss"] for answer in fleet.ask({"do": "memory"}))
 
 
-def _data_bytes(ranks: int, plan: Plan) -> int:
+def _data_bytes(ranks: int, plan: DataPlan) -> int:
     """What the data set takes on so many ranks."""
     with Fleet("data_rank", ranks) as fleet:
         before = _pss(fleet)
@@ -60,7 +60,7 @@ def _data_bytes(ranks: int, plan: Plan) -> int:
         return _pss(fleet) - before
 
 
-def _memory(plan: Plan) -> Chapter:
+def _memory(plan: DataPlan) -> Chapter:
     one, many = _data_bytes(1, plan), _data_bytes(MEMORY_RANKS, plan)
     return Chapter(
         "Memory",
@@ -72,7 +72,7 @@ def _memory(plan: Plan) -> Chapter:
     )
 
 
-def _speed(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> Chapter:
+def _speed(fleet: Fleet, plan: DataPlan, say: Callable[[str], None]) -> Chapter:
     fleet.ask({"do": "share", "megabytes": plan.megabytes})
     fleet.ask({"do": "copy", "megabytes": plan.megabytes})
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
@@ -96,7 +96,7 @@ def _speed(fleet: Fleet, plan: Plan, say: Callable[[str], None]) -> Chapter:
     return Chapter("Batches of a rank", measures)
 
 
-def _starts(fleet: Fleet, plan: Plan) -> Chapter:
+def _starts(fleet: Fleet, plan: DataPlan) -> Chapter:
     keyed, listed = [], []
     for epoch in range(1, plan.starts + 1):
         message = {"do": "epoch_start", "samples": plan.samples, "epoch": epoch}
@@ -114,7 +114,7 @@ def _starts(fleet: Fleet, plan: Plan) -> Chapter:
 
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or "", torch=False))
-    plan = QUICK if given.quick else Plan()
+    plan = QUICK if given.quick else DataPlan()
     about, screen = machine.about(), console()
     with screen.status(f"memory of {MEMORY_RANKS} ranks") as status:
         chapters = [_memory(plan)]

@@ -13,7 +13,7 @@ from lib import machine as _machine
 from lib import plot, program, report
 from lib.cells import GLOO, LABELS, MB, OURS, Value
 from lib.fleet import Fleet, FleetError
-from lib.report import Result, Sheet, console, seconds_text
+from lib.report import BenchResult, Sheet, console, seconds_text
 
 CPU_RANKS, CPU_GROUPS, CPU_SECONDS = 2, 10, 5.0
 MEMORY_RANKS, MEMORY_GROUPS = 8, 50
@@ -54,7 +54,7 @@ def _machine_shared() -> int:
 
 
 @dataclass(frozen=True)
-class Memory:
+class SharedMemoryUse:
     """Bytes of shared memory, counted in three ways."""
 
     mapped: int
@@ -66,22 +66,22 @@ class Memory:
         return max(self.mapped, self.allocated)
 
 
-def _memory_now(fleet: Fleet) -> Memory:
+def _memory_now(fleet: Fleet) -> SharedMemoryUse:
     answers = fleet.ask({"do": "memory"})
     segments: dict[str, int] = {}
     for answer in answers:
         segments.update(answer["segments"])
     mapped = sum(answer["mapped"] for answer in answers)
-    return Memory(mapped, sum(segments.values()), _machine_shared())
+    return SharedMemoryUse(mapped, sum(segments.values()), _machine_shared())
 
 
-def _shared_memory(backend: str, ranks: int, groups: int) -> Memory:
+def _shared_memory(backend: str, ranks: int, groups: int) -> SharedMemoryUse:
     """What the groups hold: the difference that opening them makes."""
     with Fleet("idle_rank", ranks) as fleet:
         before = _memory_now(fleet)
         _open(fleet, backend, groups)
         after = _memory_now(fleet)
-    return Memory(
+    return SharedMemoryUse(
         after.mapped - before.mapped,
         after.allocated - before.allocated,
         after.machine - before.machine,
@@ -97,7 +97,7 @@ def _cpu_sheet(used: dict[str, list[float]], seconds: float) -> Sheet:
     return sheet
 
 
-def _memory_sheet(ranks: int, groups: int, memory: Memory, full: bool) -> Sheet:
+def _memory_sheet(ranks: int, groups: int, memory: SharedMemoryUse, full: bool) -> Sheet:
     sheet = Sheet(
         f"Shared memory, {ranks} ranks, {groups} idle groups",
         ["", "mapped by the ranks", "allocated in segments", "whole machine", "target"],
@@ -109,7 +109,7 @@ def _memory_sheet(ranks: int, groups: int, memory: Memory, full: bool) -> Sheet:
     return sheet
 
 
-def _publish(result: Result, used: dict[str, list[float]], given: Any, screen: Any) -> None:
+def _publish(result: BenchResult, used: dict[str, list[float]], given: Any, screen: Any) -> None:
     report.show(result, screen)
     if not given.save:
         return
@@ -154,7 +154,7 @@ def main() -> int:
     }
     name = program.file_name("idle", given.quick)
     method = METHOD.format(seconds=seconds)
-    result = Result(name, about, method, sheets, _machine.busy_notes(about), data)
+    result = BenchResult(name, about, method, sheets, _machine.busy_notes(about), data)
     _publish(result, used, given, screen)
     return 0
 

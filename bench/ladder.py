@@ -11,10 +11,10 @@ from typing import Any
 from lib import machine, plot, program, report
 from lib.fleet import FleetError, free_port
 from lib.ladder import table
-from lib.ladder.contenders import CONTENDERS, Contender, Stage
-from lib.ladder.counts import NEVER, Place, Round
+from lib.ladder.contenders import CONTENDERS, Contender, LadderStage
+from lib.ladder.counts import NEVER, LadderRound, Place
 from lib.ladder.processes import NODE, SERVER, Processes
-from lib.report import Result, console
+from lib.report import BenchResult, console
 
 NODES, ROUNDS, SECONDS, QUICK_SECONDS = 10, 3, 10.0, 1.0
 _START_SECONDS, _LATE_SECONDS = 120.0, 60.0
@@ -36,10 +36,10 @@ METHOD = (
 )
 
 
-def _round(contender: Contender, nodes: int, seconds: float) -> Round:
+def _round(contender: Contender, nodes: int, seconds: float) -> LadderRound:
     with Processes() as processes:
         server, port = None, free_port()
-        if isinstance(contender, Stage):
+        if isinstance(contender, LadderStage):
             server = processes.start(SERVER, contender, nodes)
             (port,) = processes.hear([server], _START_SECONDS)
         last_step = processes.shared_word(NEVER)
@@ -58,13 +58,13 @@ def _round(contender: Contender, nodes: int, seconds: float) -> Round:
         if server is not None:
             server.send("leave")
             losses = processes.hear([server], _LATE_SECONDS)
-        return Round(counts, memory, sum(losses) / len(losses), used)
+        return LadderRound(counts, memory, sum(losses) / len(losses), used)
 
 
 def _measure(
     contenders: Sequence[Contender], given: Any, say: Callable[[str], None]
-) -> dict[Contender, list[Round]]:
-    taken: dict[Contender, list[Round]] = {contender: [] for contender in contenders}
+) -> dict[Contender, list[LadderRound]]:
+    taken: dict[Contender, list[LadderRound]] = {contender: [] for contender in contenders}
     for number in range(given.rounds):
         turn = number % len(contenders)
         for contender in (*contenders[turn:], *contenders[:turn]):
@@ -108,7 +108,7 @@ def main() -> int:
     data = table.data(taken) | {"targets": [each.data(judged) for each in targets.measures]}
     method = METHOD.format(nodes=given.nodes, rounds=given.rounds, seconds=given.seconds)
     notes = [*machine.busy_notes(about), *table.notes(taken)]
-    result = Result(name, about, method, sheets, notes, data)
+    result = BenchResult(name, about, method, sheets, notes, data)
     report.show(result, screen)
     if given.save:
         written = report.write(result, given.out)

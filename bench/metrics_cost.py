@@ -17,9 +17,9 @@ from pathlib import Path
 
 from lib import machine, program, report, watch_cost
 from lib.fleet import FleetError
-from lib.host import Host, console_script, until
-from lib.measure import Measure, Unit
-from lib.report import Result, Sheet, console, seconds_text
+from lib.host import PrivateDaemon, console_script, until
+from lib.measure import Measure, MeasureUnit
+from lib.report import BenchResult, Sheet, console, seconds_text
 
 from wiiiiided.backend.shm import stats
 from wiiiiided.domain.states import ENDED
@@ -42,12 +42,12 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class MetricsPlan:
     rounds: int = 80  # many short blocks: a shared machine changes its pace within seconds
     seconds: float = 1.0
 
 
-QUICK = Plan(5, 1.0)
+QUICK = MetricsPlan(5, 1.0)
 Blocks = dict[str, list[float]]
 
 
@@ -55,13 +55,13 @@ def cost_text(share: float) -> str:
     return f"{100 * share:+.2f} %"
 
 
-COST = Unit("share of a step", cost_text)
+COST = MeasureUnit("share of a step", cost_text)
 
 
-def measure(plan: Plan) -> Blocks:
+def measure(plan: MetricsPlan) -> Blocks:
     """The blocks' figures, by mode."""
     script = str(Path(__file__).with_name("lib") / "metrics_rank.py")
-    with Host() as host:
+    with PrivateDaemon() as host:
         top = subprocess.Popen(
             [sys.executable, console_script("wiiiiide"), "top", "--json", "-i", "1"],
             env=host.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -76,7 +76,7 @@ def measure(plan: Plan) -> Blocks:
             top.wait()
 
 
-def _blocks(host: Host, job: int) -> Blocks:
+def _blocks(host: PrivateDaemon, job: int) -> Blocks:
     log = host.attempt(job) / "rank-0.log"
     deadline = time.monotonic() + WITHIN_S
     end = host.attempt(job) / "exit.json"  # the daemon stands still half of the time
@@ -115,12 +115,12 @@ def _row(found: Measure, judged: bool) -> list[str]:
 
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or "", torch=False))
-    plan, judged = (QUICK, False) if given.quick else (Plan(), True)
+    plan, judged = (QUICK, False) if given.quick else (MetricsPlan(), True)
     about, screen = machine.about(), console()
     with screen.status("training, in turns"):
         blocks = measure(plan)
     with screen.status("processor time of top and of the daemon"):
-        look = watch_cost.QUICK if given.quick else watch_cost.Plan()
+        look = watch_cost.QUICK if given.quick else watch_cost.WatchPlan()
         watching = watch_cost.chapter(look)
     off = blocks["off"]
     rows: list[Sequence[str]] = []
@@ -145,7 +145,7 @@ def main() -> int:
         "watching": [found.data(judged) for found in watching.measures],
     }
     name = program.file_name("metrics_cost", given.quick)
-    result = Result(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
+    result = BenchResult(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
     report.show(result, screen)
     if given.save:
         report.write(result, given.out)

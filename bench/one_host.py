@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from lib import cells, machine, program
 from lib import one_host_report as report
-from lib.cells import GLOO, MEMCPY, MPI, OURS, SHARED, Cell
+from lib.cells import GLOO, MEMCPY, MPI, OURS, SHARED, CellPlace
 from lib.fleet import Fleet, FleetError, FleetLost
-from lib.one_host_report import Round
+from lib.one_host_report import CallTimes
 from lib.report import console
 
 _MPIRUN = (
@@ -33,7 +33,7 @@ _TORCH_SIDE = (GLOO, OURS, SHARED, MEMCPY)
 
 
 @dataclass(frozen=True)
-class Plan:
+class OneHostPlan:
     """What the command line asked for."""
 
     ranks: Sequence[int]
@@ -61,10 +61,10 @@ def _mpirun(ranks: int) -> list[str]:
 
 
 @dataclass
-class Contest:
+class RanksContest:
     """All contenders on one number of ranks."""
 
-    plan: Plan
+    plan: OneHostPlan
     ranks: int
     notes: list[str]
     stack: contextlib.ExitStack
@@ -81,7 +81,7 @@ class Contest:
         if MPI in self.active:
             self._start_side((MPI,))
 
-    def measure(self, cell: Cell, say: Callable[[str], None]) -> dict[str, list[Round]]:
+    def measure(self, cell: CellPlace, say: Callable[[str], None]) -> dict[str, list[CallTimes]]:
         """What each round took, for every contender that got through."""
         calls: dict[str, int] = {}
         for contender in list(self.active):
@@ -91,7 +91,7 @@ class Contest:
             if first:
                 fitting = self.plan.round_seconds / statistics.median(first)
                 calls[contender] = int(min(max(fitting, _LEAST_CALLS), _MOST_CALLS))
-        taken: dict[str, list[Round]] = {contender: [] for contender in calls}
+        taken: dict[str, list[CallTimes]] = {contender: [] for contender in calls}
         for number in range(self.plan.rounds):
             # Each round begins with another one, so that nobody always follows the same one.
             order = list(taken)
@@ -102,13 +102,13 @@ class Contest:
                 times = self._attempt(cell, contender, count, min(1 + count // 5, _MOST_WARMUP))
                 if times:
                     taken[contender].append(
-                        Round(statistics.median(times), statistics.fmean(times))
+                        CallTimes(statistics.median(times), statistics.fmean(times))
                     )
                 else:
                     del taken[contender]
         return taken
 
-    def _attempt(self, cell: Cell, contender: str, calls: int, warmup: int) -> list[float]:
+    def _attempt(self, cell: CellPlace, contender: str, calls: int, warmup: int) -> list[float]:
         """Seconds of each call as the slowest rank saw it; empty where the contender failed."""
         message = {
             "do": "measure",
@@ -185,7 +185,7 @@ class Contest:
         self.notes.append(text)
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[str], bool]:
+def run(plan: OneHostPlan, say: Callable[[str], None]) -> tuple[report.Taken, list[str], bool]:
     """Measures everything. Also returns the notes, and whether a contender failed."""
     taken: report.Taken = {}
     notes: list[str] = []
@@ -197,7 +197,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[str]
         notes.append(f"shared_empty is left out: {plan.backend} does not have it")
     for ranks in plan.ranks:
         with contextlib.ExitStack() as stack:
-            contest = Contest(plan, ranks, notes, stack)
+            contest = RanksContest(plan, ranks, notes, stack)
             say(f"starting {ranks} ranks")
             contest.start()
             for cell in cells.cells_for(ranks, plan.sizes, plan.scatter_sizes):
@@ -206,7 +206,7 @@ def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[str]
     return taken, notes, failed
 
 
-def options() -> tuple[Plan, argparse.Namespace]:
+def options() -> tuple[OneHostPlan, argparse.Namespace]:
     parser = program.parser(__doc__ or "", rounds=7)
     parser.add_argument("--ranks", type=program.several, default=[2, 4], help="such as 2,4")
     parser.add_argument("--sizes", default=None, help="such as 4,64KB,1MB (1 KB is 1024 bytes)")
@@ -222,7 +222,7 @@ def options() -> tuple[Plan, argparse.Namespace]:
         scatter = [size for size in sizes if size in scatter]
     if min(given.ranks) < 2:
         parser.error("--ranks: a collective needs 2 ranks or more")
-    plan = Plan(
+    plan = OneHostPlan(
         ranks=given.ranks,
         sizes=sizes,
         scatter_sizes=scatter,

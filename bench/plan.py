@@ -12,8 +12,8 @@ from lib import machine, net_hosts, program, report
 from lib.fleet import FleetError
 from lib.net_hosts import FAST, GIGABIT, SLOW, Hosts
 from lib.plan_accuracy import LinkAccuracy, PlanAccuracy, asked
-from lib.report import Result, console
-from lib.two_hosts_table import Grid, Row, missing, targets
+from lib.report import BenchResult, console
+from lib.two_hosts_table import Grid, GridRow, missing, targets
 
 LINKS = (GIGABIT, FAST, SLOW)
 METHOD = (
@@ -58,8 +58,8 @@ def main() -> int:
     about, judged = machine.about(), not given.quick
     found = _run(given, rounds, turn_s)
     grids = [one.grid(judged) for one in found]
-    absent = Grid("", [Row("", {}, missing(grids, asked(LINKS)))])
-    result = Result(
+    absent = Grid("", [GridRow("", {}, missing(grids, asked(LINKS)))])
+    result = BenchResult(
         program.file_name("plan", given.quick),
         about,
         METHOD.format(rounds=rounds, turn=turn_s),

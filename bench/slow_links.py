@@ -18,10 +18,10 @@ from lib import machine, net_hosts, program, report, slow_losses, slow_speed, sl
 from lib.cpu_quota import NoQuota
 from lib.fleet import Fleet, FleetError
 from lib.net_hosts import Hosts
-from lib.report import Result, console
-from lib.slow_speed import Plan, SlowLinks, Speed
+from lib.report import BenchResult, console
+from lib.slow_speed import SlowLinks, SlowLinksPlan, Speed
 from lib.slow_uneven import Uneven
-from lib.two_hosts_table import Grid, Row, missing, targets
+from lib.two_hosts_table import Grid, GridRow, missing, targets
 from rich.console import Console
 from rich.status import Status
 
@@ -56,7 +56,7 @@ LOSS_METHOD = (
 )
 
 
-def _speed(plan: Plan, screen: Console, status: Status, judged: bool) -> Speed:
+def _speed(plan: SlowLinksPlan, screen: Console, status: Status, judged: bool) -> Speed:
     def say(text: str) -> None:
         status.update(text)
         if not screen.is_terminal:
@@ -85,14 +85,16 @@ def _speed(plan: Plan, screen: Console, status: Status, judged: bool) -> Speed:
     return whole
 
 
-def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[Result, int]:
+def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[BenchResult, int]:
     """The result, and how many of its sheets have been shown already."""
     if reason := net_hosts.forbidden():
         raise FleetError(reason)
     plan, judged, about = _plan(given), not given.quick, machine.about()
     with screen.status("") as status:
         found = _speed(plan, screen, status, judged)
-    absent = Grid("", [Row("", {}, missing(found.grids, slow_speed.asked() + slow_uneven.asked()))])
+    absent = Grid(
+        "", [GridRow("", {}, missing(found.grids, slow_speed.asked() + slow_uneven.asked()))]
+    )
     sheets = [
         *(grid.sheet(judged) for grid in found.grids),
         targets([*found.grids, absent], judged),
@@ -100,10 +102,10 @@ def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[Result, 
     data = {"tables": [grid.data(judged) for grid in found.grids]}
     notes = machine.busy_notes(about) + found.notes
     name = program.file_name("slow_links", given.quick)
-    return Result(name, about, SPEED_METHOD, sheets, notes, data), len(found.grids)
+    return BenchResult(name, about, SPEED_METHOD, sheets, notes, data), len(found.grids)
 
 
-def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[Result, int]:
+def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[BenchResult, int]:
     steps, seeds, hosts = (64, 1, 2) if given.quick else (192, given.seeds, 2)
     about, judged = machine.about(), not given.quick
     with screen.status("starting") as status, Fleet("loss_rank", hosts, hosts=hosts) as fleet:
@@ -112,10 +114,10 @@ def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[Result,
     method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds, longer=longer)
     name = program.file_name("slow_links_losses", given.quick)
     sheets = found.sheets(steps * hosts * 4, judged)
-    return Result(name, about, method, sheets, machine.busy_notes(about), found.data()), 0
+    return BenchResult(name, about, method, sheets, machine.busy_notes(about), found.data()), 0
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> SlowLinksPlan:
     plan = slow_speed.QUICK if given.quick else slow_speed.FULL
     return plan if given.rounds is None else plan.with_rounds(given.rounds)
 

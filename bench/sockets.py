@@ -20,11 +20,11 @@ from lib import report as _report
 from lib import socket_report as report
 from lib import socket_watch as watch
 from lib.fleet import FleetError
-from lib.namespaces import Program, Wire
-from lib.report import Result, console
-from lib.socket_cases import CHAPTERS, LINKS, Chapter, Link
-from lib.socket_report import Sample
-from lib.socket_way import Way
+from lib.namespaces import NamespacePair, NamespaceProgram
+from lib.report import BenchResult, console
+from lib.socket_cases import CHAPTERS, LINKS, SocketChapter, SocketLink
+from lib.socket_report import SocketRound
+from lib.socket_way import SocketWay
 
 METHOD = (
     "Two network namespaces, a veth pair between them; a rate is tbf with burst 256kb and latency"
@@ -42,19 +42,23 @@ _TRIP_S, _URGENT_S = 0.3, 1.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class SocketsPlan:
     """How much of it."""
 
     rounds: int
-    links: Sequence[Link]
-    chapters: Sequence[Chapter]
+    links: Sequence[SocketLink]
+    chapters: Sequence[SocketChapter]
     share: float  # of the bytes and seconds of a full run
     phases: int  # of the watch's connections; 0: leave it out
 
 
 def _sample(
-    ends: Sequence[Program], chapter: Chapter, link: Link, way: Way, share: float
-) -> Sample:
+    ends: Sequence[NamespaceProgram],
+    chapter: SocketChapter,
+    link: SocketLink,
+    way: SocketWay,
+    share: float,
+) -> SocketRound:
     per_stream = int(link.total * share) // way.streams
     asked = {
         "form": chapter.form,
@@ -73,18 +77,18 @@ def _sample(
         raise FleetError(f"{chapter.title}, {way.label}: what arrived is not what was sent")
     granted = [sent["granted"][0], received["granted"][1]]
     if chapter.form == "trips":
-        return Sample(statistics.median(sent["trips"]), 0.0, 0.0, granted)
+        return SocketRound(statistics.median(sent["trips"]), 0.0, 0.0, granted)
     if chapter.form == "urgent":
-        return Sample(statistics.median(received["delays"]), 0.0, received["rate"], granted)
+        return SocketRound(statistics.median(received["delays"]), 0.0, received["rate"], granted)
     rate = per_stream * way.streams / sent["seconds"]
-    return Sample(sent["seconds"], sent["cpu"] + received["cpu"], rate, granted)
+    return SocketRound(sent["seconds"], sent["cpu"] + received["cpu"], rate, granted)
 
 
 def _measure(
-    ends: Sequence[Program], chapter: Chapter, link: Link, plan: Plan
-) -> dict[str, list[Sample]]:
+    ends: Sequence[NamespaceProgram], chapter: SocketChapter, link: SocketLink, plan: SocketsPlan
+) -> dict[str, list[SocketRound]]:
     ways = chapter.turns
-    taken: dict[str, list[Sample]] = {way.label: [] for way in ways}
+    taken: dict[str, list[SocketRound]] = {way.label: [] for way in ways}
     for number in range(plan.rounds):
         turn = number % len(ways)
         for way in ways[turn:] + ways[:turn]:
@@ -92,9 +96,9 @@ def _measure(
     return taken
 
 
-def run(plan: Plan, say: Callable[[str], None]) -> tuple[report.Taken, list[watch.Trial]]:
+def run(plan: SocketsPlan, say: Callable[[str], None]) -> tuple[report.Taken, list[watch.CutTrial]]:
     taken: report.Taken = {}
-    with Wire() as wire:
+    with NamespacePair() as wire:
         ends = [wire.start(end, "socket_end") for end in range(2)]
         for link in plan.links:
             wire.shape(link.rate)
@@ -117,7 +121,7 @@ def _kernel_notes() -> list[str]:
     return ["the kernel's settings: " + ", ".join(shown)]
 
 
-def _options() -> tuple[Plan, argparse.Namespace]:
+def _options() -> tuple[SocketsPlan, argparse.Namespace]:
     parser = program.parser(__doc__ or "", rounds=7, torch=False, saves=False)
     parser.add_argument("--only", default="", help="chapters with this in their title")
     given = program.arguments(parser)
@@ -126,15 +130,19 @@ def _options() -> tuple[Plan, argparse.Namespace]:
     phases = 12 if given.quick else 24
     if given.only.lower() not in watch.TITLE.lower():
         phases = 0
-    plan = Plan(rounds, LINKS, wanted, 0.25 if given.quick else 1.0, phases)
+    plan = SocketsPlan(rounds, LINKS, wanted, 0.25 if given.quick else 1.0, phases)
     if given.only and given.save:
         parser.error("--save is for whole runs: leave --only out")
     return plan, given
 
 
 def _result(
-    name: str, plan: Plan, about: dict[str, str], taken: report.Taken, trials: list[watch.Trial]
-) -> Result:
+    name: str,
+    plan: SocketsPlan,
+    about: dict[str, str],
+    taken: report.Taken,
+    trials: list[watch.CutTrial],
+) -> BenchResult:
     found = report.verdicts(plan.links, taken)
     sheets = [report.sheet(one, plan.links, taken) for one in plan.chapters]
     if trials:
@@ -144,7 +152,7 @@ def _result(
     if plan.share < 1:
         notes.append("a quick look: few bytes and rounds, its verdicts mean little")
     data = {**report.data(taken, found), "watch": watch.data(trials)}
-    return Result(name, about, METHOD.format(rounds=plan.rounds), sheets, notes, data)
+    return BenchResult(name, about, METHOD.format(rounds=plan.rounds), sheets, notes, data)
 
 
 def main() -> int:

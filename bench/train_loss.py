@@ -9,7 +9,7 @@ import sys
 
 from lib import machine, program, report
 from lib.fleet import Fleet
-from lib.report import Result, Sheet, console
+from lib.report import BenchResult, Sheet, console
 
 STALENESS = (0, 1, 4, 16, 64)  # 0: synchronous
 RATES = (1.0, 0.5)
@@ -59,7 +59,7 @@ def main() -> int:
     method = METHOD.format(ranks=given.ranks, steps=steps, seeds=seeds)
     data = {"losses": {f"{_name(s)}, rate × {r:g}": found for (s, r), found in losses.items()}}
     name = program.file_name(f"train_loss_{given.ranks}", given.quick)
-    result = Result(name, about, method, [sheet], machine.busy_notes(about), data)
+    result = BenchResult(name, about, method, [sheet], machine.busy_notes(about), data)
     report.show(result, screen)
     if given.save:
         report.keep(result, given.out, screen)

@@ -9,7 +9,7 @@ import sys
 from lib import machine, program, report
 from lib.cells import MB
 from lib.fleet import Fleet
-from lib.report import Result, Sheet, console, ratio_text
+from lib.report import BenchResult, Sheet, console, ratio_text
 
 GLOO, DDP, VIEWS, PARALLEL = (
     "gloo, DDP",
@@ -75,7 +75,7 @@ def main() -> int:
         sheet.rows.append([contender, *cells, *ratios, verdict])
     method = METHOD.format(ranks=given.ranks, parameters=parameters / 1e6)
     name = program.file_name("train_memory", given.quick)
-    result = Result(name, about, method, [sheet], machine.busy_notes(about), {"bytes": taken})
+    result = BenchResult(name, about, method, [sheet], machine.busy_notes(about), {"bytes": taken})
     report.show(result, screen)
     if given.save:
         report.keep(result, given.out, screen)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from lib import machine, plot, program, report
 from lib.cells import Value
 from lib.fleet import Fleet, FleetError
-from lib.report import Result, Sheet, console, ratio_text, value_text
+from lib.report import BenchResult, Sheet, console, ratio_text, value_text
 
 ALONE, IDLE = "without any exchange", "DDP, exchanging nothing"
 GLOO, DDP, PARALLEL = "gloo, DDP", "wiiiiide, DDP", "wide.parallel"
@@ -31,7 +31,7 @@ WAYS = {
 CONTENDERS = tuple(WAYS)
 
 
-class Target(NamedTuple):
+class StepTarget(NamedTuple):
     """What a step is to take: to the step without exchange, gloo's to it, and of its exchange."""
 
     most_of_alone: float | None
@@ -55,9 +55,9 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    (PARALLEL, 2): Target(1.05, 1.8, None),
-    (PARALLEL, 4): Target(1.15, 2.0, None),
-    (DDP, 2): Target(None, 1.6, 0.35),
+    (PARALLEL, 2): StepTarget(1.05, 1.8, None),
+    (PARALLEL, 4): StepTarget(1.15, 2.0, None),
+    (DDP, 2): StepTarget(None, 1.6, 0.35),
 }
 METHOD = (
     "A step (forward, backward, {optimizer}) of a multilayer perceptron with {parameters:.1f}"
@@ -179,7 +179,7 @@ def main() -> int:
     views = "_views" if given.bucket_views else ""
     name = f"train_step_{given.optimizer}_{given.ranks}{views}"
     data = {"step_seconds_by_round": taken, **figures}
-    result = Result(
+    result = BenchResult(
         *(program.file_name(name, given.quick), about, method, [sheet]),
         *(machine.busy_notes(about), data),
     )

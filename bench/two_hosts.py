@@ -19,16 +19,20 @@ from lib import two_hosts_table as table
 from lib.cells import MB
 from lib.fleet import FleetError
 from lib.net_hosts import Hosts
-from lib.report import Result, console
+from lib.report import BenchResult, console
 from lib.two_hosts_parts import PARTS, by_hosts
-from lib.two_hosts_rig import Plan, Rig
+from lib.two_hosts_rig import Rig, TwoHostsPlan
 from lib.two_hosts_sides import Sides
 from lib.two_hosts_table import Grid
 from rich.console import Console
 from rich.status import Status
 
-FULL = Plan(rounds=7, round_seconds=1.0, nbytes=25 * MB, memory_nbytes=100 * MB, iperf_seconds=2)
-QUICK = Plan(rounds=3, round_seconds=0.2, nbytes=4 * MB, memory_nbytes=8 * MB, iperf_seconds=1)
+FULL = TwoHostsPlan(
+    rounds=7, round_seconds=1.0, nbytes=25 * MB, memory_nbytes=100 * MB, iperf_seconds=2
+)
+QUICK = TwoHostsPlan(
+    rounds=3, round_seconds=0.2, nbytes=4 * MB, memory_nbytes=8 * MB, iperf_seconds=1
+)
 METHOD = (
     "Hosts are network namespaces of one machine with an address, a link to a common switch and"
     " shared memory of their own; tbf slows each end of a link down (burst 256 KB, latency 50"
@@ -55,7 +59,7 @@ METHOD = (
 
 
 @dataclass
-class Found:
+class TwoHostsFindings:
     """All that a run gave."""
 
     grids: list[Grid] = field(default_factory=list)
@@ -80,9 +84,9 @@ class Screen:
         report.show_sheet(grid.sheet(self.judged), self.console)
 
 
-def run(plan: Plan, sides: Sides, names: Sequence[str], screen: Screen) -> Found:
+def run(plan: TwoHostsPlan, sides: Sides, names: Sequence[str], screen: Screen) -> TwoHostsFindings:
     """Runs the parts; each shows its tables as soon as it is through."""
-    found = Found()
+    found = TwoHostsFindings()
     for ranks, here in by_hosts(names).items():
         screen.say(f"making {len(ranks)} hosts")
         with Hosts(ranks) as hosts, Rig(hosts, plan, screen.say) as rig:
@@ -116,9 +120,9 @@ def options() -> argparse.Namespace:
     return given
 
 
-def _plan(given: argparse.Namespace) -> Plan:
+def _plan(given: argparse.Namespace) -> TwoHostsPlan:
     plan = QUICK if given.quick else FULL
-    return Plan(**{**vars(plan), "rounds": given.rounds or plan.rounds})
+    return TwoHostsPlan(**{**vars(plan), "rounds": given.rounds or plan.rounds})
 
 
 def _about() -> dict[str, str]:
@@ -158,10 +162,10 @@ def main() -> int:
     sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
     method = METHOD.format(rounds=plan.rounds)
-    report.show(Result(name, about, method, [targets], notes, data), shown)
+    report.show(BenchResult(name, about, method, [targets], notes, data), shown)
     ended = f"after {time.monotonic() - begin:.0f} s"
     if given.save:
-        written = report.write(Result(name, about, method, sheets, notes, data), given.out)
+        written = report.write(BenchResult(name, about, method, sheets, notes, data), given.out)
         ended = f"written: {', '.join(path.name for path in written)}, {ended}"
     shown.print(ended, style="dim")
     return 1 if found.failed else 0

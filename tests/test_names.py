@@ -8,16 +8,17 @@ from pathlib import Path
 
 from tests.kit.source import parse
 
-PACKAGE = Path(__file__).parents[1] / "wiiiiided"
+ROOT = Path(__file__).parents[1]
 
 
 def classes() -> dict[str, list[str]]:
-    """Every class of the package by its name, private ones too, with the files that have it."""
+    """Every class of the product and the benchmarks by its name, private ones too, with the files
+    that have it. Tests have names of their own."""
     found = defaultdict(list)
-    for path in sorted(PACKAGE.rglob("*.py")):
+    for path in sorted([*ROOT.glob("wiiiiided/**/*.py"), *ROOT.glob("bench/**/*.py")]):
         for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(str(path.relative_to(PACKAGE)))
+                found[node.name].append(str(path.relative_to(ROOT)))
     return found
 
 

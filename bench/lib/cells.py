@@ -33,7 +33,7 @@ SCATTER_RANKS = 2
 
 
 @dataclass(frozen=True)
-class Cell:
+class CellPlace:
     """One place in the table."""
 
     op: str
@@ -59,12 +59,12 @@ class Value:
 
 
 @dataclass(frozen=True)
-class Target:
+class SpeedTarget:
     """`contender` is to be at least `factor` times as fast as `against`."""
 
     contender: str
     against: str
-    cell: Cell
+    cell: CellPlace
     factor: float
 
 
@@ -72,7 +72,7 @@ class Target:
 class Outcome:
     """A target and what was measured for it."""
 
-    target: Target
+    target: SpeedTarget
     ratio: float
     steady: bool
 
@@ -96,8 +96,8 @@ class Outcome:
         return f"{who}{aim}: {verdict}{'' if self.steady else ' (unsteady)'}"
 
 
-def _to_gloo(op: str, ranks: int, nbytes: int, factor: float, contender: str = OURS) -> Target:
-    return Target(contender, GLOO, Cell(op, ranks, nbytes), factor)
+def _to_gloo(op: str, ranks: int, nbytes: int, factor: float, contender: str = OURS) -> SpeedTarget:
+    return SpeedTarget(contender, GLOO, CellPlace(op, ranks, nbytes), factor)
 
 
 GLOO_TARGETS = (
@@ -118,14 +118,14 @@ MPI_FROM = 1 * MB
 MPI_FACTORS: Mapping[str, float] = {OURS: 1 / 1.2, SHARED: 1.0}
 
 
-def targets_of(cell: Cell) -> list[Target]:
+def targets_of(cell: CellPlace) -> list[SpeedTarget]:
     found = [target for target in GLOO_TARGETS if target.cell == cell]
     if cell.nbytes >= MPI_FROM:
-        found += [Target(who, MPI, cell, factor) for who, factor in MPI_FACTORS.items()]
+        found += [SpeedTarget(who, MPI, cell, factor) for who, factor in MPI_FACTORS.items()]
     return found
 
 
-def outcomes(cell: Cell, times: Mapping[str, Value]) -> list[Outcome]:
+def outcomes(cell: CellPlace, times: Mapping[str, Value]) -> list[Outcome]:
     """The cell's targets against measured times; a contender not measured has no outcome."""
     found = []
     for target in targets_of(cell):
@@ -136,11 +136,11 @@ def outcomes(cell: Cell, times: Mapping[str, Value]) -> list[Outcome]:
     return found
 
 
-def cells_for(ranks: int, sizes: Iterable[int], scatter_sizes: Iterable[int]) -> list[Cell]:
-    cells = [Cell(ALL_REDUCE, ranks, nbytes) for nbytes in sizes]
+def cells_for(ranks: int, sizes: Iterable[int], scatter_sizes: Iterable[int]) -> list[CellPlace]:
+    cells = [CellPlace(ALL_REDUCE, ranks, nbytes) for nbytes in sizes]
     if ranks == SCATTER_RANKS:
         for op in (REDUCE_SCATTER, ALL_GATHER):
-            cells += [Cell(op, ranks, nbytes) for nbytes in scatter_sizes]
+            cells += [CellPlace(op, ranks, nbytes) for nbytes in scatter_sizes]
     return cells
 
 

@@ -55,7 +55,7 @@ def serve(far: socket.socket) -> None:
             far.sendall(bytes([right]))
 
 
-class Wire:
+class NearEnd:
     """The near end."""
 
     def __init__(self, near: socket.socket) -> None:
@@ -81,7 +81,7 @@ class Wire:
 
 
 @contextlib.contextmanager
-def opened() -> Iterator[Wire]:
+def opened() -> Iterator[NearEnd]:
     with socket.create_server(("127.0.0.1", 0)) as server:
         near = socket.create_connection(server.getsockname())
         far = server.accept()[0]
@@ -94,7 +94,7 @@ def opened() -> Iterator[Wire]:
         try:
             process.start()
             far.close()
-            yield Wire(near)
+            yield NearEnd(near)
         finally:
             near.close()
             process.join(5)

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from lib import machine, program, report
 from lib.measure import Chapter
-from lib.report import Result
+from lib.report import BenchResult
 
 
 def conclude(
@@ -25,7 +25,7 @@ def conclude(
     data = {chapter.title: [one.data(judged) for one in chapter.measures] for chapter in chapters}
     sheets = [chapter.sheet(judged) for chapter in chapters]
     file = program.file_name(name, given.quick)
-    result = Result(file, about, method, sheets, notes, {"chapters": data})
+    result = BenchResult(file, about, method, sheets, notes, {"chapters": data})
     report.show(result, screen)
     if given.save:
         report.keep(result, given.out, screen)

@@ -32,7 +32,7 @@ _SPECS = [
 ]
 
 
-class Machine:
+class LoadedMachine:
     """A state with so many jobs in it, four of them running."""
 
     def __init__(self, jobs: int) -> None:
@@ -83,7 +83,7 @@ class Machine:
 
 def rates(jobs: int, turns: int, rounds: int) -> list[float]:
     """Events per second with so many jobs that are not over."""
-    machine = Machine(jobs)
+    machine = LoadedMachine(jobs)
     machine.turns(turns // 10)
     return [EVENTS_PER_TURN * turns / machine.turns(turns) for _ in range(rounds)]
 
@@ -93,7 +93,7 @@ def filling_rates(jobs: int, rounds: int) -> list[float]:
     found = []
     for _ in range(rounds):
         begin = time.perf_counter()
-        Machine(jobs)
+        LoadedMachine(jobs)
         found.append(jobs / (time.perf_counter() - begin))
     return found
 
@@ -104,7 +104,7 @@ def after_finished(
     """Seconds per event when so many jobs are over, taking turns: machines of one age each."""
     machines = {}
     for number in finished:
-        machine = machines[number] = Machine(waiting)
+        machine = machines[number] = LoadedMachine(waiting)
         for _ in range(number // 2):  # each turn ends two jobs
             machine.turn()
     found: dict[int, list[float]] = {number: [] for number in finished}

@@ -13,9 +13,9 @@ import socket
 import time
 from collections.abc import Iterator
 
-from lib.host import Host
+from lib.host import PrivateDaemon
 from lib.measure import BYTES, SHARE, Chapter, Measure
-from lib.proc import Memory, cpu_seconds, memory
+from lib.proc import ProcessMemory, cpu_seconds, memory
 from wiiiiided.domain.spec import Policy
 
 DAEMON_BYTES, SHIM_BYTES, IDLE_SHARE = 50e6, 15e6, 0.003
@@ -25,7 +25,7 @@ WATCHDOG_S = 30.0  # as systemd/wiiiiided.service has it
 _SETTLE_S = 2.0
 
 
-def _measures(what: str, found: list[Memory], asked: float) -> list[Measure]:
+def _measures(what: str, found: list[ProcessMemory], asked: float) -> list[Measure]:
     return [
         Measure(f"{what}, RSS", BYTES, [one.resident for one in found], asked),
         Measure(f"{what}, PSS", BYTES, [one.own for one in found]),
@@ -34,10 +34,10 @@ def _measures(what: str, found: list[Memory], asked: float) -> list[Measure]:
 
 def small(rounds: int) -> Chapter:
     """A daemon that has just started, and shims; each round with a daemon of its own."""
-    idle: list[Memory] = []
-    shims: dict[int, list[Memory]] = {ranks: [] for ranks in SHIM_RANKS}
+    idle: list[ProcessMemory] = []
+    shims: dict[int, list[ProcessMemory]] = {ranks: [] for ranks in SHIM_RANKS}
     for _ in range(rounds):
-        with Host() as host:
+        with PrivateDaemon() as host:
             time.sleep(_SETTLE_S)
             idle.append(memory(host.pid))
             for ranks, found in shims.items():
@@ -51,7 +51,7 @@ def small(rounds: int) -> Chapter:
     return Chapter("Memory", measures)
 
 
-def full(host: Host, jobs: int) -> list[Measure]:
+def full(host: PrivateDaemon, jobs: int) -> list[Measure]:
     """The same daemon after it was given a long queue."""
     return _measures(f"daemon, {jobs:,} jobs queued", [memory(host.pid)], DAEMON_BYTES)
 
@@ -84,17 +84,17 @@ def _manager() -> Iterator[ServiceManager]:
         made.close()
 
 
-def idle(queued: Host, jobs: int, seconds: float, rounds: int) -> Chapter:
+def idle(queued: PrivateDaemon, jobs: int, seconds: float, rounds: int) -> Chapter:
     """Shares of a core while nothing happens, all daemons over the same time."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(_manager())
         usec = str(int(WATCHDOG_S * 1e6))
         watched = {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": usec}
         hosts = {
-            "daemon, no jobs": stack.enter_context(Host()),
-            "daemon, with a watchdog to feed": stack.enter_context(Host(**watched)),
-            "daemon, one idle job": stack.enter_context(Host()),
-            "daemon, one idle job with a hang_timeout": stack.enter_context(Host()),
+            "daemon, no jobs": stack.enter_context(PrivateDaemon()),
+            "daemon, with a watchdog to feed": stack.enter_context(PrivateDaemon(**watched)),
+            "daemon, one idle job": stack.enter_context(PrivateDaemon()),
+            "daemon, one idle job with a hang_timeout": stack.enter_context(PrivateDaemon()),
             f"daemon, {jobs:,} jobs queued": queued,
         }
         busy = hosts["daemon, one idle job"]

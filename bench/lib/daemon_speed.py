@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lib.fleet import FleetError
-from lib.host import WITHIN_S, Host, console_script, timed, until
+from lib.host import WITHIN_S, PrivateDaemon, console_script, timed, until
 from lib.measure import RATIO, SECONDS, Chapter, Measure
 
 FIRST_LINE_S, PS_MORE_S, SUBMIT_S, RESTART_S = 0.5, 0.3, 0.05, 1.0
@@ -47,7 +47,7 @@ if __name__ == "__main__":
 """
 
 
-def _job_folder(host: Host) -> Path:
+def _job_folder(host: PrivateDaemon) -> Path:
     folder = host.home / "job"
     folder.mkdir()
     (folder / "job.toml").write_text(JOB_FILE)
@@ -59,7 +59,7 @@ def _job_folder(host: Host) -> Path:
 
 def first_line(rounds: int) -> Chapter:
     """Until the line is in the rank's log, by the command and by the client's call."""
-    with Host() as host:
+    with PrivateDaemon() as host:
         folder = _job_folder(host)
         by_command, by_call, alone = [], [], []
         _line_after(host, lambda: _submit_command(host, folder))  # once to warm the page cache
@@ -77,7 +77,7 @@ def first_line(rounds: int) -> Chapter:
     )
 
 
-def _line_after(host: Host, submit: Callable[[], subprocess.Popen[bytes] | None]) -> float:
+def _line_after(host: PrivateDaemon, submit: Callable[[], subprocess.Popen[bytes] | None]) -> float:
     """Seconds from the submitting to the line; `submit` returns the process that does it."""
     job = host.last_id + 1
     log = host.attempt(job) / "rank-0.log"
@@ -102,20 +102,20 @@ def _line_after(host: Host, submit: Callable[[], subprocess.Popen[bytes] | None]
     return seconds
 
 
-def _submit_command(host: Host, folder: Path) -> subprocess.Popen[bytes]:
+def _submit_command(host: PrivateDaemon, folder: Path) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     argv = [sys.executable, console_script("wiiiiide"), "submit", str(folder / "job.toml")]
     return subprocess.Popen(argv, env=host.env, stdin=nothing, stdout=nothing, stderr=nothing)
 
 
-def _submit_call(host: Host) -> None:
+def _submit_call(host: PrivateDaemon) -> None:
     host.submit(PRINTS)
 
 
 # ---- a long queue
 
 
-def fill(host: Host, jobs: int) -> Chapter:
+def fill(host: PrivateDaemon, jobs: int) -> Chapter:
     """Queue jobs behind one that runs."""
     host.sleeping(1)
     seconds = []
@@ -133,11 +133,11 @@ def fill(host: Host, jobs: int) -> Chapter:
     )
 
 
-def long_queue(host: Host, jobs: int, rounds: int) -> Chapter:
+def long_queue(host: PrivateDaemon, jobs: int, rounds: int) -> Chapter:
     """`ps` next to that of an empty daemon, and restarts."""
     full, more, submits = [], [], []
     folder = _job_folder(host)
-    with Host() as empty:
+    with PrivateDaemon() as empty:
         for _ in range(rounds):
             nothing = empty.command("ps")
             full.append(host.command("ps"))
@@ -166,7 +166,7 @@ def long_queue(host: Host, jobs: int, rounds: int) -> Chapter:
 
 def command_line(rounds: int) -> Chapter:
     """Commands next to a typer program that does nothing."""
-    with Host() as host:
+    with PrivateDaemon() as host:
         host.end_of(host.submit(PRINTS))
         empty = host.home / "empty_typer.py"
         empty.write_text(EMPTY_TYPER)
@@ -195,7 +195,7 @@ def command_line(rounds: int) -> Chapter:
 def killed_rank(rounds: int) -> Chapter:
     """From the SIGKILL of one of two ranks."""
     known, over = [], []
-    with Host() as host:
+    with PrivateDaemon() as host:
         for _ in range(rounds):
             job = host.sleeping(2)
             victim = host.ranks(job)[1]
@@ -216,5 +216,5 @@ def killed_rank(rounds: int) -> Chapter:
     )
 
 
-def _ended_rank(host: Host, job: int) -> bool:
+def _ended_rank(host: PrivateDaemon, job: int) -> bool:
     return any(rank.code is not None for rank in host.client.show(job).ranks)

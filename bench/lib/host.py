@@ -52,7 +52,7 @@ def console_script(name: str) -> str:
     return str(path)
 
 
-class Host:
+class PrivateDaemon:
     """One private daemon. `env` is given to it on top of this process's environment."""
 
     def __init__(self, **env: str) -> None:

@@ -64,7 +64,7 @@ class Pattern:
                 )
 
 
-class Job:
+class OperationJob:
     """The buffers of one operation on one rank. `nbytes` is the size of the larger one."""
 
     def __init__(
@@ -135,15 +135,17 @@ class Jobs:
     def __init__(self, rank: int, ranks: int) -> None:
         self._rank, self._ranks = rank, ranks
         self._cell: tuple[str, int] | None = None
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, OperationJob] = {}
         self.pattern = Pattern()
 
-    def get(self, kind: str, op: str, nbytes: int, allocate: Allocate) -> Job:
+    def get(self, kind: str, op: str, nbytes: int, allocate: Allocate) -> OperationJob:
         if self._cell != (op, nbytes):
             self._jobs.clear()
             self._cell = (op, nbytes)
         if kind not in self._jobs:
-            self._jobs[kind] = Job(op, nbytes, self._rank, self._ranks, allocate, self.pattern)
+            self._jobs[kind] = OperationJob(
+                op, nbytes, self._rank, self._ranks, allocate, self.pattern
+            )
         return self._jobs[kind]
 
     def clear(self) -> None:
@@ -155,7 +157,7 @@ def ordinary(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.float32)
 
 
-def run(job: Job, call: Call, message: dict[str, int]) -> dict[str, list[int]]:
+def run(job: OperationJob, call: Call, message: dict[str, int]) -> dict[str, list[int]]:
     """Times a call as a message asks for it, then checks the result, outside of the time."""
     times = job.time(call, message["iterations"], message["warmup"])
     job.prove(call)

@@ -37,18 +37,18 @@ def rate_text(rate: float) -> str:
 
 
 @dataclass(frozen=True)
-class Unit:
+class MeasureUnit:
     """What the numbers are: their name in the JSON, and how they read."""
 
     name: str
     text: Callable[[float], str]
 
 
-SECONDS = Unit("seconds", _seconds_text)
-SHARE = Unit("share of a core", share_text)
-BYTES = Unit("bytes", bytes_text)
-RATIO = Unit("ratio", ratio_text)
-RATE = Unit("per second", rate_text)
+SECONDS = MeasureUnit("seconds", _seconds_text)
+SHARE = MeasureUnit("share of a core", share_text)
+BYTES = MeasureUnit("bytes", bytes_text)
+RATIO = MeasureUnit("ratio", ratio_text)
+RATE = MeasureUnit("per second", rate_text)
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -76,7 +76,7 @@ class Measure:
     """
 
     what: str
-    unit: Unit
+    unit: MeasureUnit
     rounds: Sequence[float]
     asked: float | None = None
     at_least: bool = False

@@ -29,7 +29,7 @@ WIDTH, BATCH = 512, 64
 SETTLE_S = 0.3  # after a switch: a sampler that wakes up has something to catch up with
 
 
-class Training:
+class SmallTraining:
     """A small network: many short steps, so that what is paid per step shows."""
 
     def __init__(self) -> None:
@@ -76,7 +76,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("wiiiiide")
-    training = Training()
+    training = SmallTraining()
     training.steps(100, True)
     pace = torch.tensor(options.seconds / training.steps(200, True))
     dist.broadcast(pace, 0)

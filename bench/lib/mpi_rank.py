@@ -11,7 +11,7 @@ from lib.cells import ALL_REDUCE, REDUCE_SCATTER
 from lib.link import Message
 
 
-def _call(job: _job.Job) -> _job.Call:
+def _call(job: _job.OperationJob) -> _job.Call:
     world = MPI.COMM_WORLD
     # The same memory a tensor has: numpy would ask the kernel for huge pages of its own accord.
     source, target = job.source.numpy(), job.target.numpy()

@@ -46,13 +46,13 @@ def _run(*words: str) -> None:
         raise FleetError(f"`{' '.join(words)}` failed: {done.stderr.strip()}")
 
 
-class Wire:
+class NamespacePair:
     """Both namespaces and what runs in them. Use it in a `with`."""
 
     def __init__(self) -> None:
         suffix = secrets.token_hex(3)
         self.names = (f"wide-{suffix}-a", f"wide-{suffix}-b")
-        self._programs: list[Program] = []
+        self._programs: list[NamespaceProgram] = []
         self._interruption = _Interruption()
 
     def __enter__(self) -> Self:
@@ -109,8 +109,8 @@ class Wire:
             else:
                 self.ip(name, "neigh", "del", other, "dev", "end")
 
-    def start(self, end: int, script: str) -> Program:
-        started = Program(self.names[end], script)
+    def start(self, end: int, script: str) -> NamespaceProgram:
+        started = NamespaceProgram(self.names[end], script)
         self._programs.append(started)
         return started
 
@@ -149,7 +149,7 @@ class _Interruption:
             raise KeyboardInterrupt
 
 
-class Program:
+class NamespaceProgram:
     """A program of this folder in a namespace; it answers lines of JSON with lines of JSON."""
 
     def __init__(self, namespace: str, script: str) -> None:
@@ -195,7 +195,9 @@ class Program:
         self._from.close()
 
 
-def ask_both(programs: Sequence[Program], message: dict[str, Any], seconds: float) -> list[Any]:
+def ask_both(
+    programs: Sequence[NamespaceProgram], message: dict[str, Any], seconds: float
+) -> list[Any]:
     for program in programs:
         program.tell(message)
     return [program.hear(seconds) for program in programs]

@@ -50,7 +50,7 @@ HEADER_BYTES = 66
 
 
 @dataclass(frozen=True)
-class Link:
+class LinkSpeed:
     """A link's speed as it is called here and as tc calls it; None: as fast as the kernel goes."""
 
     name: str
@@ -62,9 +62,9 @@ class Link:
         return 0 if self.rate is None else _BURST_KB * 1024
 
 
-GIGABIT, FAST = Link("1 Gbit", "1gbit"), Link("100 Mbit", "100mbit")
-SLOW = Link("10 Mbit", "10mbit")
-UNSHAPED = Link("unshaped", None)
+GIGABIT, FAST = LinkSpeed("1 Gbit", "1gbit"), LinkSpeed("100 Mbit", "100mbit")
+SLOW = LinkSpeed("10 Mbit", "10mbit")
+UNSHAPED = LinkSpeed("unshaped", None)
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Namespaces:
 
 
 @dataclass(frozen=True)
-class Host:
+class NetHost:
     """One host: its address, how many ranks it has, where it lives, and the cores it has."""
 
     address: str
@@ -189,7 +189,7 @@ class Hosts:
     """Hosts with so many ranks each, on one switch; `pinned`: on cores of their own, if enough."""
 
     def __init__(self, ranks: Sequence[int], *, pinned: bool = False) -> None:
-        self.all: list[Host] = []
+        self.all: list[NetHost] = []
         here = sorted(os.sched_getaffinity(0))
         self._cores = own_cores(ranks, here) if pinned else [tuple(here)] * len(ranks)
         self._spaces: list[Namespaces] = []
@@ -221,11 +221,11 @@ class Hosts:
         return sum(host.ranks for host in self.all)
 
     @property
-    def placement(self) -> list[Host]:
+    def placement(self) -> list[NetHost]:
         """Each rank's host, in the order of the ranks."""
         return [host for host in self.all for _ in range(host.ranks)]
 
-    def shape(self, link: Link) -> None:
+    def shape(self, link: LinkSpeed) -> None:
         """Slows both directions of every host's link down, or lets them go as they can."""
         if link.rate is None and not self._shaped:
             return
@@ -260,7 +260,7 @@ class Hosts:
         switch.run("ip link set br0 up")
         for number, count in enumerate(ranks, 1):
             space = self._make(f"host-{number}")
-            host = Host(f"10.42.0.{number}", count, space, self._cores[number - 1])
+            host = NetHost(f"10.42.0.{number}", count, space, self._cores[number - 1])
             port = f"port{number}"
             peer = f"peer name {INTERFACE} netns {space.pid}"
             switch.run(f"ip link add {port} type veth {peer}")

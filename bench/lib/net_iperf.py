@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.fleet import FleetError
-from lib.net_hosts import Host
+from lib.net_hosts import NetHost
 
 _PATIENCE_S = 20.0
 _DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL"]
@@ -59,7 +59,7 @@ def parsed(report: Mapping[str, Any]) -> Rate:
     return Rate(there, back)
 
 
-def measure(near: Host, far: Host, streams: int, seconds: int) -> Rate:
+def measure(near: NetHost, far: NetHost, streams: int, seconds: int) -> Rate:
     """Runs iperf3 between two hosts with so many streams in each direction."""
     server_words = ["iperf3", "--server", "--one-off", "--bind", far.address, "--forceflush"]
     client_words = ["iperf3", "--client", far.address, "--bidir", "--json"]

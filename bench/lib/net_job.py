@@ -56,7 +56,7 @@ def _pieces(tensor: torch.Tensor) -> list[torch.Tensor]:
     return list(tensor.view(-1, MANY_BYTES // FLOAT_BYTES))
 
 
-class Job:
+class TaskJob:
     """A task on this rank."""
 
     def __init__(self, task: Task, rank: int, ranks: int) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from lib.net_hosts import Host
+from lib.net_hosts import NetHost
 
 _LOOK_EVERY_S = 0.02
 _OWN = re.compile(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
@@ -37,7 +37,7 @@ def socket_bytes(listing: str) -> int:
 class Watch:
     """Looks at ranks and hosts again and again, in a thread, and keeps the most it has seen."""
 
-    def __init__(self, pids: Sequence[int], hosts: Sequence[Host]) -> None:
+    def __init__(self, pids: Sequence[int], hosts: Sequence[NetHost]) -> None:
         self._pids, self._hosts = pids, hosts
         self.most_own = [0] * len(pids)
         self.most_sockets = [0] * len(hosts)  # of all ranks of a host together

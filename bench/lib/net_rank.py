@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from lib import link, net_memory
 from lib.link import Message
-from lib.net_job import Job
+from lib.net_job import TaskJob
 from lib.net_task import Task
 
 # Shorter than the measuring program's own patience, so that the rank says what went wrong.
@@ -34,7 +34,7 @@ class NetRank:
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        self._jobs: dict[Task, Job] = {}
+        self._jobs: dict[Task, TaskJob] = {}
         self._backend = ""
         # What torch sets up on first use is not memory for exchange.
         torch.randn(_WARM, _WARM) @ torch.randn(_WARM, _WARM)
@@ -52,7 +52,7 @@ class NetRank:
         self._jobs = {task: job for task, job in self._jobs.items() if task in wanted}
         for task in wanted:
             if task not in self._jobs:
-                self._jobs[task] = Job(task, self.rank, self._ranks)
+                self._jobs[task] = TaskJob(task, self.rank, self._ranks)
         return {}
 
     def measure(self, message: Message) -> Message:
@@ -94,7 +94,7 @@ class NetRank:
         return [said.wire_out, said.wire_in]
 
 
-def _time(job: Job, warmup: int, calls: int) -> list[int]:
+def _time(job: TaskJob, warmup: int, calls: int) -> list[int]:
     """Nanoseconds of each call as this rank saw it, without those to warm up."""
     clock = time.perf_counter_ns
     taken: list[int] = []

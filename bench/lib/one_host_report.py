@@ -8,18 +8,18 @@ from typing import Any, NamedTuple
 from rich.console import Console
 
 from lib import cells, plot, report
-from lib.cells import GLOO, LABELS, MPI, OURS, SHARED, Cell, Value
-from lib.report import Result, Sheet, ratio_text, value_text
+from lib.cells import GLOO, LABELS, MPI, OURS, SHARED, CellPlace, Value
+from lib.report import BenchResult, Sheet, ratio_text, value_text
 
 
-class Round(NamedTuple):
+class CallTimes(NamedTuple):
     """Seconds per call in one round. The mean is kept too: it shows a tail the median hides."""
 
     median: float
     mean: float
 
 
-Taken = dict[Cell, dict[str, list[Round]]]
+Taken = dict[CellPlace, dict[str, list[CallTimes]]]
 
 METHOD = (
     "float32, sum. Contenders take turns in {rounds} rounds within one run; a call's time is that"
@@ -31,7 +31,7 @@ METHOD = (
 )
 
 
-def summary(rounds: Sequence[Round]) -> Value:
+def summary(rounds: Sequence[CallTimes]) -> Value:
     medians = [one.median for one in rounds]
     return Value(statistics.median(medians), min(medians), max(medians))
 
@@ -42,7 +42,7 @@ def _ratio(values: Mapping[str, Value], contender: str, against: str) -> float |
     return values[against].median / values[contender].median
 
 
-def _row(cell: Cell, values: Mapping[str, Value]) -> list[str]:
+def _row(cell: CellPlace, values: Mapping[str, Value]) -> list[str]:
     ratios = [
         "\n".join(ratio_text(_ratio(values, contender, against)) for contender in (OURS, SHARED))
         for against in (GLOO, MPI)
@@ -52,7 +52,7 @@ def _row(cell: Cell, values: Mapping[str, Value]) -> list[str]:
     return [cells.size_text(cell.nbytes), *times, *ratios, reached]
 
 
-def sheets(values: Mapping[Cell, Mapping[str, Value]]) -> list[Sheet]:
+def sheets(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[Sheet]:
     both = f"{LABELS[OURS]}\n{LABELS[SHARED]}"
     columns = ["size", *(LABELS[contender] for contender in cells.CONTENDERS)]
     columns += [f"{both}\nto gloo", f"{both}\nto Open MPI", "targets"]
@@ -64,7 +64,7 @@ def sheets(values: Mapping[Cell, Mapping[str, Value]]) -> list[Sheet]:
     return list(made.values())
 
 
-def _data(taken: Taken, values: Mapping[Cell, Mapping[str, Value]]) -> dict[str, Any]:
+def _data(taken: Taken, values: Mapping[CellPlace, Mapping[str, Value]]) -> dict[str, Any]:
     listed = []
     for cell, by_contender in values.items():
         listed.append(
@@ -98,7 +98,7 @@ def _data(taken: Taken, values: Mapping[Cell, Mapping[str, Value]]) -> dict[str,
     return {"cells": listed}
 
 
-def _panels(values: Mapping[Cell, Mapping[str, Value]]) -> list[plot.Curves]:
+def _panels(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[plot.Curves]:
     panels: dict[tuple[str, int], plot.Curves] = {}
     for cell, by_contender in values.items():
         blank = plot.Curves(f"{cell.op}, {cell.ranks} ranks", {}, [])
@@ -111,7 +111,7 @@ def _panels(values: Mapping[Cell, Mapping[str, Value]]) -> list[plot.Curves]:
     return list(panels.values())
 
 
-def _unsteady_notes(values: Mapping[Cell, Mapping[str, Value]]) -> list[str]:
+def _unsteady_notes(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[str]:
     """Something else ran meanwhile, most likely: a contender that spins suffers most from that."""
     notes = []
     for contender in cells.CONTENDERS:
@@ -143,7 +143,7 @@ def publish(
     }
     method = METHOD.format(rounds=rounds)
     notes = notes + _unsteady_notes(values)
-    result = Result(name, about, method, sheets(values), notes, _data(taken, values))
+    result = BenchResult(name, about, method, sheets(values), notes, _data(taken, values))
     report.show(result, screen)
     if folder is None:
         return

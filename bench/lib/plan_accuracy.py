@@ -13,11 +13,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from lib.measure import RATE, Measure, Unit
+from lib.measure import RATE, Measure, MeasureUnit
 from lib.net_fleet import NetFleet
-from lib.net_hosts import INTERFACE, UNSHAPED, Hosts, Link
+from lib.net_hosts import INTERFACE, UNSHAPED, Hosts, LinkSpeed
 from lib.slow_speed import BATCH, WIDTHS, Contender, Trainers
-from lib.two_hosts_table import PERCENT, TIMES, Asked, Grid, Row
+from lib.two_hosts_table import PERCENT, TIMES, Asked, Grid, GridRow
 from wiiiiided.domain.plan import (
     EXACT,
     INT8,
@@ -89,7 +89,7 @@ class PlannedWay:
 class LinkAccuracy:
     """What one link gave, by way."""
 
-    link: Link
+    link: LinkSpeed
     predicted: dict[PlannedWay, list[float]] = field(default_factory=dict)
     measured: dict[PlannedWay, list[float]] = field(default_factory=dict)
     recommended: list[PlannedWay] = field(default_factory=list)  # by round
@@ -135,21 +135,21 @@ class LinkAccuracy:
                     *(_behind_words(self.link, way.data), PERCENT, [self.behind(way.data)]),
                     _BEHIND,
                 )
-            grid.rows.append(Row(way.name, cells))
+            grid.rows.append(GridRow(way.name, cells))
         return grid
 
 
-def asked(links: Sequence[Link]) -> list[tuple[Asked, Unit]]:
+def asked(links: Sequence[LinkSpeed]) -> list[tuple[Asked, MeasureUnit]]:
     """What is asked of every link, whichever rows it has."""
     words = (_behind_words(link, data) for link in links for data in (False, True))
     return [(Asked(said, _BEHIND, False), PERCENT) for said in words]
 
 
-def _off_words(link: Link, way: PlannedWay) -> str:
+def _off_words(link: LinkSpeed, way: PlannedWay) -> str:
     return f"{link.name}, {way.name}: predicted and measured apart"
 
 
-def _behind_words(link: Link, data: bool) -> str:
+def _behind_words(link: LinkSpeed, data: bool) -> str:
     script = ", data=" if data else ""
     return f"{link.name}{script}: what is recommended behind the best"
 
@@ -170,7 +170,7 @@ class PlanAccuracy:
     ) -> None:
         self._hosts, self._rounds, self._turn_s, self._say = hosts, rounds, turn_s, say
 
-    def run(self, links: Sequence[Link]) -> Iterator[LinkAccuracy]:
+    def run(self, links: Sequence[LinkSpeed]) -> Iterator[LinkAccuracy]:
         """On one link after the other."""
         with (
             NetFleet(self._hosts, _SETTINGS, "train_rank") as fleet,
@@ -181,7 +181,7 @@ class PlanAccuracy:
             for link in links:
                 yield self._on(link)
 
-    def _on(self, link: Link) -> LinkAccuracy:
+    def _on(self, link: LinkSpeed) -> LinkAccuracy:
         found = LinkAccuracy(link)
         for number in range(self._rounds):
             self._hosts.shape(link)

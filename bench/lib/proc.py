@@ -11,7 +11,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Memory:
+class ProcessMemory:
     """`resident` counts every page the process has; `own` shares those of libraries fairly out."""
 
     resident: int  # VmRSS
@@ -33,9 +33,9 @@ def cpu_seconds(pid: int) -> float:
         return ticks  # a kernel without it, or a thread that has just ended
 
 
-def memory(pid: int) -> Memory:
+def memory(pid: int) -> ProcessMemory:
     resident = _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS")
-    return Memory(resident, _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss"))
+    return ProcessMemory(resident, _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss"))
 
 
 def _kilobytes(path: Path, name: str) -> int:

@@ -31,7 +31,7 @@ class Sheet:
 
 
 @dataclass
-class Result:
+class BenchResult:
     """Everything a benchmark has to say, under the name its files get."""
 
     name: str
@@ -84,7 +84,7 @@ def show_sheet(sheet: Sheet, screen: Console) -> None:
     screen.print(table)
 
 
-def show(result: Result, screen: Console) -> None:
+def show(result: BenchResult, screen: Console) -> None:
     for sheet in result.sheets:
         show_sheet(sheet, screen)
     for note in result.notes:
@@ -105,7 +105,7 @@ def _coloured(cell: str) -> str:
     return cell
 
 
-def markdown(result: Result) -> str:
+def markdown(result: BenchResult) -> str:
     lines = [f"# {result.name}", "", result.method, ""]
     lines += [f"- {name.replace('_', ' ')}: `{text}`" for name, text in result.about.items()]
     for sheet in result.sheets:
@@ -123,7 +123,7 @@ def _markdown_row(cells: Sequence[str]) -> str:
     )
 
 
-def write(result: Result, folder: Path) -> list[Path]:
+def write(result: BenchResult, folder: Path) -> list[Path]:
     """Writes Markdown and JSON. Whatever an error message brought in is scrubbed here, once.
 
     Raises FleetError for a result that names no commit it can be repeated from.
@@ -145,7 +145,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     return list(files)
 
 
-def keep(result: Result, folder: Path, screen: Console) -> None:
+def keep(result: BenchResult, folder: Path, screen: Console) -> None:
     """Writes a result and says so."""
     written = write(result, folder)
     screen.print("written: " + ", ".join(path.name for path in written), style="dim")

@@ -27,7 +27,7 @@ _PATIENCE_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Way:
+class GradientWay:
     """`most`: the loss may be so much above that of EXACT, as a share of it."""
 
     name: str
@@ -48,16 +48,16 @@ class Way:
         return self.every * max(1, int(rounds + 1e-6))
 
 
-EXACT = Way("every step, exact")
-INT8 = Way("every step, int8", "int8", most=0.005, or_spread=True)
-SELDOM = Way("every=16, int8", "int8", 16, most=0.02)
-LONG = Way("every=64, exact", every=64)
+EXACT = GradientWay("every step, exact")
+INT8 = GradientWay("every step, int8", "int8", most=0.005, or_spread=True)
+SELDOM = GradientWay("every=16, int8", "int8", 16, most=0.02)
+LONG = GradientWay("every=64, exact", every=64)
 WAYS = (
     EXACT,
     INT8,
-    Way("every step, int4", "int4"),
-    Way("every=4, int8", "int8", 4),
-    Way("every=16, exact", every=16, most=0.02),
+    GradientWay("every step, int4", "int4"),
+    GradientWay("every=4, int8", "int8", 4),
+    GradientWay("every=16, exact", every=16, most=0.02),
     SELDOM,
     LONG,
 )
@@ -66,7 +66,7 @@ LONGER_WAYS = (EXACT, INT8, SELDOM)
 
 
 @dataclass(frozen=True)
-class Training:
+class TrainingLoss:
     """One way with one seed."""
 
     loss: float
@@ -75,7 +75,7 @@ class Training:
     curve: Sequence[float]
 
 
-_Runs = Mapping[Way, Sequence[Training]]
+_Runs = Mapping[GradientWay, Sequence[TrainingLoss]]
 
 
 @dataclass
@@ -86,7 +86,7 @@ class Losses:
     equal_samples: _Runs
     longer: _Runs  # equal samples, LONGER times as many
     equal_time: _Runs
-    time_steps: Mapping[Way, int]
+    time_steps: Mapping[GradientWay, int]
     seconds: float  # the equal time
 
     def sheets(self, sequences: int, judged: bool) -> list[Sheet]:
@@ -126,12 +126,12 @@ class Losses:
         }
 
 
-def above(way: Way, found: _Runs) -> float:
+def above(way: GradientWay, found: _Runs) -> float:
     """How much the mean loss of a way lies above EXACT's, as a share of it."""
     return _mean(found[way]) / _mean(found[EXACT]) - 1
 
 
-def _verdict(way: Way, found: _Runs, judged: bool) -> str:
+def _verdict(way: GradientWay, found: _Runs, judged: bool) -> str:
     if way.most is None:
         return ""
     aim = f"≤ {100 * way.most:g} % above" + " or within the seeds' spread" * way.or_spread
@@ -144,7 +144,7 @@ def _verdict(way: Way, found: _Runs, judged: bool) -> str:
 def measure(fleet: Fleet, steps: int, seeds: int, say: Callable[[str], None]) -> Losses:
     """Trains each way with each seed, as long as the others and as many seconds."""
 
-    def trained(way: Way, seed: int, steps: int) -> Training:
+    def trained(way: GradientWay, seed: int, steps: int) -> TrainingLoss:
         say(f"seed {seed} of {seeds}: {way.name}, {steps} steps")
         return _train(fleet, way, steps, seed)
 
@@ -163,14 +163,14 @@ def measure(fleet: Fleet, steps: int, seeds: int, say: Callable[[str], None]) ->
     return Losses(steps, whole, longer, timed, fitting, seconds)
 
 
-def _train(fleet: Fleet, way: Way, steps: int, seed: int) -> Training:
+def _train(fleet: Fleet, way: GradientWay, steps: int, seed: int) -> TrainingLoss:
     between = {"gradients": way.gradients, "every": way.every}
     message = {"do": "train", "steps": steps, "seed": seed, "between": between}
     answer = fleet.ask(message, seconds=_PATIENCE_S)[0]
-    return Training(answer["loss"], answer["step_s"], answer["parameters"], answer["curve"])
+    return TrainingLoss(answer["loss"], answer["step_s"], answer["parameters"], answer["curve"])
 
 
-def _mean(runs: Sequence[Training]) -> float:
+def _mean(runs: Sequence[TrainingLoss]) -> float:
     return statistics.fmean(one.loss for one in runs)
 
 
@@ -178,10 +178,10 @@ def _after(sequences: int) -> str:
     return f"loss after {sequences:,}\nsequences"
 
 
-def _above_text(way: Way, found: _Runs) -> str:
+def _above_text(way: GradientWay, found: _Runs) -> str:
     return f"{100 * above(way, found):+.2f} %".replace("-", "−")
 
 
-def _text(runs: Sequence[Training]) -> str:
+def _text(runs: Sequence[TrainingLoss]) -> str:
     losses = [one.loss for one in runs]
     return f"{_mean(runs):.3f}\n({min(losses):.3f}–{max(losses):.3f})"

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.fleet import FleetError
-from lib.measure import RATE, Measure, Unit
+from lib.measure import RATE, Measure, MeasureUnit
 from lib.net_fleet import NetFleet
-from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, Link
+from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, LinkSpeed
 from lib.slow_uneven import SHARES, UnevenPlan
-from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, Row
+from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, GridRow
 from wiiiiided.train.round_length import MOST
 
-MEGABYTES = Unit("bytes", lambda amount: f"{amount / 1e6:.2f} MB")
+MEGABYTES = MeasureUnit("bytes", lambda amount: f"{amount / 1e6:.2f} MB")
 BATCH = 16  # samples of a rank and step, in lib/train_rank.py
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters: 26 MB of gradients
 _PATIENCE_S = 600.0
@@ -78,10 +78,10 @@ FEW = (ALONE, GLOO, EXACT, INT8, SELDOM, AUTO)
 
 
 @dataclass(frozen=True)
-class Stage:
+class LinkRounds:
     """The rounds on one link. Over a slow one an exact step takes half a minute: few take part."""
 
-    link: Link
+    link: LinkSpeed
     rounds: int
     contenders: Sequence[Contender] = CONTENDERS
 
@@ -91,7 +91,7 @@ class Site:
     """Hosts with so many ranks each, and the links that they are measured on."""
 
     ranks: tuple[int, ...]
-    stages: Sequence[Stage]
+    stages: Sequence[LinkRounds]
 
     @property
     def contenders(self) -> list[Contender]:
@@ -100,14 +100,14 @@ class Site:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SlowLinksPlan:
     """Where, how long a turn takes at least, and how one slow host is measured."""
 
     sites: Sequence[Site]
     turn_seconds: float
     uneven: UnevenPlan
 
-    def with_rounds(self, rounds: int) -> Plan:
+    def with_rounds(self, rounds: int) -> SlowLinksPlan:
         """The same with so many rounds everywhere."""
         sites = [
             replace(site, stages=[replace(stage, rounds=rounds) for stage in site.stages])
@@ -118,26 +118,32 @@ class Plan:
 
 PAIR, PAIR_OF_TWO, THREE = (1, 1), (2, 2), (1, 1, 1)
 _ENDS = (ALONE, GLOO, AUTO)
-FULL = Plan(
+FULL = SlowLinksPlan(
     (
-        Site(PAIR, (Stage(GIGABIT, 3), Stage(FAST, 3), Stage(SLOW, 2, (*_ENDS, SELDOM)))),
-        Site(PAIR_OF_TWO, (Stage(GIGABIT, 5, EVERY_STEP),)),
-        Site(THREE, (Stage(GIGABIT, 2, FEW), Stage(FAST, 2, FEW), Stage(SLOW, 1, _ENDS))),
+        Site(
+            PAIR,
+            (LinkRounds(GIGABIT, 3), LinkRounds(FAST, 3), LinkRounds(SLOW, 2, (*_ENDS, SELDOM))),
+        ),
+        Site(PAIR_OF_TWO, (LinkRounds(GIGABIT, 5, EVERY_STEP),)),
+        Site(
+            THREE,
+            (LinkRounds(GIGABIT, 2, FEW), LinkRounds(FAST, 2, FEW), LinkRounds(SLOW, 1, _ENDS)),
+        ),
     ),
     1.0,
     UnevenPlan(3, 5.0),
 )
-QUICK = Plan(
+QUICK = SlowLinksPlan(
     (
-        Site(PAIR, (Stage(GIGABIT, 1), Stage(FAST, 1, FEW))),
-        Site(PAIR_OF_TWO, (Stage(GIGABIT, 2, EVERY_STEP),)),
+        Site(PAIR, (LinkRounds(GIGABIT, 1), LinkRounds(FAST, 1, FEW))),
+        Site(PAIR_OF_TWO, (LinkRounds(GIGABIT, 2, EVERY_STEP),)),
     ),
     0.5,
     UnevenPlan(1, 3.0, (SHARES,)),
 )
 
 _GLOO, _ALONE, _COMPUTING = "to gloo's DDP", "to one host alone", "computing"
-_Key = tuple[tuple[int, ...], Link, Contender, str]
+_Key = tuple[tuple[int, ...], LinkSpeed, Contender, str]
 TARGETS: dict[_Key, float] = {  # all of them are least values
     (PAIR_OF_TWO, GIGABIT, BF16, _GLOO): 1.8,
     (PAIR_OF_TWO, GIGABIT, INT8, _GLOO): 2.5,
@@ -149,7 +155,7 @@ TARGETS: dict[_Key, float] = {  # all of them are least values
 
 
 @dataclass(frozen=True)
-class Turn:
+class ContenderTurn:
     """One contender's steps in one round."""
 
     step_s: float
@@ -189,7 +195,7 @@ class Trainers:
             raise FleetError(f"{contender.name}: the ranks' parameters differ")
         return float(answers[0]["sum"])
 
-    def turn(self, contender: Contender, steps: int) -> Turn:
+    def turn(self, contender: Contender, steps: int) -> ContenderTurn:
         """So many steps."""
         before = self._hosts.traffic()
         message = {"do": "measure", "contender": contender.name, "iterations": steps, "warmup": 0}
@@ -199,7 +205,7 @@ class Trainers:
         # Unconnected hosts do not wait for the slowest of them.
         step_s = max(means) if contender.is_connected else statistics.fmean(means)
         traffic = [late.since(early, steps) for late, early in zip(after, before, strict=True)]
-        return Turn(step_s, max(one.most for one in traffic), answers[0]["every"])
+        return ContenderTurn(step_s, max(one.most for one in traffic), answers[0]["every"])
 
 
 class SlowLinks:
@@ -209,7 +215,7 @@ class SlowLinks:
         self._hosts, self._turn_seconds, self._say = hosts, turn_seconds, say
         self._settled: dict[Contender, int] = {}
 
-    def run(self, stages: Sequence[Stage], show: Callable[[Grid], None]) -> Speed:
+    def run(self, stages: Sequence[LinkRounds], show: Callable[[Grid], None]) -> Speed:
         """Measures on one link after the other, from the fastest to the slowest."""
         speed = Speed()
         with NetFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
@@ -241,7 +247,7 @@ class SlowLinks:
     def _many(self) -> str:
         return f"{len(self._ranks)} hosts"
 
-    def _settle(self, link: Link) -> str:
+    def _settle(self, link: LinkSpeed) -> str:
         """Lets every="auto" find its length; says how it went."""
         lengths, taken_s = [self._settled.get(AUTO, 1)], 0.0
         while len(lengths) <= _SETTLE_MOST and taken_s < _SETTLE_SECONDS:
@@ -255,8 +261,10 @@ class SlowLinks:
         path = ", ".join(str(length) for length in lengths)
         return f'{self._many}, {link.name}: every="auto" went {path} in {taken_s:.1f} s'
 
-    def _rounds(self, stage: Stage) -> dict[Contender, list[Turn]]:
-        taken: dict[Contender, list[Turn]] = {contender: [] for contender in stage.contenders}
+    def _rounds(self, stage: LinkRounds) -> dict[Contender, list[ContenderTurn]]:
+        taken: dict[Contender, list[ContenderTurn]] = {
+            contender: [] for contender in stage.contenders
+        }
         steps: dict[Contender, int] = {}
         order = list(stage.contenders)
         for number in range(stage.rounds):
@@ -269,7 +277,7 @@ class SlowLinks:
                 taken[contender].append(self._long_turn(contender, steps))
         return taken
 
-    def _long_turn(self, contender: Contender, steps: dict[Contender, int]) -> Turn:
+    def _long_turn(self, contender: Contender, steps: dict[Contender, int]) -> ContenderTurn:
         """Whole rounds of H steps; a first turn that was long enough counts."""
         every = self._settled.get(contender, contender.every)
         assert isinstance(every, int)
@@ -280,13 +288,13 @@ class SlowLinks:
                 return turn
         return self._turn(contender, steps[contender] * every)
 
-    def _turn(self, contender: Contender, steps: int) -> Turn:
+    def _turn(self, contender: Contender, steps: int) -> ContenderTurn:
         turn = self._trainers.turn(contender, steps)
         if contender is AUTO:
             self._settled[AUTO] = turn.every
         return turn
 
-    def _grid(self, stage: Stage, taken: Mapping[Contender, Sequence[Turn]]) -> Grid:
+    def _grid(self, stage: LinkRounds, taken: Mapping[Contender, Sequence[ContenderTurn]]) -> Grid:
         hosts = self._hosts
         ranks = "+".join(map(str, self._ranks))
         grid = Grid(f"{stage.link.name}, {self._many} with {ranks} ranks")
@@ -294,7 +302,7 @@ class SlowLinks:
         alone, gloo = _rates(taken[ALONE], here), _rates(taken[GLOO], hosts.ranks * BATCH)
         for contender, turns in taken.items():
             rates = _rates(turns, here if contender is ALONE else hosts.ranks * BATCH)
-            columns: dict[str, tuple[Unit, list[float]]] = {
+            columns: dict[str, tuple[MeasureUnit, list[float]]] = {
                 "samples/s": (RATE, rates),
                 _GLOO: (TIMES, _ratios(rates, gloo)),
             }
@@ -309,11 +317,16 @@ class SlowLinks:
                 column: self._measure(stage.link, contender, column, *found)
                 for column, found in columns.items()
             }
-            grid.rows.append(Row(contender.name, cells))
+            grid.rows.append(GridRow(contender.name, cells))
         return grid
 
     def _measure(
-        self, link: Link, contender: Contender, column: str, unit: Unit, rounds: list[float]
+        self,
+        link: LinkSpeed,
+        contender: Contender,
+        column: str,
+        unit: MeasureUnit,
+        rounds: list[float],
     ) -> Measure:
         bound = TARGETS.get((self._ranks, link, contender, column))
         if bound is None:
@@ -321,7 +334,7 @@ class SlowLinks:
         return Measure(_what(link, contender, column), unit, rounds, bound, True)
 
 
-def asked() -> list[tuple[Asked, Unit]]:
+def asked() -> list[tuple[Asked, MeasureUnit]]:
     """All that is asked of hosts that are alike."""
     return [
         (Asked(_what(link, one, column), bound), PERCENT if column == _COMPUTING else TIMES)
@@ -329,11 +342,11 @@ def asked() -> list[tuple[Asked, Unit]]:
     ]
 
 
-def _what(link: Link, contender: Contender, column: str) -> str:
+def _what(link: LinkSpeed, contender: Contender, column: str) -> str:
     return f"{link.name}, {contender.name}: {column}"
 
 
-def _rates(turns: Sequence[Turn], samples: int) -> list[float]:
+def _rates(turns: Sequence[ContenderTurn], samples: int) -> list[float]:
     return [samples / turn.step_s for turn in turns]
 
 

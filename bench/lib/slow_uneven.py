@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lib.cpu_quota import CpuQuota
-from lib.measure import RATE, Measure, Unit
+from lib.measure import RATE, Measure, MeasureUnit
 from lib.net_fleet import NetFleet
 from lib.net_hosts import GIGABIT, INTERFACE, Hosts
-from lib.two_hosts_table import PERCENT, Asked, Grid, Row
+from lib.two_hosts_table import PERCENT, Asked, Grid, GridRow
 
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters
 SLOW_SHARE = 1 / 3
@@ -159,7 +159,7 @@ def grid(taken: Mapping[Together, Sequence[tuple[UnevenTurn, UnevenTurn]]]) -> G
     times = statistics.median(one.fast / one.slow for turns in taken.values() for one, _ in turns)
     found = Grid(f"1 Gbit, int8, one host {times:.1f} times slower than the other")
     for way, turns in taken.items():
-        columns: dict[str, tuple[Unit, list[float]]] = {
+        columns: dict[str, tuple[MeasureUnit, list[float]]] = {
             "fast alone": (RATE, [alone.fast for alone, _ in turns]),
             "slow alone": (RATE, [alone.slow for alone, _ in turns]),
             "together": (RATE, [turn.both for _, turn in turns]),
@@ -169,11 +169,11 @@ def grid(taken: Mapping[Together, Sequence[tuple[UnevenTurn, UnevenTurn]]]) -> G
         reached = [turn.both / alone.both for alone, turn in turns]
         bound = _ASKED if way.asked and times >= _LEAST_TIMES else None
         cells[_BOTH] = Measure(_what(way), PERCENT, reached, bound, True)
-        found.rows.append(Row(way.name, cells))
+        found.rows.append(GridRow(way.name, cells))
     return found
 
 
-def asked() -> list[tuple[Asked, Unit]]:
+def asked() -> list[tuple[Asked, MeasureUnit]]:
     """What is asked, where nothing could be measured."""
     return [(Asked(_what(way), _ASKED), PERCENT) for way in WAYS if way.asked]
 

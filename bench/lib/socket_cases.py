@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lib.socket_way import KB, MB, Way
+from lib.socket_way import KB, MB, SocketWay
 
 AGAIN = "the same again"
 # A gain below this is not worth a setting, whatever the noise.
@@ -18,7 +18,7 @@ LEAST_GAIN = 0.03
 
 
 @dataclass(frozen=True)
-class Link:
+class SocketLink:
     """`warm` bytes go first, untimed: the kernel's own tuning starts small."""
 
     name: str
@@ -28,23 +28,23 @@ class Link:
 
 
 LINKS = (
-    Link("unshaped", "", 64 * MB, 256 * MB),
-    Link("1 Gbit", "1gbit", 8 * MB, 32 * MB),
-    Link("100 Mbit", "100mbit", 4 * MB, 4 * MB),
+    SocketLink("unshaped", "", 64 * MB, 256 * MB),
+    SocketLink("1 Gbit", "1gbit", 8 * MB, 32 * MB),
+    SocketLink("100 Mbit", "100mbit", 4 * MB, 4 * MB),
 )
 
 
 @dataclass(frozen=True)
-class Chapter:
+class SocketChapter:
     """`form`: bulk, trips or urgent; `payload`: of a trip's message."""
 
     title: str
     form: str
-    ways: Sequence[Way]
+    ways: Sequence[SocketWay]
     payload: int = 0
 
     @property
-    def turns(self) -> list[Way]:
+    def turns(self) -> list[SocketWay]:
         first = self.ways[0]
         return [first, dataclasses.replace(first, label=AGAIN), *self.ways[1:]]
 
@@ -59,88 +59,95 @@ STREAMS = (1, 2, 4, 8)
 _HEADER = 64
 
 CHAPTERS = (
-    Chapter(
+    SocketChapter(
         "Buffers: SO_SNDBUF and SO_RCVBUF",
         "bulk",
         (
-            Way("autotuning"),
-            *(Way(size_text(s), send_buffer=s, receive_buffer=s) for s in BUFFERS),
+            SocketWay("autotuning"),
+            *(SocketWay(size_text(s), send_buffer=s, receive_buffer=s) for s in BUFFERS),
         ),
     ),
-    Chapter(
+    SocketChapter(
         "Receive chunks: bytes asked of one recv_into",
         "bulk",
-        [Way(size_text(size), receive_chunk=size) for size in CHUNKS],
+        [SocketWay(size_text(size), receive_chunk=size) for size in CHUNKS],
     ),
-    Chapter(
+    SocketChapter(
         "Send chunks: bytes given to one send",
         "bulk",
-        [Way(size_text(size), send_chunk=size) for size in CHUNKS],
+        [SocketWay(size_text(size), send_chunk=size) for size in CHUNKS],
     ),
-    Chapter("Streams", "bulk", [Way(f"{n}", streams=n) for n in STREAMS]),
-    Chapter(
+    SocketChapter("Streams", "bulk", [SocketWay(f"{n}", streams=n) for n in STREAMS]),
+    SocketChapter(
         "recv and recv_into, 256 K each",
         "bulk",
-        (Way("recv, then a copy to its place", into=False), Way("recv_into its place")),
+        (SocketWay("recv, then a copy to its place", into=False), SocketWay("recv_into its place")),
     ),
-    Chapter(
+    SocketChapter(
         "Header and payload, frames of 64 B + 16 K",
         "bulk",
         (
-            Way("two sends", header=_HEADER, send_chunk=16 * KB, gathered=False),
-            Way("one sendmsg", header=_HEADER, send_chunk=16 * KB),
+            SocketWay("two sends", header=_HEADER, send_chunk=16 * KB, gathered=False),
+            SocketWay("one sendmsg", header=_HEADER, send_chunk=16 * KB),
         ),
     ),
-    Chapter(
+    SocketChapter(
         "Header and payload, frames of 64 B + 256 K",
         "bulk",
         (
-            Way("two sends", header=_HEADER, gathered=False),
-            Way("one sendmsg", header=_HEADER),
+            SocketWay("two sends", header=_HEADER, gathered=False),
+            SocketWay("one sendmsg", header=_HEADER),
         ),
     ),
-    Chapter(
+    SocketChapter(
         "NODELAY, bulk",
         "bulk",
-        (Way("off", nodelay=False), Way("on")),
+        (SocketWay("off", nodelay=False), SocketWay("on")),
     ),
-    Chapter(
+    SocketChapter(
         "QUICKACK, bulk",
         "bulk",
-        (Way("off"), Way("once", quickack="once"), Way("before every receive", quickack="always")),
+        (
+            SocketWay("off"),
+            SocketWay("once", quickack="once"),
+            SocketWay("before every receive", quickack="always"),
+        ),
     ),
-    Chapter(
+    SocketChapter(
         "Small messages: 64 B + 1 K there and back, header and payload in two sends",
         "trips",
         (
-            Way("nothing set", nodelay=False, gathered=False),
-            Way("NODELAY", gathered=False),
-            Way("QUICKACK once", nodelay=False, gathered=False, quickack="once"),
-            Way("QUICKACK always", nodelay=False, gathered=False, quickack="always"),
+            SocketWay("nothing set", nodelay=False, gathered=False),
+            SocketWay("NODELAY", gathered=False),
+            SocketWay("QUICKACK once", nodelay=False, gathered=False, quickack="once"),
+            SocketWay("QUICKACK always", nodelay=False, gathered=False, quickack="always"),
         ),
         payload=KB,
     ),
-    Chapter(
+    SocketChapter(
         "Small messages: 64 B + 1 K there and back, in one sendmsg",
         "trips",
         (
-            Way("nothing set", nodelay=False),
-            Way("NODELAY"),
-            Way("NODELAY, QUICKACK once", quickack="once"),
-            Way("NODELAY, QUICKACK always", quickack="always"),
+            SocketWay("nothing set", nodelay=False),
+            SocketWay("NODELAY"),
+            SocketWay("NODELAY, QUICKACK once", quickack="once"),
+            SocketWay("NODELAY, QUICKACK always", quickack="always"),
         ),
         payload=KB,
     ),
-    Chapter(
+    SocketChapter(
         "Small messages: 64 B + 1 K there and back, NODELAY",
         "trips",
-        (Way("two sends", gathered=False), Way("one sendmsg")),
+        (SocketWay("two sends", gathered=False), SocketWay("one sendmsg")),
         payload=KB,
     ),
-    Chapter(
+    SocketChapter(
         "A small frame in a full stream: how late it comes, with TCP_NOTSENT_LOWAT",
         "urgent",
-        (Way("not set"), *(Way(size_text(s), lowat=s) for s in (16 * KB, 128 * KB, 512 * KB))),
+        (
+            SocketWay("not set"),
+            *(SocketWay(size_text(s), lowat=s) for s in (16 * KB, 128 * KB, 512 * KB)),
+        ),
     ),
 )
 

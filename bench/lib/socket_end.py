@@ -15,7 +15,7 @@ from typing import Any
 from lib import socket_moves as moves
 from lib import socket_watch_end as watch
 from lib.namespaces import ADDRESSES
-from lib.socket_way import Way, after, before, granted
+from lib.socket_way import SocketWay, after, before, granted
 
 
 def _say(answer: dict[str, Any]) -> None:
@@ -23,7 +23,7 @@ def _say(answer: dict[str, Any]) -> None:
 
 
 def _receive(asked: dict[str, Any]) -> dict[str, Any]:
-    way = Way.of(asked["way"])
+    way = SocketWay.of(asked["way"])
     streams: list[socket.socket] = []
     with socket.socket() as door:
         before(door, way)
@@ -42,7 +42,9 @@ def _receive(asked: dict[str, Any]) -> dict[str, Any]:
             sock.close()
 
 
-def _received(streams: list[socket.socket], way: Way, asked: dict[str, Any]) -> dict[str, Any]:
+def _received(
+    streams: list[socket.socket], way: SocketWay, asked: dict[str, Any]
+) -> dict[str, Any]:
     if asked["form"] == "bulk":
         return moves.receive_bulk(streams, way, asked["warm"], asked["total"])
     if asked["form"] == "trips":
@@ -51,7 +53,7 @@ def _received(streams: list[socket.socket], way: Way, asked: dict[str, Any]) -> 
 
 
 def _send(asked: dict[str, Any]) -> dict[str, Any]:
-    way = Way.of(asked["way"])
+    way = SocketWay.of(asked["way"])
     streams: list[socket.socket] = []
     try:
         for _ in range(way.streams):
@@ -67,7 +69,7 @@ def _send(asked: dict[str, Any]) -> dict[str, Any]:
             sock.close()
 
 
-def _sent(streams: list[socket.socket], way: Way, asked: dict[str, Any]) -> dict[str, Any]:
+def _sent(streams: list[socket.socket], way: SocketWay, asked: dict[str, Any]) -> dict[str, Any]:
     if asked["form"] == "bulk":
         return moves.send_bulk(streams, way, asked["warm"], asked["total"])
     if asked["form"] == "trips":

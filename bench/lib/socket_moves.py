@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lib.socket_way import KB, MB, Way, acknowledge_at_once
+from lib.socket_way import KB, MB, SocketWay, acknowledge_at_once
 
 REGION = 4 * MB
 PATTERN = memoryview(random.Random(4).randbytes(REGION))
@@ -43,7 +43,9 @@ def patient(sock: socket.socket) -> socket.socket:
 # -- bulk ----
 
 
-def send_bulk(streams: Sequence[socket.socket], way: Way, warm: int, total: int) -> dict[str, Any]:
+def send_bulk(
+    streams: Sequence[socket.socket], way: SocketWay, warm: int, total: int
+) -> dict[str, Any]:
     """Seconds from the first byte until every stream has said that it has them all."""
     header = bytes(way.header)
 
@@ -64,7 +66,7 @@ def send_bulk(streams: Sequence[socket.socket], way: Way, warm: int, total: int)
 
 
 def receive_bulk(
-    streams: Sequence[socket.socket], way: Way, warm: int, total: int
+    streams: Sequence[socket.socket], way: SocketWay, warm: int, total: int
 ) -> dict[str, Any]:
     regions = {sock: memoryview(bytearray(REGION)) for sock in streams}
 
@@ -101,7 +103,7 @@ def _send_piece(sock: socket.socket, header: bytes, piece: memoryview, gathered:
         sock.sendall(piece)
 
 
-def _fill(sock: socket.socket, place: memoryview, way: Way) -> None:
+def _fill(sock: socket.socket, place: memoryview, way: SocketWay) -> None:
     """All of `place`, by calls of at most one receive chunk."""
     at, size = 0, len(place)
     while at < size:
@@ -144,7 +146,7 @@ def _on_each(streams: Sequence[socket.socket], act: Callable[[socket.socket], No
 # -- trips ----
 
 
-def make_trips(sock: socket.socket, way: Way, payload: int, seconds: float) -> dict[str, Any]:
+def make_trips(sock: socket.socket, way: SocketWay, payload: int, seconds: float) -> dict[str, Any]:
     header, piece = bytes(_TRIP_HEADER), PATTERN[:payload]
     place = memoryview(bytearray(_TRIP_HEADER + payload))
     taken: list[float] = []
@@ -157,7 +159,7 @@ def make_trips(sock: socket.socket, way: Way, payload: int, seconds: float) -> d
     return {"trips": taken, "right": place[_TRIP_HEADER:] == piece}
 
 
-def answer_trips(sock: socket.socket, way: Way, payload: int) -> dict[str, Any]:
+def answer_trips(sock: socket.socket, way: SocketWay, payload: int) -> dict[str, Any]:
     header, place = bytes(_TRIP_HEADER), memoryview(bytearray(_TRIP_HEADER + payload))
     answered = 0
     while sock.recv(1, socket.MSG_PEEK):
@@ -208,7 +210,7 @@ def _rest(parts: list[memoryview], took: int) -> list[memoryview]:
     return rest
 
 
-def receive_urgent(sock: socket.socket, way: Way) -> dict[str, Any]:
+def receive_urgent(sock: socket.socket, way: SocketWay) -> dict[str, Any]:
     header, place = memoryview(bytearray(_FRAME.size)), memoryview(bytearray(_BULK_FRAME))
     delays: list[float] = []
     began, count = time.monotonic(), 0

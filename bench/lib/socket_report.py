@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.report import Sheet, ratio_text, seconds_text
-from lib.socket_cases import AGAIN, CLAIMS, LEAST_GAIN, Chapter, Claim, Link
+from lib.socket_cases import AGAIN, CLAIMS, LEAST_GAIN, Claim, SocketChapter, SocketLink
 
 
 @dataclass(frozen=True)
-class Sample:
+class SocketRound:
     """One round of one way. Seconds: of the transfer, of a trip, or of a small frame's delay."""
 
     seconds: float
@@ -21,7 +21,7 @@ class Sample:
     granted: Sequence[int]
 
 
-Rounds = list[Sample]
+Rounds = list[SocketRound]
 # chapter's title, link's name → label → rounds
 Taken = dict[tuple[str, str], dict[str, Rounds]]
 
@@ -77,7 +77,7 @@ def _cell(ways: Mapping[str, Rounds], label: str) -> str:
     return "\n".join(lines)
 
 
-def sheet(chapter: Chapter, links: Sequence[Link], taken: Taken) -> Sheet:
+def sheet(chapter: SocketChapter, links: Sequence[SocketLink], taken: Taken) -> Sheet:
     made = Sheet(chapter.title, ["", *(link.name for link in links)])
     for way in chapter.turns:
         cells = [_cell(taken[chapter.title, link.name], way.label) for link in links]
@@ -120,7 +120,7 @@ class Verdict:
         }
 
 
-def verdicts(links: Sequence[Link], taken: Taken) -> list[Verdict]:
+def verdicts(links: Sequence[SocketLink], taken: Taken) -> list[Verdict]:
     """Of the claims whose ways were both measured."""
     made = []
     for claim in CLAIMS:
@@ -135,7 +135,7 @@ def verdicts(links: Sequence[Link], taken: Taken) -> list[Verdict]:
     return made
 
 
-def verdict_sheet(links: Sequence[Link], found: Sequence[Verdict]) -> Sheet:
+def verdict_sheet(links: Sequence[SocketLink], found: Sequence[Verdict]) -> Sheet:
     title = "The first WIIIIIDE's claims, today"
     made = Sheet(title, ["claim", *(link.name for link in links), "verdict"])
     for one in found:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.namespaces import Program, Wire
+from lib.namespaces import NamespacePair, NamespaceProgram
 from lib.report import Sheet
 
 TITLE = "The watch: idle connections with keepalive, when the other machine is not heard"
@@ -24,7 +24,7 @@ _ANSWER_S = 60.0
 
 
 @dataclass(frozen=True)
-class Trial:
+class CutTrial:
     """What happened to `phases` connections of each set; `ended`: seconds after the cut began."""
 
     what: str
@@ -32,7 +32,7 @@ class Trial:
     ended: dict[str, list[float]]
 
 
-def trials(wire: Wire, ends: Sequence[Program], phases: int) -> list[Trial]:
+def trials(wire: NamespacePair, ends: Sequence[NamespaceProgram], phases: int) -> list[CutTrial]:
     made = []
     for what, cut, heal, speak in (
         (f"cable out for {CUT_S:.0f} s at the other machine", wire.cable, True, False),
@@ -51,11 +51,11 @@ def trials(wire: Wire, ends: Sequence[Program], phases: int) -> list[Trial]:
         found = ends[0].hear(_ANSWER_S)
         if not heal:
             cut(out)
-        made.append(Trial(what, phases, _by_set(found, began)))
+        made.append(CutTrial(what, phases, _by_set(found, began)))
     return made
 
 
-def _open(ends: Sequence[Program], phases: int) -> None:
+def _open(ends: Sequence[NamespaceProgram], phases: int) -> None:
     ends[1].tell({"do": "keep", "count": phases * len(SETS)})
     port = ends[1].hear(_ANSWER_S)["port"]
     message = {"do": "watch", "port": port, "sets": SETS, "phases": phases, "spread_s": _SPREAD_S}
@@ -70,19 +70,19 @@ def _by_set(found: dict[str, Any], began: float) -> dict[str, list[float]]:
     return ended
 
 
-def sheet(made: Sequence[Trial]) -> Sheet:
+def sheet(made: Sequence[CutTrial]) -> Sheet:
     shown = Sheet(TITLE, ["", *SETS])
     for trial in made:
         shown.rows.append([trial.what, *(_text(trial, name) for name in SETS)])
     return shown
 
 
-def _text(trial: Trial, name: str) -> str:
+def _text(trial: CutTrial, name: str) -> str:
     ended = trial.ended[name]
     if not ended:
         return f"0 of {trial.phases} ended within {_LOOK_S:.0f} s"
     return f"{len(ended)} of {trial.phases} ended\nafter {min(ended):.1f}–{max(ended):.1f} s"
 
 
-def data(made: Sequence[Trial]) -> list[dict[str, Any]]:
+def data(made: Sequence[CutTrial]) -> list[dict[str, Any]]:
     return [{"what": one.what, "phases": one.phases, "ended_s": one.ended} for one in made]

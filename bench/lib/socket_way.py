@@ -14,7 +14,7 @@ KB, MB = 1024, 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Way:
+class SocketWay:
     """The defaults are what the sweep compares with: nothing set but NODELAY."""
 
     label: str
@@ -38,7 +38,7 @@ class Way:
         return cls(**plain)
 
 
-def before(sock: socket.socket, way: Way) -> None:
+def before(sock: socket.socket, way: SocketWay) -> None:
     """What must be set before a connection is made: the window is agreed on in its first packet."""
     if way.send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, way.send_buffer)
@@ -46,7 +46,7 @@ def before(sock: socket.socket, way: Way) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, way.receive_buffer)
 
 
-def after(sock: socket.socket, way: Way) -> None:
+def after(sock: socket.socket, way: SocketWay) -> None:
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, way.nodelay)
     if way.quickack:
         acknowledge_at_once(sock)

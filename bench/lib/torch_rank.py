@@ -67,7 +67,7 @@ class TorchRank:
         return {}
 
 
-def _call(job: _job.Job, group: dist.ProcessGroup) -> _job.Call:
+def _call(job: _job.OperationJob, group: dist.ProcessGroup) -> _job.Call:
     source, target = job.source, job.target
     if job.op == ALL_REDUCE:
         return lambda: dist.all_reduce(target, group=group)

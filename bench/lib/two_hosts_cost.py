@@ -7,9 +7,9 @@ from lib.fleet import FleetError
 from lib.net_hosts import FAST, GIGABIT, UNSHAPED
 from lib.net_memory import Watch
 from lib.net_task import NOISE, SPARSE, Task
-from lib.two_hosts_rig import Contest, Entry, Rig, Side
+from lib.two_hosts_rig import Entry, Rig, Side, SideContest
 from lib.two_hosts_sides import Sides, layout, least_bytes
-from lib.two_hosts_table import COST, MEBIBYTES, TIMES_EXACT, Asked, Cells, Grid, Row, bytes_to
+from lib.two_hosts_table import COST, MEBIBYTES, TIMES_EXACT, Asked, Cells, Grid, GridRow, bytes_to
 
 SPARSE_GAIN, NOISE_COST = 3.0, 0.98
 MEMORY_BYTES = 64 * MB
@@ -76,14 +76,14 @@ def memory(rig: Rig, sides: Sides) -> list[Grid]:
         except FleetError as problem:
             rig.failed = True
             rig.notes.append(f"{side.label} failed: memory: {problem}")
-            unknown = Cells(Contest())
+            unknown = Cells(SideContest())
             unknown.add("", MEBIBYTES, [], asked if side is sides.ours else None)
             grid.rows.append(unknown.row(side.label))
         rig.keep_only([])
     return [grid]
 
 
-def _memory_of(rig: Rig, side: Side, asked: Asked | None) -> Row:
+def _memory_of(rig: Rig, side: Side, asked: Asked | None) -> GridRow:
     """What a rank has more than before it joined the others; a round here is a rank."""
     ops = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
     tasks = [Task(op, rig.plan.memory_nbytes).message() for op in ops]
@@ -102,7 +102,7 @@ def _memory_of(rig: Rig, side: Side, asked: Asked | None) -> Row:
     shares = zip(watch.most_sockets, rig.hosts.all, strict=True)
     sockets = [held / host.ranks for held, host in shares for _ in range(host.ranks)]
     both = [own + held for own, held in zip(most, sockets, strict=True)]
-    cells = Cells(Contest())
+    cells = Cells(SideContest())
     cells.add("own and shared,\nafterwards", MEBIBYTES, kept)
     cells.add("own and shared,\nat most", MEBIBYTES, most)
     cells.add("socket buffers,\nat most", MEBIBYTES, sockets)

@@ -16,7 +16,7 @@ from typing import Any, Self
 from lib import net_iperf
 from lib.fleet import FleetError, FleetLost, RankFailed
 from lib.net_fleet import NetFleet
-from lib.net_hosts import INTERFACE, Hosts, Link, Traffic
+from lib.net_hosts import INTERFACE, Hosts, LinkSpeed, Traffic
 from lib.net_iperf import Rate
 from lib.net_task import Task
 
@@ -28,7 +28,7 @@ _IPERF = "iperf3"
 
 
 @dataclass(frozen=True)
-class Plan:
+class TwoHostsPlan:
     """How much is measured."""
 
     rounds: int
@@ -63,7 +63,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Turn:
+class EntryTurn:
     """One entry's calls in one round. Traffic is that of one call, host by host."""
 
     median: float
@@ -73,17 +73,17 @@ class Turn:
 
 
 @dataclass
-class Contest:
+class SideContest:
     """What every round of a contest gave; whoever did not get through has no turns at all."""
 
-    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    turns: dict[str, list[EntryTurn]] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)
 
 
 class Rig:
     """Hosts and the sides that are alive on them."""
 
-    def __init__(self, hosts: Hosts, plan: Plan, say: Callable[[str], None]) -> None:
+    def __init__(self, hosts: Hosts, plan: TwoHostsPlan, say: Callable[[str], None]) -> None:
         self.hosts, self.plan, self._say = hosts, plan, say
         self.notes: list[str] = []
         self.failed = False
@@ -104,7 +104,7 @@ class Rig:
             fleet.close(politely=kind is None)
         self._fleets = {}
 
-    def shape(self, link: Link) -> None:
+    def shape(self, link: LinkSpeed) -> None:
         self.hosts.shape(link)
 
     def keep_only(self, sides: Sequence[Side]) -> None:
@@ -119,13 +119,13 @@ class Rig:
         self._fleets[side] = fleet
         return fleet
 
-    def contest(self, what: str, entries: Mapping[str, Entry], iperf: bool = False) -> Contest:
+    def contest(self, what: str, entries: Mapping[str, Entry], iperf: bool = False) -> SideContest:
         """Measures all entries in turns."""
         sides = dict.fromkeys(entry.side for entry in entries.values())
         here = [side for side in sides if self._ready(side) and self._prepare(side, what, entries)]
         ready = {name: entry for name, entry in entries.items() if entry.side in here}
         calls = self._first_calls(what, ready)
-        result = Contest({name: [] for name in calls})
+        result = SideContest({name: [] for name in calls})
         iperf = iperf and net_iperf.absent() is None
         for number in range(self.plan.rounds):
             order = [*result.turns, *([_IPERF] if iperf else [])]
@@ -191,7 +191,7 @@ class Rig:
                 fitting[name] = int(min(max(seconds / first.median, row), _MOST_CALLS))
         return fitting
 
-    def _turn(self, what: str, entry: Entry, warmup: int, calls: int) -> Turn | None:
+    def _turn(self, what: str, entry: Entry, warmup: int, calls: int) -> EntryTurn | None:
         before = self.hosts.traffic()
         task = entry.task.message()
         message = {"do": "measure", "task": task, "warmup": warmup, "calls": calls}
@@ -205,7 +205,7 @@ class Rig:
         slowest = [max(times) / 1e9 for times in zip(*(a["ns"] for a in answers), strict=True)]
         traffic = [late.since(early, made) for late, early in zip(after, before, strict=True)]
         own = self._own([answer["own"] for answer in answers], made)
-        return Turn(statistics.median(slowest), statistics.fmean(slowest), traffic, own)
+        return EntryTurn(statistics.median(slowest), statistics.fmean(slowest), traffic, own)
 
     def _right(self, what: str, entry: Entry) -> bool:
         """Has the ranks check their results, and compares these bit by bit."""
@@ -235,7 +235,7 @@ class Rig:
             found.append((sent, received))
         return found
 
-    def _add_rate(self, result: Contest) -> None:
+    def _add_rate(self, result: SideContest) -> None:
         """The slowest link's rate: with two hosts there is only one pair."""
         hosts = self.hosts.all
         pairs = list(zip(hosts, hosts[1:] + hosts[:1], strict=True))[: None if hosts[2:] else 1]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lib.cells import ALL_GATHER, ALL_REDUCE, KB, REDUCE_SCATTER, size_text
-from lib.net_hosts import FAST, GIGABIT, UNSHAPED, Link
+from lib.net_hosts import FAST, GIGABIT, UNSHAPED, LinkSpeed
 from lib.net_task import ASYNC, BARRIER, BROADCAST, MANY_BYTES, MANY_CALLS, ONE_BY_ONE, Task
-from lib.two_hosts_rig import Contest, Entry, Rig
+from lib.two_hosts_rig import Entry, Rig, SideContest
 from lib.two_hosts_sides import Sides, layout, least_bytes
-from lib.two_hosts_table import TIMES_EXACT, Asked, Cells, Grid, Row, wire_row
+from lib.two_hosts_table import TIMES_EXACT, Asked, Cells, Grid, GridRow, wire_row
 
 GIGABIT_TO_GLOO, UNSHAPED_TO_GLOO = 1.35, 2.0
 OF_THE_LINK, OVER_THE_LEAST = 0.92, 1.03
@@ -73,7 +73,9 @@ def _wire_grid(what: str, rig: Rig) -> Grid:
     return Grid(f"Bytes of {what}: a call, the busiest host and direction, {layout(rig)}")
 
 
-def _against_link(rig: Rig, sides: Sides, what: str, link: Link, bounds: _Bounds) -> list[Row]:
+def _against_link(
+    rig: Rig, sides: Sides, what: str, link: LinkSpeed, bounds: _Bounds
+) -> list[GridRow]:
     """Times next to gloo's and to what iperf3's rate allows; then both sides' bytes."""
     task = Task(ALL_REDUCE, rig.plan.nbytes)
     contest = rig.contest(what, sides.entries(task), iperf=True)
@@ -137,7 +139,7 @@ def scatter(rig: Rig, sides: Sides) -> list[Grid]:
     return [times, wire]
 
 
-def _bytes_ratio(contest: Contest, upper: str, lower: str) -> list[float]:
+def _bytes_ratio(contest: SideContest, upper: str, lower: str) -> list[float]:
     found = [
         [max(host.most for host in turn.traffic) for turn in contest.turns.get(name, [])]
         for name in (upper, lower)

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lib.cells import MB, Value
-from lib.measure import SECONDS, Chapter, Measure, Unit
+from lib.measure import SECONDS, Chapter, Measure, MeasureUnit
 from lib.report import Sheet, value_text
-from lib.two_hosts_rig import Contest, Turn
+from lib.two_hosts_rig import EntryTurn, SideContest
 
-PERCENT = Unit("share", lambda share: f"{100 * share:.1f} %")
-COST = Unit("share", lambda share: f"{100 * share:+.1f} %".replace("-", "−"))
-TIMES = Unit("ratio", lambda ratio: f"{ratio:.2f}×")
+PERCENT = MeasureUnit("share", lambda share: f"{100 * share:.1f} %")
+COST = MeasureUnit("share", lambda share: f"{100 * share:+.1f} %".replace("-", "−"))
+TIMES = MeasureUnit("ratio", lambda ratio: f"{ratio:.2f}×")
 # A bound of 3 % needs one digit more.
-TIMES_EXACT = Unit("ratio", lambda ratio: f"{ratio:.3f}×")
-MBIT = Unit("bytes per second", lambda rate: f"{rate * 8 / 1e6:,.0f} Mbit/s")
-MEBIBYTES = Unit("bytes", lambda amount: f"{amount / MB:.2f} MiB")
-NUMBER = Unit("number", lambda number: f"{number:,.0f}")
+TIMES_EXACT = MeasureUnit("ratio", lambda ratio: f"{ratio:.3f}×")
+MBIT = MeasureUnit("bytes per second", lambda rate: f"{rate * 8 / 1e6:,.0f} Mbit/s")
+MEBIBYTES = MeasureUnit("bytes", lambda amount: f"{amount / MB:.2f} MiB")
+NUMBER = MeasureUnit("number", lambda number: f"{number:,.0f}")
 
 
 @dataclass(frozen=True)
@@ -36,12 +36,12 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Row:
+class GridRow:
     """Cells by column; what is asked of a cell that could not be measured is missing."""
 
     what: str
     cells: Mapping[str, Measure]
-    missing: Sequence[tuple[Asked, Unit]] = ()
+    missing: Sequence[tuple[Asked, MeasureUnit]] = ()
 
 
 @dataclass
@@ -49,7 +49,7 @@ class Grid:
     """One table."""
 
     title: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[GridRow] = field(default_factory=list)
 
     @property
     def columns(self) -> list[str]:
@@ -89,8 +89,8 @@ def targets(grids: Iterable[Grid], judged: bool) -> Sheet:
 
 
 def missing(
-    grids: Iterable[Grid], wanted: Iterable[tuple[Asked, Unit]]
-) -> list[tuple[Asked, Unit]]:
+    grids: Iterable[Grid], wanted: Iterable[tuple[Asked, MeasureUnit]]
+) -> list[tuple[Asked, MeasureUnit]]:
     """What is asked and was not measured."""
     there = {measure.what for grid in grids for measure in grid.targets()}
     return [one for one in wanted if one[0].what not in there]
@@ -123,16 +123,16 @@ def _text(measure: Measure | None, judged: bool) -> str:
 class Cells:
     """Collects a row's cells; what could not be measured is left out."""
 
-    def __init__(self, contest: Contest) -> None:
+    def __init__(self, contest: SideContest) -> None:
         self._contest = contest
         self.made: dict[str, Measure] = {}
-        self._missing: list[tuple[Asked, Unit]] = []
+        self._missing: list[tuple[Asked, MeasureUnit]] = []
 
-    def row(self, what: str) -> Row:
-        return Row(what, self.made, self._missing)
+    def row(self, what: str) -> GridRow:
+        return GridRow(what, self.made, self._missing)
 
     def add(
-        self, column: str, unit: Unit, rounds: Sequence[float], asked: Asked | None = None
+        self, column: str, unit: MeasureUnit, rounds: Sequence[float], asked: Asked | None = None
     ) -> None:
         if not rounds:
             self._missing += [(asked, unit)] if asked else []
@@ -146,7 +146,12 @@ class Cells:
             self.add(named or name, SECONDS, self.seconds(name))
 
     def ratio(
-        self, column: str, upper: str, lower: str, asked: Asked | None = None, unit: Unit = TIMES
+        self,
+        column: str,
+        upper: str,
+        lower: str,
+        asked: Asked | None = None,
+        unit: MeasureUnit = TIMES,
     ) -> None:
         """One entry's time over another's, round by round."""
         pairs = zip(self.seconds(upper), self.seconds(lower), strict=False)
@@ -171,34 +176,34 @@ class Cells:
         self,
         column: str,
         name: str,
-        unit: Unit,
-        of: Callable[[Turn], float],
+        unit: MeasureUnit,
+        of: Callable[[EntryTurn], float],
         asked: Asked | None = None,
     ) -> None:
         turns = self._contest.turns.get(name, [])
         self.add(column, unit, [of(turn) for turn in turns], asked)
 
 
-def busiest(turn: Turn) -> float:
+def busiest(turn: EntryTurn) -> float:
     """What the busiest host's interface carried in its busier direction, for one call."""
     return max(host.most for host in turn.traffic)
 
 
-def bytes_to(least: float) -> Callable[[Turn], float]:
+def bytes_to(least: float) -> Callable[[EntryTurn], float]:
     return lambda turn: busiest(turn) / least
 
 
-def _payload(turn: Turn) -> float:
+def _payload(turn: EntryTurn) -> float:
     return max(host.most_payload for host in turn.traffic)
 
 
-def _packets(turn: Turn) -> float:
+def _packets(turn: EntryTurn) -> float:
     return max(max(host.out_packets, host.in_packets) for host in turn.traffic)
 
 
 def wire_row(
-    what: str, contest: Contest, name: str, least: float, asked: Asked | None = None
-) -> Row:
+    what: str, contest: SideContest, name: str, least: float, asked: Asked | None = None
+) -> GridRow:
     """One entry's bytes on the wire next to the least there could be."""
     cells = Cells(contest)
     cells.add("least", MEBIBYTES, [least])
@@ -209,7 +214,7 @@ def wire_row(
     cells.over_turns("packets counted", name, NUMBER, _packets)
     if all(turn.own for turn in contest.turns.get(name, [])):
 
-        def own(turn: Turn) -> float:
+        def own(turn: EntryTurn) -> float:
             return max(max(host) for host in turn.own) / least
 
         cells.over_turns("by the backend's\nown counters", name, TIMES_EXACT, own)

@@ -38,7 +38,7 @@ class Learner:
         self.optimizer.step()
 
 
-class Alone:
+class StepsAlone:
     """Steps of one host that knows of no other: `amount` seconds of them."""
 
     def __init__(self, message: Message) -> None:
@@ -105,8 +105,8 @@ class ByData:
                 yield len(numbers)
 
 
-_WAYS: dict[str, type[Alone] | type[ByShares] | type[ByData]] = {
-    "alone": Alone,
+_WAYS: dict[str, type[StepsAlone] | type[ByShares] | type[ByData]] = {
+    "alone": StepsAlone,
     "even": ByShares,
     "shares": ByShares,
     "data": ByData,
@@ -118,7 +118,7 @@ class UnevenRank:
 
     def __init__(self) -> None:
         self.rank = groups.join()
-        self._contenders: dict[str, Alone | ByShares | ByData] = {}
+        self._contenders: dict[str, StepsAlone | ByShares | ByData] = {}
 
     def open(self, message: Message) -> Message:
         self._contenders[message["contender"]] = _WAYS[message["way"]](message)

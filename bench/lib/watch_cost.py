@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lib.fleet import FleetError
-from lib.host import WITHIN_S, Host, console_script, until
+from lib.host import WITHIN_S, PrivateDaemon, console_script, until
 from lib.measure import SHARE, Chapter, Measure
 from lib.proc import cpu_seconds
 from wiiiiided import __version__
@@ -58,7 +58,7 @@ METHOD = (
 
 
 @dataclass(frozen=True)
-class Plan:
+class WatchPlan:
     seconds: float = 30.0
     parts: int = 3
     settle_s: float = 16.0  # the daemon looks at a rank's memory oftener in its first 15 s
@@ -68,10 +68,10 @@ class Plan:
         return self.seconds / self.parts
 
 
-QUICK = Plan(4.0, 1, 1.0)
+QUICK = WatchPlan(4.0, 1, 1.0)
 
 
-def chapter(plan: Plan) -> Chapter:
+def chapter(plan: WatchPlan) -> Chapter:
     title = f"Processor time of watching, {plan.seconds:g} s a row"
     try:
         return Chapter(
@@ -101,7 +101,7 @@ def _enough(what: str, came: int, due: float) -> None:
 # ---- top, and what it is told
 
 
-def _top(plan: Plan, nodes: int, asked: float | None) -> Measure:
+def _top(plan: WatchPlan, nodes: int, asked: float | None) -> Measure:
     what = f"top, {nodes} nodes, {JOBS} jobs, once a second"
     with _pretended(nodes) as home, _on_terminal(home) as top:
         until(lambda: top.frames > 1, "top draws what it is told")
@@ -308,9 +308,9 @@ def _count() -> None:
         time.sleep(0.05)
 
 
-def _daemon(plan: Plan) -> list[Measure]:
+def _daemon(plan: WatchPlan) -> list[Measure]:
     shares: dict[str, list[float]] = {who: [] for who in WATCHERS}
-    with Host() as host:
+    with PrivateDaemon() as host:
         source = f"{inspect.getsource(_count)}\n{_count.__name__}()"
         job = host.submit(["python", "-c", source], RANKS)
         until(lambda: _all_count(host, job), "the daemon sees all ranks count")
@@ -325,14 +325,14 @@ def _daemon(plan: Plan) -> list[Measure]:
     return [Measure(what + who, SHARE, found) for who, found in shares.items()]
 
 
-def _all_count(host: Host, job: int) -> bool:
+def _all_count(host: PrivateDaemon, job: int) -> bool:
     if len(host.ranks(job)) < RANKS:
         return False
     now = next((row.now for row in host.client.snapshot().jobs if row.job.id == job), None)
     return now is not None and len([one for one in now.ranks if one.rates.steps]) == RANKS
 
 
-def _watched(host: Host, every_s: float | None, seconds: float) -> float:
+def _watched(host: PrivateDaemon, every_s: float | None, seconds: float) -> float:
     if every_s is None:
         return _share(host.pid, lambda: time.sleep(seconds))
     came = 0

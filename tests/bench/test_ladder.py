@@ -156,7 +156,7 @@ def test_a_node_and_the_server_train_as_one_process(ladder: Any, number: int) ->
 def test_the_row_has_the_least_and_the_most_node_over_all_rounds(ladder: Any) -> None:
     def one_round(*batches: int) -> Any:
         nodes = [ladder.counts.Count(n, 2.0, 10**6, 2 * 10**6, 0.5, 0.1, None) for n in batches]
-        return ladder.counts.Round(nodes, 700_000_000, 2.25)
+        return ladder.counts.LadderRound(nodes, 700_000_000, 2.25)
 
     direct, bound = ladder.contenders.STAGES[-1], ladder.contenders.BOUND
     taken = {direct: [one_round(100, 300), one_round(200, 400)]}

@@ -43,7 +43,7 @@ def test_all_of_the_interval_must_keep_to_what_is_asked(
     # Forty rounds: the interval leaves out the outermost ones.
     rounds = [sign * (low + (high - low) * at / 39) for at in range(40)]
     rounds += [sign * -9.0, sign * 9.0]
-    unit = measure.Unit("share", "{:.1%}".format)
+    unit = measure.MeasureUnit("share", "{:.1%}".format)
     found = measure.Measure("it", unit, rounds, sign * 0.005, sign < 0, by_interval=True)
     ends = sorted(sign * end for end in found.interval)
     assert low < ends[0] < ends[1] < high
@@ -54,7 +54,7 @@ def test_all_of_the_interval_must_keep_to_what_is_asked(
 
 def test_by_the_median_there_is_always_a_verdict(bench: dict[str, ModuleType]) -> None:
     measure: Any = bench["measure"]
-    unit = measure.Unit("share", "{:.1%}".format)
+    unit = measure.MeasureUnit("share", "{:.1%}".format)
     rounds = [-9.0, 0.004, 9.0]
     assert measure.Measure("it", unit, rounds, 0.005).met is True
     assert measure.Measure("it", unit, rounds, 0.003).met is False
@@ -111,7 +111,7 @@ def test_a_result_of_a_dirty_tree_is_not_written(
     report: Any = bench["report"]
 
     def result(commit: str) -> Any:
-        return report.Result("idle", {"commit": commit}, "", [], [], {})
+        return report.BenchResult("idle", {"commit": commit}, "", [], [], {})
 
     with pytest.raises(bench["fleet"].FleetError, match="commit first, or --no-save"):
         report.write(result(DIRTY), tmp_path)

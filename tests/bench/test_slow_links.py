@@ -32,8 +32,10 @@ def hosts(count: int) -> Any:
 def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
     """Two rounds, the second of which is ten times slower for all."""
     speed = slow.slow_speed
-    stage = speed.Stage(slow.net_hosts.FAST, 2, [contender for contender, _ in steps])
-    taken = {c: [speed.Turn(s, 5e6, 7), speed.Turn(10 * s, 5e6, 7)] for c, s in steps}
+    stage = speed.LinkRounds(slow.net_hosts.FAST, 2, [contender for contender, _ in steps])
+    taken = {
+        c: [speed.ContenderTurn(s, 5e6, 7), speed.ContenderTurn(10 * s, 5e6, 7)] for c, s in steps
+    }
     return speed.SlowLinks(hosts(count), 1.0, print)._grid(stage, taken)
 
 
@@ -147,7 +149,7 @@ def test_losses_are_held_against_the_exact_ones(
     losses = slow.slow_losses
 
     def runs(*found: float) -> list[Any]:
-        return [losses.Training(loss, 0.1, 10, []) for loss in found]
+        return [losses.TrainingLoss(loss, 0.1, 10, []) for loss in found]
 
     found = {way: runs(2.0) for way in losses.WAYS}
     found |= {losses.EXACT: runs(1.9, 2.1), losses.INT8: runs(int8), losses.SELDOM: runs(seldom)}

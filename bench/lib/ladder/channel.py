@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 from typing import NoReturn
 
-from lib.ladder.contenders import Stage
+from lib.ladder.contenders import LadderStage
 from lib.ladder.messages import Message, pack, unpack
 
 _HEADER = struct.Struct(">IB")
@@ -33,7 +33,7 @@ class Costs:
 class Channel:
     """One end of a connection between server and node."""
 
-    def __init__(self, line: socket.socket, stage: Stage) -> None:
+    def __init__(self, line: socket.socket, stage: LadderStage) -> None:
         self._line, self._stage = line, stage
         # The kernel silently takes at most net.core.rmem_max and wmem_max.
         line.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, stage.buffer_bytes)

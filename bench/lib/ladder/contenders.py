@@ -25,7 +25,7 @@ _LZ4_MOST_ACCELERATION = 65537  # LZ4_ACCELERATION_MAX: larger values mean the s
 
 
 @dataclass(frozen=True)
-class Codec:
+class StageCodec:
     """`number` tells the receiver which one it was."""
 
     number: int
@@ -33,10 +33,10 @@ class Codec:
     decompress: Callable[[bytes], bytes]
 
 
-PLAIN = Codec(0, bytes, bytes)
-ZLIB_1 = Codec(1, partial(zlib.compress, level=1), zlib.decompress)
-ZLIB_9 = Codec(2, partial(zlib.compress, level=9), zlib.decompress)
-LZ4 = Codec(
+PLAIN = StageCodec(0, bytes, bytes)
+ZLIB_1 = StageCodec(1, partial(zlib.compress, level=1), zlib.decompress)
+ZLIB_9 = StageCodec(2, partial(zlib.compress, level=9), zlib.decompress)
+LZ4 = StageCodec(
     3,
     partial(lz4.block.compress, mode="fast", acceleration=_LZ4_MOST_ACCELERATION),
     lz4.block.decompress,
@@ -49,7 +49,7 @@ _KEEPALIVE = (socket.SOL_SOCKET, socket.SO_KEEPALIVE)
 
 
 @dataclass(frozen=True)
-class Stage:
+class LadderStage:
     """One stage of the first WIIIIIDE; `then` is the batches a second its documents report."""
 
     number: int
@@ -62,36 +62,36 @@ class Stage:
     piece_bytes: int | None = None  # received at most in one call; None: all that is left
     pickle_protocol: int = 5
     direct_tensors: bool = False
-    gradients: Codec = PLAIN
+    gradients: StageCodec = PLAIN
     gradients_above: int = 0  # the size from which on gradients go through their codec
-    others: Codec = PLAIN
+    others: StageCodec = PLAIN
 
     @property
     def title(self) -> str:
         return f"{self.number} {self.what}"
 
-    def codec_for(self, has_gradients: bool, nbytes: int) -> Codec:
+    def codec_for(self, has_gradients: bool, nbytes: int) -> StageCodec:
         if not has_gradients:
             return self.others
         return self.gradients if nbytes > self.gradients_above else PLAIN
 
 
 STAGES = (
-    Stage(
+    LadderStage(
         *(1, "early", 91),
         buffer_bytes=512 * KB,
         one_send=False,
         in_place=False,
         pickle_protocol=4,  # Python's default
     ),
-    Stage(
+    LadderStage(
         *(2, "standard", 459),
         buffer_bytes=1 * MB,
         options=(_NODELAY, _KEEPALIVE),
         gradients=ZLIB_1,
         others=ZLIB_9,
     ),
-    Stage(
+    LadderStage(
         *(3, "adaptive", 572),
         buffer_bytes=8 * MB,
         options=(_NODELAY, _QUICKACK),
@@ -100,7 +100,7 @@ STAGES = (
         gradients_above=1 * MB,
         others=ZLIB_9,
     ),
-    Stage(
+    LadderStage(
         *(4, "enhanced", 575),
         buffer_bytes=16 * MB,
         options=(_NODELAY, _QUICKACK),
@@ -109,7 +109,7 @@ STAGES = (
         gradients_above=512 * KB,
         others=ZLIB_9,
     ),
-    Stage(
+    LadderStage(
         *(5, "LZ4 block", 577),
         buffer_bytes=16 * MB,
         options=(_NODELAY, _QUICKACK),
@@ -118,7 +118,7 @@ STAGES = (
         gradients_above=512 * KB,
         others=LZ4,
     ),
-    Stage(
+    LadderStage(
         *(6, "direct tensor", 812),
         buffer_bytes=8 * MB,
         options=(_NODELAY, _QUICKACK),
@@ -154,5 +154,5 @@ FOUR = Ranks("wide.parallel, 4 backwards", "wiiiiide", backwards=4)
 ASYNC = Ranks("wide.parallel, async", "wiiiiide", staleness=64)
 BOUND = Ranks("without any exchange", None)
 
-Contender = Stage | Ranks
+Contender = LadderStage | Ranks
 CONTENDERS: tuple[Contender, ...] = (*STAGES, GLOO, DDP, SYNC, FOUR, ASYNC, BOUND)

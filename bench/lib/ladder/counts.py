@@ -35,7 +35,7 @@ class Count:
 
 
 @dataclass(frozen=True)
-class Round:
+class LadderRound:
     """What all nodes of a contender did, once."""
 
     nodes: Sequence[Count]

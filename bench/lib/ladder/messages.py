@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from lib.ladder.contenders import CODECS, Stage
+from lib.ladder.contenders import CODECS, LadderStage
 
 Message = dict[str, Any]
 _TENSOR = "torch_tensor"
@@ -32,7 +32,7 @@ _NUMPY = {
 }
 
 
-class Packed(NamedTuple):
+class PackedMessage(NamedTuple):
     """`plain_bytes` is the size before the codec."""
 
     codec: int
@@ -40,11 +40,11 @@ class Packed(NamedTuple):
     plain_bytes: int
 
 
-def pack(stage: Stage, message: Message) -> Packed:
+def pack(stage: LadderStage, message: Message) -> PackedMessage:
     whole = _flattened(message) if stage.direct_tensors else message
     plain = pickle.dumps(whole, protocol=stage.pickle_protocol)
     codec = stage.codec_for("gradients" in message, len(plain))
-    return Packed(codec.number, codec.compress(plain), len(plain))
+    return PackedMessage(codec.number, codec.compress(plain), len(plain))
 
 
 def unpack(codec: int, payload: bytes) -> tuple[Message, int]:

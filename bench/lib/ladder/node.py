@@ -15,16 +15,16 @@ import torch
 import torch.distributed as dist
 
 from lib.ladder.channel import Costs
-from lib.ladder.contenders import Contender, Stage
+from lib.ladder.contenders import Contender, LadderStage
 from lib.ladder.counts import READY, Count, Place
-from lib.ladder.rank import Rank
+from lib.ladder.rank import LadderRank
 from lib.ladder.stage_node import StageNode
 
 _WARM_UP_STEPS = 30
 
 
-class Trainer(Protocol):
-    """What `StageNode` and `Rank` have in common."""
+class LadderTrainer(Protocol):
+    """What `StageNode` and `LadderRank` have in common."""
 
     backwards: int
 
@@ -37,11 +37,11 @@ class Trainer(Protocol):
 
 def run(contender: Contender, place: Place, control: Connection) -> None:
     torch.set_num_threads(1)
-    trainer: Trainer
-    if isinstance(contender, Stage):
+    trainer: LadderTrainer
+    if isinstance(contender, LadderStage):
         trainer = StageNode(contender, place.port)
     else:
-        trainer = Rank(contender, place)
+        trainer = LadderRank(contender, place)
     for _ in range(_WARM_UP_STEPS):
         trainer.step()
     control.send(READY)
@@ -50,7 +50,7 @@ def run(contender: Contender, place: Place, control: Connection) -> None:
     trainer.close()
 
 
-def _counted(trainer: Trainer, seconds: float) -> Count:
+def _counted(trainer: LadderTrainer, seconds: float) -> Count:
     before = asdict(trainer.costs())
     steps, begin = 0, time.monotonic()
     for _ in trainer.steps(begin + seconds):

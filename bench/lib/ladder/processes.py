@@ -28,7 +28,7 @@ _PRELOADED = ("__main__", "torch._dynamo", NODE, SERVER)
 _LEAVE_SECONDS = 8.0
 
 
-class Failure(NamedTuple):
+class ProcessFailure(NamedTuple):
     """What a process says when it cannot go on."""
 
     problem: str
@@ -41,7 +41,7 @@ def _guarded(program: str, control: Connection, args: Sequence[Any]) -> None:
     except Exception as problem:
         first_line = (str(problem).strip().splitlines() or ["no message"])[0]
         with suppress(OSError):
-            control.send(Failure(f"{type(problem).__name__}: {first_line}"))
+            control.send(ProcessFailure(f"{type(problem).__name__}: {first_line}"))
 
 
 def _end_with_the_benchmark() -> None:
@@ -129,6 +129,6 @@ class Processes:
             process = self._started[control]
             process.join(_LEAVE_SECONDS)
             raise FleetError(f"a process ended with code {process.exitcode}") from None
-        if isinstance(said, Failure):
+        if isinstance(said, ProcessFailure):
             raise FleetError(said.problem)
         return said

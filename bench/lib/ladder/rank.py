@@ -16,7 +16,7 @@ from lib.ladder.contenders import Ranks
 from lib.ladder.counts import NEVER, Place
 
 
-class Rank:
+class LadderRank:
     """One rank with its model, its optimizer and its own order of the batches."""
 
     def __init__(self, way: Ranks, place: Place) -> None:

@@ -19,14 +19,14 @@ import torch
 
 from lib.ladder import work
 from lib.ladder.channel import Channel
-from lib.ladder.contenders import Stage
+from lib.ladder.contenders import LadderStage
 from lib.ladder.messages import Message
 
 
 class ParameterServer:
     """The weights and the batches of one run."""
 
-    def __init__(self, stage: Stage) -> None:
+    def __init__(self, stage: LadderStage) -> None:
         self._stage = stage
         self.model = work.network()
         self._optimizer = work.optimizer(self.model)
@@ -54,7 +54,7 @@ class ParameterServer:
             self._optimizer.step()
 
 
-def run(stage: Stage, nodes: int, control: Connection) -> None:
+def run(stage: LadderStage, nodes: int, control: Connection) -> None:
     """Says its port, serves so many nodes, and says the loss once all have gone."""
     torch.set_num_threads(1)
     server = ParameterServer(stage)

@@ -8,7 +8,7 @@ import torch
 
 from lib.ladder import work
 from lib.ladder.channel import Channel, Costs
-from lib.ladder.contenders import Stage
+from lib.ladder.contenders import LadderStage
 
 
 class StageNode:
@@ -16,7 +16,7 @@ class StageNode:
 
     backwards = 1
 
-    def __init__(self, stage: Stage, port: int) -> None:
+    def __init__(self, stage: LadderStage, port: int) -> None:
         self._channel = Channel(socket.create_connection(("127.0.0.1", port)), stage)
         self._model = work.network(self._channel.receive()["widths"])
 

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from lib.cells import UNSTEADY, Value
-from lib.ladder.contenders import ASYNC, BOUND, FOUR, STAGES, SYNC, Contender, Stage
-from lib.ladder.counts import Count, Round
+from lib.ladder.contenders import ASYNC, BOUND, FOUR, STAGES, SYNC, Contender, LadderStage
+from lib.ladder.counts import Count, LadderRound
 from lib.measure import RATIO, Chapter, Measure
 from lib.report import Sheet, ratio_text
 
-Rounds = Mapping[Contender, Sequence[Round]]
+Rounds = Mapping[Contender, Sequence[LadderRound]]
 COLUMNS = (
     *("", "in 2024", "batches/s", "to the bound", "MB/s", "network time"),
     *("compression time", "ratio", "memory", "batches a node", "loss"),
@@ -26,7 +26,7 @@ TARGETS: tuple[tuple[Contender, Contender, float], ...] = (
 )
 
 
-def rates(rounds: Sequence[Round]) -> Value:
+def rates(rounds: Sequence[LadderRound]) -> Value:
     found = [each.rate for each in rounds]
     return Value(statistics.median(found), min(found), max(found))
 
@@ -54,7 +54,7 @@ def notes(taken: Rounds) -> list[str]:
     used = [
         f"{contender.title} {statistics.median(each.server_cores or 0.0 for each in rounds):.2f}"
         for contender, rounds in taken.items()
-        if isinstance(contender, Stage)
+        if isinstance(contender, LadderStage)
     ]
     if used:
         cores = len(os.sched_getaffinity(0))
@@ -75,16 +75,16 @@ def data(taken: Rounds) -> dict[str, Any]:
 
 
 def _row(
-    contender: Contender, rounds: Sequence[Round], bound: Sequence[Round] | None
+    contender: Contender, rounds: Sequence[LadderRound], bound: Sequence[LadderRound] | None
 ) -> Sequence[str]:
     rate = rates(rounds)
     counts = [count for each in rounds for count in each.nodes]
     wire, plain = _sum(counts, "wire_bytes"), _sum(counts, "plain_bytes")
     of_nodes = [each.nodes for each in rounds]
-    is_stage = isinstance(contender, Stage)
+    is_stage = isinstance(contender, LadderStage)
     return (
         contender.title,
-        f"{contender.then:,}" if isinstance(contender, Stage) else "",
+        f"{contender.then:,}" if isinstance(contender, LadderStage) else "",
         f"{rate.median:,.0f}\n({rate.low:,.0f}–{rate.high:,.0f})",
         "–" if bound is None else ratio_text(statistics.median(_ratios(rounds, bound))),
         f"{wire / _sum(counts, 'seconds') * len(rounds[0].nodes) / 1e6:,.1f}" if wire else "–",
@@ -97,7 +97,7 @@ def _row(
     )
 
 
-def _ratios(above: Sequence[Round], below: Sequence[Round]) -> list[float]:
+def _ratios(above: Sequence[LadderRound], below: Sequence[LadderRound]) -> list[float]:
     return [a.rate / b.rate for a, b in zip(above, below, strict=True)]
 
 
