@@ -136,6 +136,7 @@ class Workers:
         the caller and in the middle of a step, so reports to it wait until that has returned."""
         before = self._allocations.get(key) or Allocation(key, self.here.node)
         after, actions = step(before, event, self.clock())
+        # Stored before anything is performed: a report may come back at once as the next order.
         if after.stage == "absent":
             self._allocations.pop(key, None)
         else:
@@ -234,7 +235,7 @@ class Workers:
         job, attempt = given.job, given.job.attempt
         assert attempt is not None
         if self.here.node not in attempt.live:
-            return
+            return  # its end is recorded: nothing that files here say can change that
         key = (job.id, attempt.number)
         match job.phase:
             case Starting() if attempt.ordered:
@@ -242,12 +243,14 @@ class Workers:
             case Starting():
                 self.prepare(given, attempt.number)
             case Stopping(reason=reason, now=now):
+                # A stop begins to follow what is not followed yet, if only to take its claim. What
+                # is followed learns first how the queue sees the job.
                 if self._allocations.get(key, Allocation(key, "")).is_of(job):
                     self._take(key, RunningFound(job), ordered=True)
                 self.stop(job, attempt.number, 0.0 if now else job.spec.policy.grace_s, reason)
             case _:
                 self._take(key, RunningFound(job), ordered=True)
-                if isinstance(job.phase, Hung):
+                if isinstance(job.phase, Hung):  # the daemon may have died before it had them
                     self._spawn_task(self._dump(job.id, attempt.number))
 
     # ---- this node's allocations against the queue's
@@ -256,6 +259,7 @@ class Workers:
         """Follow every shim that may run according to this node's files; how many. An order without
         a claim is of a shim that has not begun: the coordinator decides whether it shall."""
         self._find((protocol.ORDER, protocol.CLAIM), set())
+        # Cancelled here while the coordinator was away; the daemon may have died before the stop.
         self.cancellations.read()
         for key in [key for key in self.shims if self.was_cancelled(key)]:
             self._end_cancelled(key)
@@ -265,6 +269,7 @@ class Workers:
         self, marks: tuple[str, ...], but: set[Key], latest: Mapping[int, int] | None = None
     ) -> None:
         for number in self.job_dirs.numbers():
+            # One look for a directory instead of a file read for each job there ever was.
             if latest and number in latest and not self.job_dirs.began(number, latest[number] + 1):
                 continue
             job = self.kept(number)
@@ -273,6 +278,7 @@ class Workers:
             key = (number, job.attempt.number)
             if key in but or key in self.shims or self.here.node not in job.attempt.nodes:
                 continue
+            # With an end it needs no looking after: the queue asks for that, if it lacks it.
             found = all(self._has(key, mark) for mark in marks)
             if found and not self._has(key, protocol.EXIT):
                 self._take(key, RunningFound(job), ordered=True)
@@ -381,6 +387,7 @@ class Workers:
                 await self._make_room(key, job)
                 found = await self._looked_at(job)
                 note = await self._placed(key, job)
+                # Last: it says whose files these are, which _make_room has to know until then.
                 self.job_dirs.keep(job.id, encode_job(job))
                 return found, note
             except Hindered as problem:
@@ -418,6 +425,7 @@ class Workers:
             for other in before:
                 event = NumberReused() if other == key else UnknownFound(UNKNOWN, grace_s=0.0)
                 self._take(other, event)
+            # Looked at again: what has been told to end is followed to its end elsewhere.
             await asyncio.sleep(LOOK_EVERY_S)
 
     def _is_before(self, other: Key, key: Key, job: Job) -> bool:
@@ -441,6 +449,7 @@ class Workers:
     # ---- following
 
     def _follow(self, key: Key, given: Assignment, starts: bool) -> None:
+        # In one place, which is emptied as soon as the shim has them: a daemon runs for months.
         secrets = dict(given.secrets)
 
         def started() -> None:
@@ -456,6 +465,7 @@ class Workers:
         """Make a shim's order, and follow the shim to its end."""
         key, job = (shim.job, shim.attempt), given.job
         order, missing = None, ""
+        # Kept as long as it may be wanted: a start that fails is tried again, for hours if need be.
         with self.archives.pinned(job.archive):
             if starts:
                 order, missing = await self._ordered(key, given, shim)
@@ -508,6 +518,7 @@ class Workers:
         return False
 
     async def _dump(self, number: int, attempt: int) -> None:
+        # Said also where nothing runs any more: a hung attempt ends when every node has spoken.
         if shim := self.shims.get((number, attempt)):
             await shim.stacks()
         self._report(e.StacksDumped(self.clock(), number, attempt, self.here.node))
@@ -552,7 +563,7 @@ class Workers:
             logger.error("a defect while carrying out an action", exc_info=problem)
 
     async def close(self) -> None:
-        """Stop following; the jobs go on."""
+        """Stop following; the jobs go on, since shims are no children of these tasks."""
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
