@@ -168,7 +168,7 @@ def test_progress_is_seen_from_outside(tmp_path: Path) -> None:
     assert words[counters.STEP] == 42
 
 
-def _mustered(me: Rank) -> None:
+def _monitored(me: Rank) -> None:
     for _ in range(5):
         monitored_barrier()
         monitored_barrier(timeout=timedelta(seconds=20))
@@ -180,7 +180,7 @@ def _mustered(me: Rank) -> None:
 
 @pytest.mark.parametrize("size", [1, 3])
 def test_a_monitored_barrier_that_all_enter_is_a_barrier(size: int) -> None:
-    run_ranks(_mustered, size)
+    run_ranks(_monitored, size)
 
 
 def _waits(me: Rank) -> None:

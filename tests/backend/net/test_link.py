@@ -165,7 +165,7 @@ def test_pieces_of_several_groups_come_as_they_were_sent_with_and_without_codec(
         for side in (a, b):
             group, data = sent[side][number]
             if chance.random() < 0.2:
-                side.link.send(Header(FrameKind.MUSTER, group=group, sequence=1000 + number))
+                side.link.send(Header(FrameKind.ENTER_BARRIER, group=group, sequence=1000 + number))
             piece(side.link, group, number, data, told[side])
     settle(network, a, b)
     for source, target in ((a, b), (b, a)):

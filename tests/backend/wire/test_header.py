@@ -116,7 +116,7 @@ def test_the_example_on_the_page_is_a_header() -> None:
 
 def test_the_page_has_every_kind_with_its_number() -> None:
     section = PAGE.split("## Kinds")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| (\d+) \| ([A-Z]+) \|", section, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| ([A-Z_]+) \|", section, re.MULTILINE)
     assert {int(number): name for number, name in rows} == {k: FrameKind(k).name for k in KINDS}
 
 

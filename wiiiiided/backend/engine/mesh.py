@@ -386,7 +386,7 @@ class Mesh:
         elif header.kind == FrameKind.LEAVE:
             self._on_watch(link, select.EPOLLIN)  # it may have said there why it leaves
             group.member_gone(header.source, "left")
-        elif header.kind in (FrameKind.OPEN, FrameKind.PIECE, FrameKind.MUSTER):
+        elif header.kind in (FrameKind.OPEN, FrameKind.PIECE, FrameKind.ENTER_BARRIER):
             assert group.wide is not None
             group.wide.on_frame(header, payload)
         elif header.kind == FrameKind.CHUNK:

@@ -150,7 +150,7 @@ class Wide:
 
     def enter_monitored_barrier(self, number: int) -> None:
         """I have entered a monitored barrier: tell every rank of the other hosts."""
-        header = self._group.header(FrameKind.MUSTER, number)
+        header = self._group.header(FrameKind.ENTER_BARRIER, number)
         for rank in self.barriers_entered:
             self._group.send_far(rank, header)
 
@@ -209,7 +209,7 @@ class Wide:
         return memoryview(bytearray(header.raw))
 
     def on_frame(self, header: Header, payload: memoryview) -> None:
-        """An OPEN, PIECE or MUSTER frame of this group is there."""
+        """An OPEN, PIECE or ENTER_BARRIER frame of this group is there."""
         if header.kind == FrameKind.PIECE:
             key = (header.source, header.sequence, header.lane, header.piece)
             ticket = self._places.pop(key, None)

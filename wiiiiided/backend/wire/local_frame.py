@@ -19,7 +19,7 @@
     CREDIT     source rank    0                bytes      -        -
     BYE        0              0                0          -        -
     WITHDRAWN  source rank    message number   0          -        -
-    OPEN, PIECE, MUSTER       on links between hosts only (wire/header); refused here
+    OPEN, PIECE, ENTER_BARRIER   on links between hosts only (wire/header); refused here
 
 `dtype` is the code of a message's dtype in EAGER and OFFER, else 0.
 A frame is at most 40 + 65,535 bytes, so a reader's buffer is bounded by construction. `group` is
@@ -59,10 +59,10 @@ class FrameKind(enum.IntEnum):
     WITHDRAWN = 14
     OPEN = 15
     PIECE = 16
-    MUSTER = 17
+    ENTER_BARRIER = 17
 
 
-BETWEEN_HOSTS: Final = frozenset({FrameKind.OPEN, FrameKind.PIECE, FrameKind.MUSTER})
+BETWEEN_HOSTS: Final = frozenset({FrameKind.OPEN, FrameKind.PIECE, FrameKind.ENTER_BARRIER})
 _KINDS: Final = {int(kind): kind for kind in FrameKind if kind not in BETWEEN_HOSTS}
 
 
