@@ -23,7 +23,7 @@ from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.torch import Batches, Between, Parallel, parallel
 from wiiiiided.train.round_length import next_length
 
-STEPS, EVERY = 17, 5  # neither ends with a round, nor has a round slots of the same length
+STEPS, EVERY = 17, 5  # neither ends with a round, nor has a round legs of the same length
 CUTS = {2: (0, 256, 403), 3: (0, 192, 384, 403)}  # of the model's elements
 Outer = Callable[[Any], torch.optim.Optimizer]
 
@@ -294,7 +294,7 @@ def test_a_rank_that_dies_meanwhile_is_named() -> None:
 
 
 def _by_data(me: Rank) -> None:
-    """Epochs of three and a half rounds: the last one of each ends before its slots."""
+    """Epochs of three and a half rounds: the last one of each ends before its legs."""
     x, _ = batch(0, 0, 14 * 12)
     data = Batches(TensorDataset(x, x[:, :3].sin()), 12, 1)
     model = net()
@@ -317,14 +317,14 @@ def test_an_epoch_ends_on_all_hosts_in_the_same_slot() -> None:
 def _auto(me: Rank) -> None:
     """A step of this model takes less than its exchange: rounds grow until there is room."""
     model, optimizer, run = _made(Between(every="auto", fragments=4))
-    slots = set()
+    legs = set()
     for step in range(80):
         make_step(run, model, optimizer, step, me)
-        slots.add(run.state_dict()["outer"]["fragments"]["slot"])
+        legs.add(run.state_dict()["outer"]["fragments"]["slot"])
     length = torch.tensor([float(run.state_dict()["outer"]["every"])])
     assert _is_common(length, me)
     assert length >= 4
-    assert slots == {0, 1, 2, 3}
+    assert legs == {0, 1, 2, 3}
     run.agree()
     assert _is_common(_flat(model), me)
 

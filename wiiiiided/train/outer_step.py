@@ -17,10 +17,10 @@ updates share r of all elements, counted over all parameters:
     host 0, two ranks     │      rank 0      │      rank 1      │
     host 1, three ranks   │   rank 2   │   rank 3  │   rank 4   │
 
-In fragments (`fragments`) a round has as many slots; at a slot's end one fragment is sent, and the
-one before it, which travelled while this host made the slot's steps, is merged:
+In fragments (`fragments`) a round has as many legs; at a leg's end one fragment is sent, and the
+one before it, which travelled while this host made the leg's steps, is merged:
 
-    slot      │ step step │ step step │ step step │ step step │ …       every=6, fragments=3
+    leg       │ step step │ step step │ step step │ step step │ …       every=6, fragments=3
     sent      │           0           1           2           0
     merged                            0           1           2
 
@@ -190,7 +190,7 @@ class OuterStep:
         if not self._rounds.batches:
             return False
         while self._rounds.batches:
-            self._end_slot(self._rounds.unstepped)
+            self._end_leg(self._rounds.unstepped)
         self._since = time.monotonic()
         return True
 
@@ -204,19 +204,19 @@ class OuterStep:
         self._unsent = [count + (1.0 if samples is None else samples) for count in self._unsent]
         self._steps += 1
         self._is_agreed = False
-        while self._slot_ends():
-            self._end_slot()
+        while self._leg_ends():
+            self._end_leg()
             self._since = time.monotonic()
 
     @property
-    def _slots(self) -> int:
-        """Slots of this round; a round shorter than `fragments` has one."""
+    def _legs(self) -> int:
+        """Legs of this round; a round shorter than `fragments` has one."""
         fragments = self._between.fragments
         return fragments if self._length >= fragments else 1
 
-    def _slot_ends(self) -> bool:
-        """Whether this host's steps of the present slot are made."""
-        return self._steps > 0 and self._rounds.slots_over(self._steps, self._slots) > self._slot
+    def _leg_ends(self) -> bool:
+        """Whether this host's steps of the present leg are made."""
+        return self._steps > 0 and self._rounds.legs_over(self._steps, self._legs) > self._leg
 
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The inner optimizer's state: this host's."""
@@ -312,18 +312,18 @@ class OuterStep:
 
     # -- the exchange ----
 
-    def _end_slot(self, unstepped: int = 0) -> None:
+    def _end_leg(self, unstepped: int = 0) -> None:
         """Merge the fragment that is under way and send the next one, or agree on all of them."""
-        is_last = self._slot + 1 == self._slots
+        is_last = self._leg + 1 == self._legs
         told = self._tell(unstepped, is_last)
         begun = time.monotonic()
-        if is_last and (self._slots == 1 or self.save_wished):
+        if is_last and (self._legs == 1 or self.save_wished):
             self._agree(told)
         else:
             self._merge()
-            fragment = self._fragments.all[self._slot]
+            fragment = self._fragments.all[self._leg]
             self._fragments.send(fragment, *self._weighed(fragment, told))
-            self._slot += 1
+            self._leg += 1
         if is_last:
             self._end_round(told, begun)
         else:
@@ -466,7 +466,7 @@ class OuterStep:
 
     def _count_anew(self) -> None:
         """A round begins."""
-        self._steps = self._slot = self._counted_steps = 0
+        self._steps = self._leg = self._counted_steps = 0
         self._samples = self._busy_s = 0.0
         self._fragments.begin_times()
 
@@ -522,7 +522,7 @@ class OuterStep:
         }
         if self._between.fragments > 1:
             saved["outer"]["fragments"] = {
-                "slot": self._slot,
+                "slot": self._leg,
                 "unsent": list(self._unsent),
                 "agreed": self._is_agreed,
                 "numbers": self._outer.numbers(),
@@ -576,7 +576,7 @@ class OuterStep:
     def _go_on(self, outer: Mapping[str, Any], cut: Mapping[str, Any]) -> None:
         """Continue in the middle of a round; `cut`: the saved state of fragments."""
         self._steps, self._samples = outer["steps"], outer["samples"]
-        self._counted_steps, self._slot = outer["counted_steps"], cut.get("slot", 0)
+        self._counted_steps, self._leg = outer["counted_steps"], cut.get("slot", 0)
         self._unsent = list(cut.get("unsent", [self._samples]))
         self._is_agreed = cut.get("agreed", not self._steps)
         if cut.get("under_way"):

@@ -56,9 +56,9 @@ class StepRounds:
         """Since the run began."""
         return time.monotonic() - self._begun
 
-    def slots_over(self, steps: int, slots: int) -> int:
-        """How many of a round's slots are over after so many steps; the last ends with it."""
-        return min(((steps + 1) * slots - 1) // self._length, slots)
+    def legs_over(self, steps: int, legs: int) -> int:
+        """How many of a round's legs are over after so many steps; the last ends with it."""
+        return min(((steps + 1) * legs - 1) // self._length, legs)
 
     def begin(self, length: int) -> None:
         """A round of so many steps begins, with what was loaded."""
@@ -166,11 +166,11 @@ class DataRounds:
         """Of a round, by host."""
         return self.balance.shares
 
-    def slots_over(self, steps: int, slots: int) -> int:
-        """How many of a round's slots are over; an epoch's end may end several at once."""
+    def legs_over(self, steps: int, legs: int) -> int:
+        """How many of a round's legs are over; an epoch's end may end several at once."""
         if self._data.is_round_over:
-            return slots
-        return min(self.batches * slots // max(1, self._sizes.counts[self._host]), slots - 1)
+            return legs
+        return min(self.batches * legs // max(1, self._sizes.counts[self._host]), legs - 1)
 
     def round_s(self, told: Sequence[HostReport]) -> float:
         """What a step of a round takes: the slowest host's time for its part, a global step."""
