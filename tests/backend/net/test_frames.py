@@ -636,5 +636,5 @@ class Tampered:
 
 def test_bytes_that_tls_refuses_are_a_broken_frame_and_not_a_death() -> None:
     frames = Frames(Tampered(), Inbox())  # type: ignore[arg-type]
-    with pytest.raises(BadFrame, match="TLS refuses what came"):
+    with pytest.raises(BadFrame, match="TLS refuses the bytes"):
         frames.receive()

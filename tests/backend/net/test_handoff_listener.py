@@ -102,7 +102,10 @@ def test_another_user_may_pass_nothing_on() -> None:
     handoff = HandoffRig({12345})
     daemon = handoff.daemon()
     assert handoff.complaints == [
-        f"what the daemon passes on was refused: user {os.geteuid()} may pass nothing on here"
+        (
+            "a connection passed on by the daemon was refused: "
+            f"user {os.geteuid()} may pass nothing on here"
+        )
     ]
     assert daemon.recv(1) == b""
     handoff.close()

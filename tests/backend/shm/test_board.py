@@ -140,10 +140,10 @@ def test_every_kind_of_fault_can_be_written_and_read(kind: str) -> None:
 def test_a_board_of_another_group_is_refused_in_words() -> None:
     a, b = _boards(2, nonce=11)
     b.check(11)
-    with pytest.raises(HostError, match="not what was agreed"):
+    with pytest.raises(HostError, match="not as agreed"):
         b.check(12)
     segment = Segment.create("board", board_bytes(2))
-    with pytest.raises(HostError, match="not what was agreed"):
+    with pytest.raises(HostError, match="not as agreed"):
         Board(segment, 1, 2).check(0)
     assert a.step == 0
 

@@ -113,14 +113,14 @@ class CodecForecast:
         return 1 - self.share
 
     def gain_s(self, raw: int, wire: int, encode_s: float) -> float:
-        """What one piece has gained, in seconds; below 0 where it has cost more."""
+        """The gain of one piece, in seconds; below 0 where it has cost more."""
         decode_s = raw / self.decode if wire < raw else 0.0
         return (raw - wire) / self.link - encode_s - decode_s
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What to do with a piece. The sentence is made when a caller asks for it."""
+    """The choice for a piece. The sentence is made when a caller asks for it."""
 
     codec: str
     probe: bool  # encode a sample of this piece besides, and tell
@@ -135,7 +135,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What became of a sample. `decode_s` is 0 where it did not shrink."""
+    """The outcome of a sample. `decode_s` is 0 where it did not shrink."""
 
     raw: int
     wire: int
@@ -145,7 +145,7 @@ class Probe:
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known of one kind of data."""
+    """The state of one kind of data."""
 
     verdict: Decision
     encode: SmoothedRate = field(default_factory=SmoothedRate)
@@ -177,7 +177,7 @@ class Chooser:
         self._untried = Decision("none", False, f"{candidate} has not been tried on this data yet")
 
     def decide(self, kind: Hashable, nbytes: int) -> Decision:
-        """What to do with a piece of `nbytes` of this kind; asked once for every piece."""
+        """The choice for a piece of `nbytes` of this kind; asked once for every piece."""
         if self._asked is not None and self._asked.codec == "none":
             return self._asked
         if nbytes < LEAST_PIECE:
@@ -251,7 +251,7 @@ class Chooser:
         self._kind(kind).decode.note(raw, seconds, _KEEP_PIECE, "pieces")
 
     def note_probe(self, kind: Hashable, probe: Probe) -> None:
-        """What a probe found. The last one may be long ago: its figures are replaced."""
+        """Note a probe. The last one may be long ago: its figures are replaced."""
         state = self._kind(kind)
         state.encode.note(probe.raw, probe.encode_s, 0, "sample")
         state.ratio.note(probe.raw, probe.wire, 0, "sample")
@@ -304,7 +304,7 @@ class Chooser:
         if not on:
             self._credit_s += min(0.0, state.gain_s)  # encoded in vain: paid like a probe
             kept = state.gain_s >= _ON_FROM * state.raw_s
-            # What was worth it may come back with the next step of a training.
+            # A gain may come back with the next step of a training.
             state.slips = 0 if kept else min(state.slips + 1, _MOST_SLIPS)
             state.wait = 1 if kept else _LONGEST_WAIT << state.slips
         state.waited, state.gain_s, state.raw_s = 0, 0.0, 0.0

@@ -9,7 +9,7 @@ This is the shell round `chooser`: the clock is here, the decision there. How fa
 cannot be measured from here; how fast this process decodes what the peer sends can, and stands for
 it. It is off by the difference between two processors, and decoding is the small part.
 
-A piece leaves the caches full of itself, so what runs between two pieces runs cold: the chooser's
+A piece leaves the caches full of itself, so code between two pieces runs cold: the chooser's
 decision takes 1 µs in a loop and 5 to 8 between sends of 256 KiB, 5 % of an exchange at 2 GB/s.
 Hence `_quiet`: as long as the answer cannot change, pieces are only counted.
 """
@@ -32,7 +32,7 @@ Kind = tuple[int, bool]
 
 
 def kind_of(info: PieceInfo, nbytes: int) -> Kind:
-    """What pieces have in common that compress alike, and cost alike: small ones cost more.
+    """Pieces that compress alike, and cost alike: small ones cost more.
 
     Only what both ends know of a piece: what is decoded here is held against what is sent.
     """
@@ -74,12 +74,12 @@ class Encoder:
 
     @property
     def raw_bytes(self) -> int:
-        """What was to be sent."""
+        """Bytes that were to be sent."""
         return self._raw_bytes + self._quiet_bytes
 
     @property
     def wire_bytes(self) -> int:
-        """What had to be."""
+        """Bytes that had to be."""
         return self._wire_bytes + self._quiet_bytes
 
     def encode(self, source: memoryview, info: PieceInfo) -> tuple[int, Buffer]:
@@ -110,7 +110,7 @@ class Encoder:
         return self._codec.number, encoded
 
     def note_link(self, nbytes: float, seconds: float) -> None:
-        """What the link has carried, and how long it was busy with that (`net.tcp_rate`)."""
+        """Bytes that the link has carried, and how long it was busy with that (`net.tcp_rate`)."""
         self._end_quiet()
         self._chooser.note_link(nbytes, seconds)
 

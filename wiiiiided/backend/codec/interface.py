@@ -1,4 +1,4 @@
-"""What every codec is: one file, one small class, this interface.
+"""Every codec is one file, one small class, this interface.
 
 A codec turns the bytes of one piece into fewer bytes and back. It knows nothing of links, frames
 or clocks; whether it is used at all is decided in `choose`:
@@ -16,7 +16,7 @@ Rules of the interface:
   State is then as if it had not been asked.
 - `decode` is given bytes that are not verified. Its target has exactly the size that the
   receiver expects, taken from its own operation; bytes that decode to anything else are refused.
-  What it allocates is bounded by that target, never by a number that stands in the bytes.
+  Its allocations are bounded by that target, never by a number that stands in the bytes.
 - Buffers are flat and contiguous views of bytes (format "B").
 """
 
@@ -39,7 +39,7 @@ class BadPayload(HostError):
 
 @dataclass(frozen=True, slots=True)
 class PieceInfo:
-    """What the bytes of a piece are, as far as a codec may care."""
+    """The kind of a piece's bytes, as far as a codec may care."""
 
     dtype: int = UNKNOWN_DTYPE  # an index of shm.kernels.DTYPE_NAMES
     itemsize: int = 1

@@ -49,7 +49,7 @@ def ready_all_reduce(
 
 
 def batch_item(ready: SmallLocalAllReduce | SmallWideAllReduce, x: Array) -> BatchItem | None:
-    """What lets a small all_reduce travel with those queued beside it, between hosts."""
+    """A small all_reduce's batch item: between hosts it travels with those queued beside it."""
     return ready.batch_item(x) if isinstance(ready, SmallWideAllReduce) and x.size else None
 
 

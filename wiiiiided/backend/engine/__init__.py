@@ -1,1 +1,1 @@
-"""What moves operations forward: one progress loop per process, its links, its groups."""
+"""The engine moves operations forward: one progress loop per process, its links, its groups."""

@@ -256,7 +256,7 @@ class _Approach:
 
     @property
     def problem(self) -> str:
-        """What has failed so far, the present address last; empty: nothing yet."""
+        """The failures so far, the present address last; empty: none yet."""
         return "; ".join([*self._problems, *([self._vain.problem] if self._vain else [])])
 
     def tried_for_s(self) -> float:

@@ -1,4 +1,4 @@
-"""What the driver of the loop does: begin operations, resume plans, sleep, look for the late.
+"""The driver of the loop: begin operations, resume plans, sleep, look for the late.
 
     submitted ─► _admit ─► _begin ─► _advance: resume every plan whose wait is over ─► finish
                                        │ no peer arrived

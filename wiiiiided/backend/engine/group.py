@@ -44,7 +44,7 @@ NAMED: Final = 6  # members in one sentence: a fault on the board has room for s
 
 @dataclass(frozen=True)
 class GroupMembership:
-    """What a group is: agreed by all members before it exists."""
+    """The definition of a group: agreed by all members before it exists."""
 
     name: str
     nonce: int  # random, of this incarnation: in Store keys, segment, frames and errors
@@ -161,7 +161,7 @@ class Group:
             return
         self.gone[rank] = how
         if how != "left":
-            # Written down even if I need nothing of it now: who waits for a rank that gave up
+            # Written down even if I need nothing of it now: a rank that waits for one that gave up
             # because of this death must find the death, not that rank.
             self.team.board.record("died", rank, self._death(rank, how))
             self._death_ns = time.monotonic_ns()
@@ -179,8 +179,8 @@ class Group:
     def lose_unmet(self, op: Operation, now_ns: int) -> bool:
         """If a member died before all hosts met for a collective, they never will: fail the group.
 
-        Whom it waits for may be another rank, which computes and knows nothing of it. Not at once:
-        who was done with the operation may end while a word of its host is on its way to me.
+        It may wait for another rank, which computes and knows nothing of it. Not at once:
+        a rank done with the operation may end while a word of its host is on its way to me.
         """
         dead = next((rank for rank, how in self.gone.items() if how != "left"), -1)
         if self.wide is None or dead < 0 or not op.collective or op.harmless:
@@ -313,7 +313,7 @@ class Group:
     def _late(self, op: Operation) -> str:
         """The ranks an operation waits for, in the end.
 
-        Who is beside me says on the board if a rank of another host keeps it. A rank of another
+        A rank beside me says on the board if a rank of another host keeps it. A rank of another
         host may be kept by one beside it, and cannot say so: then it is one of them.
         """
         missing = op.missing()
@@ -372,7 +372,7 @@ class Group:
         for link in self.team.links.values():
             self.process.send(link, frame)
         if self.wide is not None:
-            # Who has failed has told the others why, on the connection for that: a good-bye on this
+            # A failed group has told the others why, on the connection for that: a good-bye on this
             # one could overtake it, and they would blame me.
             for rank in () if failed else self.wide.barriers_entered:
                 self.send_far(rank, self.header(FrameKind.LEAVE))

@@ -54,7 +54,7 @@ LONGEST_PAUSE_S: Final = 0.05  # or a rank imports for seconds
 
 
 class KeyValueStore(Protocol):
-    """What is used of torch.distributed's Store."""
+    """The part of torch.distributed's Store that is used."""
 
     def add(self, key: str, amount: int, /) -> int: ...
     def set(self, key: str, value: str, /) -> None: ...
@@ -104,13 +104,13 @@ class _Register:
         self._store.set(self._key(name), json.dumps(value))
 
     def read_all(self, names: list[str]) -> list[object]:
-        """What others wrote, as soon as all of it is there."""
+        """The values of others, as soon as all are there."""
         keys = [self._key(name) for name in names]
         self._wait_for(keys)
         return [json.loads(self._store.get(key)) for key in keys]
 
     def look_up(self, name: str) -> object:
-        """What a rank wrote, or None."""
+        """The value of a rank, or None."""
         key = self._key(name)
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 

@@ -6,7 +6,7 @@ whatever way, its kernel closes the socket, and the pidfd says so even if a fork
 it. One link per pair of processes carries all their groups.
 
 Sending never blocks: what the socket does not take is kept and goes out when it is writable again.
-What the socket has taken arrives even if we end: the kernel keeps it for the peer.
+Bytes that the socket has taken arrive even if we end: the kernel keeps them for the peer.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ class Link:
     # -- in ----
 
     def receive(self) -> tuple[list[Frame], bool]:
-        """What has come, and whether the peer has closed its end."""
+        """The frames that have come, and whether the peer has closed its end."""
         frames: list[Frame] = []
         room = socket.CMSG_SPACE(4 * 8)
         while True:

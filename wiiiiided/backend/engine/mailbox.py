@@ -66,7 +66,7 @@ class _Arrived:
 
 
 class Mailbox:
-    """What this rank sends and receives in one group. Bytes only: dtypes are compared as codes."""
+    """This rank's messages in one group, both ways. Bytes only: dtypes are compared as codes."""
 
     def __init__(self, group: Group) -> None:
         self._group = group
@@ -189,7 +189,7 @@ class Mailbox:
             self._group.fail(op, error)
 
     def _post_again(self, post: _Receive) -> None:
-        """What it was matched with does not come: the next message, or the first place in line."""
+        """Its match does not come: it gets the next message, or the first place in line."""
         arrived = self._earliest(post.source, post.tag)
         if arrived is not None:
             self._match(post, arrived, post.tag)

@@ -44,14 +44,14 @@ if TYPE_CHECKING:
     from wiiiiided.backend.engine.process import RankProcess
 
 MAX_EAGER: Final = 64 * 1024
-# What a peer says before we have made the group it says it in: its OPEN, a fault, a good-bye.
+# Frames of a peer for a group that we have not made yet: its OPEN, a fault, a good-bye.
 MAX_EARLY: Final = 4096
 MAX_EARLY_FRAMES: Final = 4096
 DRAIN_S: Final = 5.0  # at the end: how long a slow link may take without any progress
 
 
 class LinkReport(NamedTuple):
-    """What can be said of the link to a process on another host."""
+    """Facts about the link to a process on another host."""
 
     host: str
     pid: int
@@ -186,7 +186,7 @@ class Mesh:
         self._process.driver.page.use_codec(name, reasons[0].partition(": ")[2])
 
     def chunks(self, link: WideLink) -> Chunks:
-        """What carries large messages over a link; nothing goes over one that is gone."""
+        """The carrier of large messages over a link; nothing goes over one that is gone."""
         uid = link.peer.uid
         return self._chunks[uid] if self.links.get(uid) is link else Chunks(self._process, link)
 
@@ -268,7 +268,7 @@ class Mesh:
         if link.gone or not events & (select.EPOLLIN | select.EPOLLHUP | select.EPOLLERR):
             return
         if link.data.paused is not None:
-            # EPOLLHUP cannot be switched off, and what came before the end has no place yet: the
+            # EPOLLHUP cannot be switched off, and bytes before the end have no place yet: the
             # descriptor leaves the poller until `_resume`, or the loop would spin on it.
             if events & (select.EPOLLHUP | select.EPOLLERR):
                 self._poller.remove(link.data.stream.fileno())

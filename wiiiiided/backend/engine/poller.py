@@ -1,4 +1,4 @@
-"""What the loop sleeps on: every descriptor of ours in one epoll, and a way to be nudged.
+"""The loop sleeps on it: every descriptor of ours in one epoll, and a way to be nudged.
 
 Links, pidfds, listening sockets and the connections to other hosts are all here.
 """

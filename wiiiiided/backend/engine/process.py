@@ -196,7 +196,7 @@ class RankProcess:
         self.mesh.push(link)
 
     def lanes(self, link: Link | WideLink) -> Lanes | Chunks:
-        """What carries the large messages of a link."""
+        """The carrier of a link's large messages."""
         return self.mesh.chunks(link) if isinstance(link, WideLink) else link.lanes
 
     def place_posted(self, link: Link | WideLink) -> None:

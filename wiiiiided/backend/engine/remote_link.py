@@ -125,12 +125,12 @@ class Wide:
         return Until(ready, missing, "the other hosts")
 
     def hear(self, sequence: int) -> dict[int, Open]:
-        """What the other hosts said, by host."""
+        """The other hosts' calls, by host."""
         self.met_ns = time.monotonic_ns()
         return {h: self._opens.pop((sequence, rank)) for h, rank in self.counterparts.items()}
 
     def take_opens(self, sequence: int, call: CallSignature) -> dict[int, Open]:
-        """What the other hosts said, by host: they must have called the same."""
+        """The other hosts' calls, by host: they must be the same."""
         said = self.hear(sequence)
         for h, there in said.items():
             if there.digest != call.digest:

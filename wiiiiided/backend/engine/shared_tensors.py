@@ -58,7 +58,7 @@ class Offer:
 
     @property
     def place(self) -> Place:
-        """What stands on the board: equal on all ranks if they offer the same."""
+        """The words on the board: equal on all ranks if they offer the same."""
         return _OFFERED, self.nbytes << 1 | self.moves
 
 

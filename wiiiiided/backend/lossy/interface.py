@@ -1,4 +1,4 @@
-"""What a lossy codec of gradients is: float32 numbers into fewer bytes, with error feedback.
+"""A lossy codec of gradients: float32 numbers into fewer bytes, with error feedback.
 
     encode      values ──┐                    ┌──► coded      what travels
                          +──► what is meant ──┼──► values     what a decoder makes of it
@@ -18,8 +18,8 @@ Rules:
 - The size of the coded bytes depends on the number of elements alone: places can be posted.
 - What decodes is one multiplication or none, so all processors come to the same bits. In
   particular there is no "decode and add", which some of them would round once and some twice.
-- NaN and the infinities arrive as what they are, and leave a residual of zero. What else becomes of
-  their neighbours each codec says.
+- NaN and the infinities arrive as what they are, and leave a residual of zero. Each codec says
+  what else becomes of their neighbours.
 - Work goes in steps that stay in the L2 cache, in buffers that are made once: with temporaries the
   page faults cost seven times what the arithmetic does. numpy only, which never starts threads
   beside those of the training (`shm.kernels`); it is as fast as torch's single thread here.

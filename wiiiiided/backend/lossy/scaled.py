@@ -47,7 +47,7 @@ class _Stretch:
 
 
 class _Scaled:
-    """What both codecs have in common; they differ in levels and in how codes are packed."""
+    """The base of both codecs; they differ in levels and in how codes are packed."""
 
     name: str
     levels: float

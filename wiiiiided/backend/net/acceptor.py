@@ -12,7 +12,7 @@ that rank may be that process is for the caller to judge. Everything is non-bloc
 poller; `tick` is the only clock. Bytes behind the handshake are untouched: over TLS some may
 have been decrypted already, so the new owner reads at once and does not wait for an event.
 
-What an unauthenticated peer can do here is bounded:
+An unauthenticated peer is bounded here:
 
     silent (no whole greeting)    64 at once, the oldest goes; 10 s each; 80 bytes each,
                                   over TLS a record

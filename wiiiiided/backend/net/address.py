@@ -10,7 +10,7 @@ the addresses of its machine (net/interfaces finds them), and the kernel's route
     eth1     192.168.7.6/24   none                    no
                                 └─► listen on 10.0.0.5
 
-What tells most comes first. A source that reaches the Store has been seen to work at both ends;
+The surest sign comes first. A source that reaches the Store has been seen to work at both ends;
 that beats equal networks, because two homes may well both be 192.168.1.0/24 while a tunnel joins
 them. A bridge inside a machine is never better than a real interface, unless the Store is there.
 
@@ -30,7 +30,7 @@ from wiiiiided.errors import HostError
 # From an address to the source the kernel would use to go there; None: it cannot go there.
 Route = Callable[[str], str | None]
 
-# What one machine may publish. Real ones have a handful; a peer must not make us work for hours.
+# One machine publishes no more. Real ones have a handful; a peer must not make us work for hours.
 MAX_CANDIDATES: Final = 32
 MAX_INTERFACE_NAME: Final = 32  # the kernel's own limit is 15; an alias ("eth0:backup") is longer
 MAX_SPEED_MBIT: Final = 10_000_000
@@ -192,7 +192,7 @@ def dump(candidates: Sequence[Candidate]) -> list[list[str | int | bool]]:
 
 
 def load(value: object, host: str) -> list[Candidate]:
-    """What `dump` made on another machine; HostError for anything else."""
+    """The candidates of another machine's `dump`; HostError for anything else."""
     if not isinstance(value, list) or len(value) > MAX_CANDIDATES:
         raise HostError(
             f"{host} published no list of at most {MAX_CANDIDATES} addresses."

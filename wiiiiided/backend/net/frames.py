@@ -172,11 +172,11 @@ class Frames:
         return self._header
 
     def let_go(self) -> None:
-        """What is being received goes nowhere."""
+        """The payload being received goes nowhere."""
         self._place = memoryview(bytearray(self._place))  # with what has come: it is summed
 
     def detach(self, group: int) -> None:
-        """What waits to be sent of a group's arrays goes out of copies."""
+        """A group's arrays that wait to be sent go out of copies."""
         for out in self._out:
             if out.group == group and out.borrowed:
                 out.view = memoryview(bytes(out.view))
@@ -206,7 +206,7 @@ class Frames:
         except (
             ssl.SSLError
         ) as problem:  # an OSError, but no end: the bytes were changed on their way
-            raise BadFrame(f"TLS refuses what came: {problem.strerror or problem}") from problem
+            raise BadFrame(f"TLS refuses the bytes: {problem.strerror or problem}") from problem
 
     def _read(self) -> int:
         """One read: the rest of a payload and the scratch behind it."""

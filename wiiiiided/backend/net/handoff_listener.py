@@ -6,8 +6,8 @@
     <attempt>/door-<uid>   one connection of the daemon's for each that it passes on:
                            the byte W with one descriptor, then it hangs up
 
-The kernel names the sender: only root, this user and the daemon's user may pass one on. What comes
-is a connection like any other; its handshake is still to be done. Nothing listens on TCP.
+The kernel names the sender: only root, this user and the daemon's user may pass one on. The
+connection is like any other; its handshake is still to be done. Nothing listens on TCP.
 
 Port authentication may have to be repeated. A daemon that restarts refuses connections for a
 moment, and one that has just come back has to find its jobs first: `again_s` says for how long that
@@ -64,12 +64,12 @@ class HandoffListener:
         self.listener = self._bind()
 
     def port_client(self, role: str, connector: int, acceptor: int, uid: str) -> PortClient:
-        """What to say at another machine's port to get to one of its processes."""
+        """The client at another machine's port, to get to one of its processes."""
         request = PortRequest(self._job, self._attempt, role, connector, acceptor, uid)
         return PortClient(self._key, request)
 
     def sealed(self, key: bytes) -> bytes:
-        """A group's key, made of the one in the Store and the attempt's. What goes to the Store can
+        """A group's key, made of the one in the Store and the attempt's. The Store's can
         be read on the wire; the attempt's key came inside TLS."""
         return hmac.digest(self._key, _LABEL + key, "sha256")
 
@@ -161,7 +161,7 @@ class HandoffReceiver:
         sock.close()
         del self._open[sock]
         if why:
-            self._complain(f"what the daemon passes on was refused: {why}")
+            self._complain(f"a connection passed on by the daemon was refused: {why}")
 
 
 def again_s(pending: OutgoingConnection | None, why: OSError | HostError) -> float:
@@ -179,7 +179,7 @@ def again_s(pending: OutgoingConnection | None, why: OSError | HostError) -> flo
 
 
 def explained(why: OSError | HostError) -> str:
-    """What ended it, in words that fit a daemon."""
+    """The cause of its end, in words that fit a daemon."""
     if isinstance(why, OSError) and why.errno == errno.ECONNREFUSED:
         return f"{why.strerror}: no daemon listens there. Does it run on that machine?"
     return sentence(why)
@@ -240,5 +240,5 @@ def _read_key(directory: str) -> bytes:
             f"cannot read {path}, which the daemon wrote for this attempt: {problem.strerror}"
         ) from problem
     if len(key) != KEY_BYTES:
-        raise HostError(f"{path} is not what the daemon wrote for this attempt: submit it again")
+        raise HostError(f"{path} does not hold this attempt's key: submit it again")
     return key

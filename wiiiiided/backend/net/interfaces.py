@@ -128,7 +128,7 @@ def _unstable() -> set[str]:
 
 
 def _forced(found: list[Candidate], force: str) -> list[Candidate]:
-    """What the user asked for, or HostError with what there is instead."""
+    """The candidates the user asked for, or HostError with those there are instead."""
     wanted = [_matcher(word.strip()) for word in force.split(",") if word.strip()]
     kept = [one for one in found if any(match(one.interface, one.address) for match in wanted)]
     if kept:

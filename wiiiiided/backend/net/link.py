@@ -27,14 +27,14 @@ from wiiiiided.backend.wire.header import SUMMED, Header, pack, payload_sum
 from wiiiiided.backend.wire.local_frame import FrameKind
 from wiiiiided.errors import BadFrame
 
-# What the kernel says of a connection whose other end no longer answers.
+# The kernel's errors for a connection whose other end no longer answers.
 SILENT: Final = frozenset({errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN})
 MAX_FAULT: Final = 4096
 _FAULT: Final = int(FrameKind.FAULT)  # looking it up in the class would take longer
 
 
 class LinkPeer(Protocol):
-    """What a link knows of its other end."""
+    """The other end of a link, as the link knows it."""
 
     @property
     def uid(self) -> str: ...
@@ -144,8 +144,8 @@ class WideLink:
     def unsettled(self) -> int:
         """Before the end: bytes that the peer's kernel has not got yet; 0: all of it, or gone.
 
-        What we have not read when we close would have our kernel reset the connection, and throw
-        away what is still on its way to the peer: so it is read and dropped. The watch
+        Bytes unread when we close would have our kernel reset the connection, and throw
+        away what is still on its way to the peer: so they are read and dropped. The watch
         connection counts too: a peer that sees us end must find there why.
         """
         nowhere, left = bytearray(1 << 16), 0
@@ -184,7 +184,7 @@ class _Decoding:
         return memoryview(self._coded)[: header.length]
 
     def divert(self) -> None:
-        """What is being received is decoded to nowhere."""
+        """The payload being received is decoded to nowhere."""
         self._target = memoryview(bytearray(len(self._target)))
 
     def arrived(self, header: Header, payload: memoryview) -> None:

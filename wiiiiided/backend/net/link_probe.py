@@ -1,4 +1,4 @@
-"""What is measured of a link now and then, and what follows from it: codec and checksum.
+"""Measurements of a link now and then, and what follows from them: codec and checksum.
 
 every 2 MiB sent ─► rate (asked of the kernel) ─┬─► the encoder's choice of codec
                                                 └─► whether payloads carry a sum

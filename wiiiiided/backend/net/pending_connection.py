@@ -33,7 +33,7 @@ HINTS: Final = {
     errno.ECONNREFUSED: "nothing listens there. Has that process ended?",
     errno.EHOSTUNREACH: "nothing answers at that address, or a firewall forbids it",
     errno.ENETUNREACH: "this machine has no route there",
-    errno.ETIMEDOUT: "nothing answers there, or a firewall drops what is sent",
+    errno.ETIMEDOUT: "nothing answers there, or a firewall drops packets",
     errno.EADDRNOTAVAIL: "that is no address one can connect to",
     errno.EMFILE: "this process has too many files open; raise ulimit -n",
     errno.ECONNRESET: "the other side broke off. Its log says why",
@@ -41,7 +41,7 @@ HINTS: Final = {
 
 
 class Stage(enum.Enum):
-    """What a pending connection waits for."""
+    """The next event of a pending connection."""
 
     CONNECTING = "the connection"
     PORT_AUTH = "the daemon's answer"
@@ -51,9 +51,9 @@ class Stage(enum.Enum):
     DONE = "nothing more"
 
 
-# What it may mean that it has not come in time.
+# Possible causes where it has not come in time.
 OVERDUE: Final = {
-    Stage.CONNECTING: "nothing answers there, or a firewall drops what is sent",
+    Stage.CONNECTING: "nothing answers there, or a firewall drops packets",
     Stage.PORT_AUTH: "it is stopped or very busy, or something else has that port",
     Stage.TLS: "is TLS on at both ends?",
     Stage.TALKING: "that process is stopped, or does not know of the group",
@@ -70,7 +70,7 @@ class Overdue(HandshakeFailed):
 
 
 class PendingConnection:
-    """What both directions share."""
+    """The base of both directions."""
 
     def __init__(self, sock: socket.socket, label: str, secure: bool) -> None:
         self.stream: TcpStream | tls.TlsStream = TcpStream(sock)
@@ -85,7 +85,7 @@ class PendingConnection:
 
     @property
     def claim(self) -> ConnectionClaim | None:
-        """What the connector says of itself, once it has."""
+        """The connector's claim, once it has come."""
         raise NotImplementedError
 
     def advance(self) -> Stage:
@@ -245,13 +245,13 @@ class OutgoingConnection(PendingConnection):
 
 
 def overdue(pending: PendingConnection, limit_s: float) -> Overdue:
-    """What a connection has waited for too long."""
+    """The error of a connection that has waited too long."""
     waited = f"{pending.stage.value} has not come within {limit_s:g} s"
     return Overdue(f"{waited}: {OVERDUE[pending.stage]}")
 
 
 def sentence(problem: OSError | HostError) -> str:
-    """What ended it, for a log line or an error."""
+    """The cause of its end, for a log line or an error."""
     if not isinstance(problem, OSError):
         return str(problem)
     words = problem.strerror or str(problem)

@@ -37,7 +37,7 @@ Handler = Callable[[int], None]
 
 
 class Stream(Protocol):
-    """What links and handshakes know of a connection."""
+    """A connection as links and handshakes know it."""
 
     def fileno(self) -> int:
         """The descriptor to watch; negative where there is none (net/virtual_network)."""
@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class FdPoller(Protocol):
-    """What watches a descriptor: engine.poller.EpollPoller, or virtual_network.FakePoller."""
+    """A watcher of descriptors: engine.poller.EpollPoller, or virtual_network.FakePoller."""
 
     def add(self, fd: int, handler: Handler) -> None:
         """Call `handler(events)` when it is readable, ended or broken."""

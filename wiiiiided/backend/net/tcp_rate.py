@@ -1,9 +1,9 @@
-"""What a TCP connection really carries, asked of the kernel.
+"""The real rate of a TCP connection, asked of the kernel.
 
 A program cannot time its own sends: they end when the bytes are in the kernel's buffer. The kernel
 knows how many bytes the other side has acknowledged, and for how long it had something to send
-(busy) or was held up by a full receiver (rwnd_limited). What was acknowledged, over the time that
-the link alone was waited for, is the link's rate, whether there were pauses between or not:
+(busy) or was held up by a full receiver (rwnd_limited). Bytes acknowledged, over the time that
+the link alone was waited for, are the link's rate, whether there were pauses between or not:
 
     struct tcp_info     120  tcpi_bytes_acked    u64 bytes
     (linux/tcp.h)       168  tcpi_busy_time      u64 µs, all of it
@@ -43,7 +43,7 @@ LEAST_BYTES: Final = 262144
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What was carried, and the time that took."""
+    """Bytes carried, and the time that took."""
 
     nbytes: int
     seconds: float
@@ -80,7 +80,7 @@ class LinkRate:
         self._free_us = 0
 
     def sample(self, connection: socket.socket) -> Sample | None:
-        """What was carried since the last sample, or None while that is too little to tell.
+        """Bytes carried since the last sample, or None while they are too few to tell.
 
         Call it now and then, at most some times a second, and best when a bulk of pieces has just
         been sent; what it finds too little is not lost but counts for the next call.

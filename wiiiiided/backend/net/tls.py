@@ -43,7 +43,7 @@ from wiiiiided.errors import HostError
 # The most that one TLS record carries. Small buffers are joined up to it: each record costs 22
 # bytes and a pass of the cipher.
 RECORD_BYTES: Final = 16 * 1024
-# What is encrypted before it is written, and fetched before it is decrypted: a few records for
+# Encrypted before a write, and fetched before decryption: a few records for
 # each system call, and still in the cache.
 BATCH_BYTES: Final = 128 * 1024
 
@@ -202,7 +202,7 @@ def wrap(sock: socket.socket, server_side: bool) -> TlsStream:
 
 
 def binding(stream: Stream) -> bytes:
-    """What the handshake inside must cover: the digest of the server's certificate; b"" for TCP.
+    """The inner handshake's channel binding: the digest of the server's certificate; b"" for TCP.
 
     Both sides of one TLS connection get the same, once it has shaken hands.
     """

@@ -31,7 +31,7 @@ KEEP_IDLE_S: Final = 1
 KEEP_INTERVAL_S: Final = 1
 KEEP_COUNT: Final = 8
 SILENT_AFTER_S: Final = KEEP_IDLE_S + KEEP_COUNT * KEEP_INTERVAL_S
-# What the kernel gives TCP_USER_TIMEOUT to is looked at when a probe is due: it must have passed
+# The kernel looks at TCP_USER_TIMEOUT when a probe is due: it must have passed
 # by then, else it counts a second later.
 UNACKNOWLEDGED_MS: Final = SILENT_AFTER_S * 1000 - 500
 
@@ -77,7 +77,7 @@ _NODELAY = SocketOption(
     f"{SWEEP}: small messages",
 )
 
-# What decides before connecting where an IPv6 connection begins.
+# Decides before connecting where an IPv6 connection begins.
 LASTING: Final = SocketOption(
     "IPV6_ADDR_PREFERENCES",
     *(socket.IPPROTO_IPV6, _IPV6_ADDR_PREFERENCES, _PREFER_PUBLIC),

@@ -16,7 +16,7 @@ Within a connection bytes keep their order, always. Between connections they do 
 own delay and rate, drawn from the seed, and what is due at one moment comes in a drawn order. Sends
 and receives are cut short at random. A test that fails prints its seed and can be run again.
 
-What it leaves out: a reset reaches both ends at once, and closing with bytes unread is no reset.
+Its omissions: a reset reaches both ends at once, and closing with bytes unread is no reset.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FIN: Final = b""  # in flight it stands for the end: no segment of bytes is empt
 
 @dataclass(frozen=True)
 class LineQuality:
-    """What a connection is like, each way."""
+    """Properties of a connection, each way."""
 
     delay_s: float = 0.001
     jitter_s: float = 0.0  # up to so much more, drawn for each send
@@ -168,7 +168,7 @@ class _Direction:
         self.flight.append((self._free_at + line.delay_s + jitter_s, data))
 
     def arrive(self, now: float) -> None:
-        # First sent, first here: what jitter would bring earlier waits for what is before it.
+        # First sent, first here: data that jitter would bring earlier waits for data before it.
         while self.flight and self.flight[0][0] <= now:
             data = self.flight.popleft()[1]
             self._flying_bytes -= len(data)
@@ -330,7 +330,7 @@ class FakeNetwork:
 
 
 class FakePoller:
-    """What engine.poller.EpollPoller is for descriptors: handlers by number, level-triggered.
+    """The counterpart of engine.poller.EpollPoller: handlers by number, level-triggered.
 
     One may serve all hosts of a test, or each has its own: then poll them in turn with 0, and
     `network.step()` when none has anything to do.

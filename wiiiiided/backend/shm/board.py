@@ -10,7 +10,7 @@ Every word has one writer, and ranks' blocks share no cache line, so there are n
       +64   awaited    0: awake; q+1: asleep until rank q arrives: q must ring the doorbell;
                        -s: asleep on `completed` of step s: the last to arrive must wake it
       +128  barriers   monitored barriers rank r has entered
-      +136  held       who of another host keeps rank r waiting: milliseconds · 2^20 + rank + 1
+      +136  held       rank of another host that keeps r waiting: milliseconds · 2^20 + rank + 1
       +192  call[2]    digest of what rank r called, for even and odd operations; its lowest bit
                        says that the rank's tensor lies in shared memory
       +208  place[2]   segment id and offset of that tensor, if it does (even, odd)
@@ -136,7 +136,7 @@ class Board:
         first = HEAD_BYTES // 8
         self._base = [first + r * _WORDS for r in range(size)]
         self._mine = self._base[rank]
-        # What the hot paths index: (peer, word) pairs.
+        # For the hot paths: (peer, word) pairs.
         self._peer_arrived = [(r, self._base[r] + _ARRIVED) for r in self.peers]
         self._peer_awaited = [(r, self._base[r] + _AWAITED) for r in self.peers]
         self._arrived_at = self._mine + _ARRIVED
@@ -159,7 +159,7 @@ class Board:
         magic, version, there, size = self.words[:4].tolist()
         if (magic, version, there, size) != (MAGIC, VERSION, nonce, self.size):
             raise HostError(
-                f"the shared memory of this group is not what was agreed: version {version} "
+                f"the shared memory of this group is not as agreed: version {version} "
                 f"against {VERSION}, nonce {there:x} against {nonce:x}, {size} ranks against "
                 f"{self.size}; all ranks must run the same version of wiiiiided"
             )
@@ -274,7 +274,7 @@ class Board:
         self.words[self._mine + _AHEAD + parity] = ahead
 
     def least_ahead(self, parity: int) -> int:
-        """What all have queued behind this one, after all have arrived."""
+        """Small operations that all have queued behind this one, after all have arrived."""
         return min(self.words[base + _AHEAD + parity] for base in self._base)
 
     def same_calls(self, call: CallSignature, parity: int) -> bool:
@@ -294,7 +294,7 @@ class Board:
         return -1
 
     def call_of(self, rank: int, parity: int) -> str:
-        """What `rank` says it called."""
+        """The call of `rank`, in its words."""
         at = HEAD_BYTES + rank * RANK_BYTES + _TEXT + parity * CALL_BYTES
         return bytes(self._bytes[at : at + CALL_BYTES]).rstrip(b"\0").decode(errors="replace")
 
@@ -334,7 +334,7 @@ class Board:
         self.words[at // 8] = time.monotonic_ns()  # one clock for all processes of a machine
 
     def cause(self) -> Fault | None:
-        """The earliest fault anyone has written down: what every rank reports."""
+        """The earliest fault a rank has written down: the one every rank reports."""
         earliest: Fault | None = None
         for r in range(self.size):
             at = HEAD_BYTES + r * RANK_BYTES + _FAULT

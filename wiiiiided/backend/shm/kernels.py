@@ -160,7 +160,7 @@ def combiner(op: str, dtype: torch.dtype, ranks: int) -> Combine:
     """The function that reduces one array of each rank, in order, into `out`.
 
     `out` may be the first of the arrays, or with two the second, but no other: that would be
-    overwritten before it is read. What is summed in a wider dtype may also come, and go, in that.
+    overwritten before it is read. Arrays summed in a wider dtype may also come, and go, in that.
     """
     problem = _impossible(op, dtype)
     if problem:

@@ -159,7 +159,7 @@ class StatsPage:
         samples: int | None,
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """What only the script knows. None leaves what was said before, and so do metrics that are
+        """Facts only the script knows. None leaves what was said before, and so do metrics that are
         not named. Their names must have been `admit`ted."""
         w = self.words
         word = None if loss is None else _as_word(loss)
@@ -224,7 +224,7 @@ class StatsPage:
             self.words[TRAINING_AT + TRAINING_METRICS.index(name)] = _as_word(value)
 
     def use_codec(self, name: str, why: str) -> None:
-        """What travels to other hosts, and the sentence that says why."""
+        """The codec for other hosts, and the sentence that says why."""
         text = f"{name}\n{why}".encode()[: CODEC_BYTES - 1]
         w, at = self.words, CODEC_TEXT * 8
         w[CODEC_GUARD] += 1

@@ -55,7 +55,7 @@ class AuthMessage(enum.IntEnum):
 
 
 class AuthState(enum.Enum):
-    """What a side waits for."""
+    """The message a side waits for."""
 
     HELLO = "hello"
     VERDICT = "verdict"  # the server's caller: challenge or refuse
@@ -78,7 +78,7 @@ MAY_COME = {
 
 @dataclass(frozen=True)
 class Terms:
-    """What is fixed in a protocol."""
+    """The constants of a protocol."""
 
     name: str  # of the exchange, in sentences
     key: str  # the name of the key, in sentences
@@ -115,7 +115,7 @@ class ChallengeResponse:
         return size - len(self._in)
 
     def data_to_send(self) -> bytes:
-        """What must be sent now; each byte is given out once."""
+        """Bytes that must be sent now; each byte is given out once."""
         out, self._out = self._out, b""
         return out
 
@@ -177,7 +177,7 @@ class AuthClient(ChallengeResponse):
         self._hello = self._out = hello
 
     def _refusal(self, reason: int, body: bytes) -> HandshakeFailed:
-        """What to raise when the server refuses."""
+        """The error when the server refuses."""
         raise NotImplementedError
 
     def _unproved(self) -> str:
@@ -185,7 +185,7 @@ class AuthClient(ChallengeResponse):
         raise NotImplementedError
 
     def _check_challenge(self, value: int) -> None:
-        """What the server chose; raises HandshakeFailed."""
+        """The server's choice; raises HandshakeFailed."""
 
     def _on_message(self, message: bytes) -> None:
         _, kind, value, body = _ANSWER.unpack(message)
@@ -239,7 +239,7 @@ class AuthServer(ChallengeResponse):
         self.state = AuthState.FAILED
 
     def _read_hello(self, hello: bytes) -> None:
-        """What a whole HELLO with the right magic says; `_reject` when it cannot be answered."""
+        """Content of a whole HELLO with the right magic; `_reject` when it cannot be answered."""
         raise NotImplementedError
 
     def _wrong_proof(self) -> str:

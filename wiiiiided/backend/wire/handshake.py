@@ -176,7 +176,7 @@ class Acceptor(AuthServer):
 
 
 def _hello(claim: ConnectionClaim, versions: tuple[int, int], nonce: bytes) -> bytes:
-    """The first message. What does not fit in it comes from a broken card: said in words."""
+    """The first message. A claim that does not fit comes from a broken card: said in words."""
     try:
         uids = [bytes.fromhex(uid) for uid in (claim.connector_uid, claim.acceptor_uid)]
         if [len(uid) for uid in uids] != [8, 8]:

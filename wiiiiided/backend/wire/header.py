@@ -9,7 +9,7 @@
             u64       i64    i32    u32     u32  u32  u32   u32    length bytes
 
 Little endian. The link inside a host has a header of its own (wire/local_frame): there the kernel
-vouches for peer and bytes, and no payload is over 64 KiB. What crosses a network needs a check, a
+vouches for peer and bytes, and no payload is over 64 KiB. A frame on a network needs a check, a
 codec and room for a piece. docs/wire-format.md has the meaning of every field for every kind.
 
 These functions run once for every piece in each direction, so they work on plain ints: `kind` is
@@ -55,7 +55,7 @@ KINDS: Final = frozenset(int(kind) for kind in FrameKind if kind not in _WITHIN_
 
 
 class Header(msgspec.Struct, gc=False):
-    """What a header says, in the order of its bytes.
+    """The fields of a header, in the order of its bytes.
 
     A sender makes one with what the frame is about; the link adds how its payload travels
     (codec, flags, length, raw, sum) and packs it. The same one may go to several peers.
@@ -124,7 +124,7 @@ def unpack(buffer: bytes | bytearray | memoryview, at: int = 0) -> Header:
 
 
 def _sizes(kind: int, codec: int, length: int, raw: int) -> str:
-    """What is wrong with a frame's sizes."""
+    """The problem with a frame's sizes."""
     name = FrameKind(kind).name if kind in KINDS else f"kind {kind}"
     if max(length, raw) > MAX_PAYLOAD:
         return (

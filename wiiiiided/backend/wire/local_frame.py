@@ -41,7 +41,7 @@ MAX_PAYLOAD: Final = 0xFFFF
 
 
 class FrameKind(enum.IntEnum):
-    """What a frame says; the module's table has the fields of each."""
+    """Kinds of frames; the module's table has the fields of each."""
 
     HELLO = 1
     BELL = 2

@@ -155,7 +155,7 @@ class PortServer(AuthServer):
 
 
 def _hello(request: PortRequest, nonce: bytes) -> bytes:
-    """The first message. What does not fit in it comes from a broken card: said in words."""
+    """The first message. A request that does not fit comes from a broken card: said in words."""
     try:
         uid = bytes.fromhex(request.uid)
         if len(uid) != 8:

@@ -12,12 +12,12 @@ a value becomes a head, its structure, and the memory of its tensors where it li
     data   │ buffer 0 … │ pad │ buffer 1 … │ pad │ buffer 2 … │     each at a multiple of 64
            0                  n·64               m·64
 
-What travels: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict
+These travel: None, bool, int, float, complex, str, bytes, bytearray, list, tuple, dict, OrderedDict
 (keys: str, int, float, bool, None, bytes and tuples of these), torch.Size, torch tensors and
 parameters, numpy arrays and scalars. Everything else is refused with its path, unless both sides
 pass pickle=True. tensors_format has every byte and every limit, docs/objects.md the whole story.
 
-What is kept of a tensor: values to the bit, dtype, shape, requires_grad, the order of its
+Kept of a tensor: values to the bit, dtype, shape, requires_grad, the order of its
 dimensions in memory (channels_last stays so) and whether it is a Parameter. Not kept: gaps between
 its elements, its storage and which tensors share it, its graph, .grad and hooks. It comes back on
 the CPU;

@@ -1,4 +1,4 @@
-"""What a checked head says, and the value made of it over received memory.
+"""The blueprint of a checked head, and the value made of it over received memory.
 
 A blueprint is a tree: numbers, short strings and the like are there already; tensors, arrays and
 long strings know their place in the data; containers hold the rest. Nothing is unpickled before

@@ -65,7 +65,7 @@ ORDER: Final = 8  # of a tensor or an array
 
 
 class TypeTag(enum.IntEnum):
-    """What a node is; the module's table has what follows each."""
+    """Kinds of nodes; the module's table has what follows each."""
 
     NONE = 0
     FALSE = 1
@@ -153,6 +153,6 @@ def _step(part: object) -> str:
 
 def damaged(problem: str) -> NoReturn:
     raise HostError(
-        f"what was received is not a packed value: {problem}. "
+        f"the received bytes are no packed value: {problem}. "
         "Does every rank run the same wiiiiided, and was it sent by send_object or pack?"
     )

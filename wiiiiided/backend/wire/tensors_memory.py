@@ -123,7 +123,7 @@ def check_code_points(array: Array) -> None:
         codes = array.reshape(-1).view(np.dtype("u4").newbyteorder(array.dtype.byteorder))
         if int(codes.max(initial=0)) > _LAST_CODE_POINT:
             raise HostError(
-                "what was received is not a packed value: an array of strings holds characters "
+                "the received bytes are no packed value: an array of strings holds characters "
                 "that do not exist"
             )
 

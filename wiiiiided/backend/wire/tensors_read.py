@@ -1,6 +1,6 @@
 """From a head to a blueprint: every byte checked, none believed.
 
-A head comes from another process. What breaks a rule is a HostError with one sentence, raised
+A head comes from another process. A breach of a rule is a HostError with one sentence, raised
 before any memory is allocated for it; a count is compared with the bytes that are left before it
 is followed. Nothing pickled gets past the reader unless the caller allowed it.
 """

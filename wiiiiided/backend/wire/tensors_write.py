@@ -57,7 +57,7 @@ from wiiiiided.errors import UsageError
 
 _PICKLE_HINT: Final = "leave it out, or pass pickle=True on both sides"
 
-# What to say of a type that does not travel; the first that fits.
+# Advice for a type that does not travel; the first that fits.
 _ADVICE: Final[tuple[tuple[type | tuple[type, ...], str], ...]] = (
     (torch.Tensor, "send the plain tensors it is made of"),
     (np.ndarray, "send numpy.asarray(x)"),
@@ -169,7 +169,7 @@ class Writer:
         self.head += count_bytes(len(name)) + name.encode("ascii")
 
     def _foreign(self, value: Any, problem: str) -> None:
-        """What does not travel as it is: a pickled leaf if the caller allowed it."""
+        """A value that does not travel as it is: a pickled leaf if the caller allowed it."""
         if not self._pickle:
             self._refuse(f"is {problem}")
         self._blob(TypeTag.PICKLED, self._pickled(value, problem))

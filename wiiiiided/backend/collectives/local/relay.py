@@ -1,4 +1,4 @@
-"""What most collectives are: put a piece into my slot, take what I need from the others' slots.
+"""Most collectives: put a piece into my slot, take what I need from the others' slots.
 
     take a piece as soon as all have put it, while it is still in the cache
     else put the next, up to A pieces further than taken

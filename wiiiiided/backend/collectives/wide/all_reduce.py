@@ -76,7 +76,7 @@ class SmallWideAllReduce:
         self._mine = [turn[group.team.rank] for turn in self._turns]
 
     def batch_item(self, x: Array) -> BatchItem:
-        """What a batch needs of one call."""
+        """One call as a batch needs it."""
         return BatchItem(self._reduction, self._call.digest, x)
 
     def plan(self, x: Array, wanted: bool = True) -> Plan:

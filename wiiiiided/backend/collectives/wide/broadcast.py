@@ -8,7 +8,7 @@ pipelined  larger: a chain of hosts, beginning with the root's: each passes a pi
                └► its slot, where its host takes it
 
 Pieces are carried in turn by the ranks of a host, each over its own connections, and received
-straight into the carrier's array: all of them are posted before it says OPEN, because what it
+straight into the carrier's array: all of them are posted before it says OPEN, because its
 reads must never wait for what it passes on. In turn i the root puts and sends piece i, a carrier
 waits for piece i-w, passes it on and puts it, and all take piece i-w-a, having waited for their
 host to be done with turn i-a. Slots: 2a+w.

@@ -1,6 +1,6 @@
 """all_reduce whose sums travel between hosts in a lossy codec: for gradients, where a user asks.
 
-    inside a host    rank r adds up share r of everybody's array, exactly
+    inside a host    rank r adds up share r of all ranks' arrays, exactly
     between hosts    share r goes coded to the ranks of the other hosts that have it, or parts of it
                      (segment_exchange, which also says why all hosts have the same bits)
     inside a host    every rank takes the others' shares
@@ -43,7 +43,7 @@ from wiiiiided.backend.shm.slots import Array
 
 
 class HostResiduals(Protocol):
-    """What is left of the elements of an array, kept for the host: another rank may come next."""
+    """The residuals of an array's elements, kept for the host: another rank may come next."""
 
     def load(self, begin: int, out: Floats) -> None:
         """Copy the residuals of the elements from `begin` on."""

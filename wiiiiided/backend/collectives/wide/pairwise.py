@@ -88,7 +88,7 @@ def all_to_all(
 
 
 class _Tickets:
-    """What goes between this rank and others in one operation, a few pieces at a time."""
+    """The pieces between this rank and others in one operation, a few at a time."""
 
     def __init__(self, group: Group) -> None:
         self._wide, self._sequence = across(group), 0

@@ -30,7 +30,7 @@ turns are the same, and a piece is encoded while those before it are on the wire
                   the sum is encoded once more, and the host that made it has what the others decode
 
 So an element is rounded twice at most, and a host makes one of the two roundings: one residual an
-element is enough. What is missing in the sums so far is the sum of the hosts' residuals.
+element is enough. The sums so far lack the sum of the hosts' residuals.
 """
 
 from __future__ import annotations
@@ -233,7 +233,7 @@ class _SegmentExchange:
         return None if self._pieces[k].residual is None else self._coder
 
     def _span(self, k: int, host: int) -> tuple[int, int]:
-        """What a host adds up of a piece: with two hosts, each all of it."""
+        """The part of a piece that a host adds up: with two hosts, each all of it."""
         count = self._pieces[k].values.size
         return share_bounds(count, self._hosts)[host] if self._split else (0, count)
 
@@ -248,7 +248,7 @@ class _SegmentExchange:
         return residual[begin:end]
 
     def _written(self, k: int, host: int) -> Array:
-        """What goes to another host: its share as it is, or coded; with two hosts, all of it."""
+        """The data for another host: its share as it is, or coded; with two hosts, all of it."""
         share, coder = self._share(k, host), self._coder_of(k)
         return share if coder is None else coder.written(k, host, share, self._left(k, host))
 

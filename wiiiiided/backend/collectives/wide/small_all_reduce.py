@@ -150,7 +150,7 @@ def _sums_bytes(runs: Sequence[_Run], ranks: int) -> int:
 
 
 def _sums_of(runs: Sequence[_Run], ranks: int, payload: Array) -> list[Array]:
-    """What a host with so many ranks sends, run by run."""
+    """The sends of a host with so many ranks, run by run."""
     found, at = [], 0
     for run in runs:
         dtype = run.carried(ranks)
