@@ -745,7 +745,7 @@ def test_what_cannot_be_done_to_a_node_is_said_in_a_sentence() -> None:
     assert refusal_to_resume(state, "b") == "b is not drained: nothing changed"
     world.node_left("b")
     assert refusal_to_lose(state, "b") == ""
-    assert refusal_to_remove(state, "b", "a").endswith("counts what runs there as ended")
+    assert refusal_to_remove(state, "b", "a").endswith("counts its jobs as ended")
     world.feed(e.NodeDrained(world.now, "b", "root", "old"))
     assert refusal_to_resume(state, "b") == ""
 

@@ -302,7 +302,7 @@ def test_a_tar_that_ends_in_the_middle_is_not_kept(tmp_path: Path) -> None:
             here.cluster.dialer.serves[WHERE["b"]] = half
             job = here.run()
             here.cluster.end(job)
-            await here.says(job, "outputs of c brought", "what b sends cannot be used: it ended")
+            await here.says(job, "outputs of c brought", "the answer of b cannot be used: it ended")
             assert not (here.outputs.directory / str(job) / "1.tar").exists()
             here.cluster.dialer.serves[WHERE["b"]] = serve
             here.switch_off("b")

@@ -183,7 +183,7 @@ def test_a_member_answers_of_its_own_when_its_coordinator_is_away_and_marks_it(
             notice, listed = await b.ask(m.ListJobs(), notices=True)
             assert notice.text == listed.partial
             assert "does not answer" in listed.partial
-            assert listed.partial.endswith("this is what b knows of its own")
+            assert listed.partial.endswith("b tells of its own jobs only")
             (view,) = listed.jobs
             assert (view.id, view.state, view.owner) == (job.id, "running", "ada@b")
             assert view.why == "its part on b runs"

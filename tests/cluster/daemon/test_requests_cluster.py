@@ -182,7 +182,7 @@ def test_without_the_coordinator_a_member_says_so(cluster: Cluster) -> None:
         assert no.value.code == 4
         told = b.client.jobs()
         assert told.partial.startswith(f"the coordinator {name} ")
-        assert told.partial.endswith("; this is what b knows of its own")
+        assert told.partial.endswith("; b tells of its own jobs only")
         assert b.client.status().role == "member"
     finally:
         a.start()

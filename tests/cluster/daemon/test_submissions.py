@@ -175,7 +175,7 @@ def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
             assert (await cluster.one(submit(spec=large), ADA)).id
             no = await cluster.one(submit(spec=large), ADA)
             assert "of text, and a user's may have 9.77 KiB" in no.message
-            assert no.hint == "put what is long into files of the working directory"
+            assert no.hint == "put long texts into files of the working directory"
             for _ in range(5):
                 assert (await cluster.one(submit(spec=large), ROOT)).id
             no = await cluster.one(submit(spec=large), ROOT)

@@ -64,7 +64,7 @@ def test_all_of_them_are_in_the_order_of_their_numbers(cli: Cli, daemon: FakeDae
 
 
 def test_one_machines_view_is_marked_as_such(cli: Cli, daemon: FakeDaemon) -> None:
-    partial = "the coordinator a does not answer; this is what b knows of its own"
+    partial = "the coordinator a does not answer; b tells of its own jobs only"
     alone = m.JobList((view(17),), partial)
 
     def listed(_: m.ListJobs, link: FakeConnection) -> None:

@@ -790,7 +790,7 @@ BAD = {
         (
             (
                 "job.toml:1: run: command and env together have 140006 bytes; at most 131072 are "
-                "possible; put what is long into a file of the working directory"
+                "possible; put long texts into a file of the working directory"
             ),
         ),
         schema_sees=False,

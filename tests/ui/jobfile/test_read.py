@@ -279,7 +279,7 @@ def test_a_job_of_more_text_than_is_stored_is_told_what_to_do_about_it() -> None
     globs = ", ".join(f'"{n:04}/{"x" * 300}"' for n in range(1000))
     (problem,) = problems_of(f"{RUN}[output]\ncollect = [{globs}]\n")
     assert "all its texts together; at most 262144 are possible" in str(problem)
-    assert "put what is long into a file of the working directory" in str(problem)
+    assert "put long texts into a file of the working directory" in str(problem)
     words = ", ".join(f'"{"{reason}" * 1000}"' for _ in range(17))
     (problem,) = problems_of(f"{RUN}[notify]\ncommand = [{words}]\n")
     assert "notify.command: has 136000 characters, all its words together; at most 131072" in str(

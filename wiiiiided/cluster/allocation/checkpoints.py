@@ -43,7 +43,7 @@ Bring = Callable[[int, int], Awaitable[int]]  # job, attempt → a descriptor of
 
 
 class Placed(msgspec.Struct, frozen=True):
-    """What the helper prints."""
+    """The helper's answer."""
 
     placed: int
     moved: int

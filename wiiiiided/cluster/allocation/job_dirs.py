@@ -146,7 +146,7 @@ class JobDirs:
         return (self.job(number) / PLACING).exists()
 
     def kept(self, number: int, name: str = JOB) -> bytes | None:
-        """What `keep` has written; None when it has not."""
+        """The content that `keep` wrote; None: it has not."""
         try:
             return (self.job(number) / name).read_bytes()
         except (FileNotFoundError, NotADirectoryError):

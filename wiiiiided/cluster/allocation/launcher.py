@@ -1,6 +1,6 @@
-"""What the shim of an allocation needs to begin: the archive, its order, a certificate, secrets.
+"""The needs of a shim that is to begin: the archive, its order, a certificate, secrets.
 
-What this machine cannot do just now (a full disk, no descriptors, the coordinator away) is waited
+A passing trouble of this machine (a full disk, no descriptors, the coordinator away) is waited
 out, as long as the allocation is not stopped: that is not the job's fault.
 """
 

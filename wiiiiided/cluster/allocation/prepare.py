@@ -138,7 +138,7 @@ class Preparer:
     # ---- the interpreter
 
     async def versions(self, job: Job) -> InterpreterVersions:
-        """What the job's interpreter has, from an earlier look where nothing has changed."""
+        """The job's interpreter's contents, from an earlier look where nothing has changed."""
         python = interpreter(job.spec.run.python, self._here.python)
         kept = self._kept.get(python)
         if kept is not None and kept[0] == _marks(python, kept[1].path):
@@ -196,7 +196,7 @@ def log_wait(job: Job, why: str, said: str) -> str:
 
 
 async def output_and_code(process: subprocess.Popen[bytes], user: JobAccount) -> tuple[bytes, int]:
-    """What a process of the jobs' user prints, and its exit code. Where the caller is cancelled
+    """The output of a process of the jobs' user, and its exit code. Where the caller is cancelled
     meanwhile, the process is killed with its group."""
     try:
         return await _output(process), await asyncio.shield(ended(process))
@@ -207,7 +207,7 @@ async def output_and_code(process: subprocess.Popen[bytes], user: JobAccount) ->
 
 
 async def _output(process: subprocess.Popen[bytes]) -> bytes:
-    """What a process prints; nothing, where that is ANSWER_BYTES or more."""
+    """The output of a process; nothing, where that is ANSWER_BYTES or more."""
     assert process.stdout is not None
     reader = asyncio.StreamReader(limit=ANSWER_BYTES)
     loop = asyncio.get_running_loop()

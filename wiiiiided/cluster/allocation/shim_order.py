@@ -31,7 +31,7 @@ INTERPRETERS = ("python", "python3")  # in a command: the job's own interpreter
 
 @dataclass(frozen=True)
 class HostContext:
-    """What every order says of this daemon."""
+    """The facts about this daemon in every order."""
 
     node: str
     user: JobAccount
@@ -167,5 +167,5 @@ def environment(job: Job, python: str, here: HostContext) -> dict[str, str]:
 
 
 def secret_lines(secrets: Mapping[str, str]) -> bytes:
-    """What ranks find behind WIIIIIDE_SECRETS: lines a shell can read."""
+    """The file behind WIIIIIDE_SECRETS: lines a shell can read."""
     return "".join(f"{name}={shlex.quote(value)}\n" for name, value in secrets.items()).encode()

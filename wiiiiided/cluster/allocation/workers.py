@@ -13,7 +13,7 @@ performed here. Only `_take` changes an allocation.
     a preparation that ended ─┼─► _take ─► step ─► _do ───┼─► a shim to follow, to stop
     a shim that began, ended ─┘                           └─► report, to the control plane
 
-What a daemon must know of an allocation after a crash is in the job's directory (job.json), so that
+All that a daemon needs of an allocation after a crash is in the job's directory (job.json), so that
 it can look after it without its coordinator.
 """
 
@@ -500,7 +500,7 @@ class Workers:
                 await self._make_room(key, job)
                 return
             except OSError as problem:
-                text = "job %d: what an earlier job of that number left cannot be removed: %s"
+                text = "job %d: the files of an earlier job of that number cannot be removed: %s"
                 logger.warning(text, job.id, problem, extra=about(job.id))
                 await asyncio.sleep(ROOM_AGAIN_S)
 

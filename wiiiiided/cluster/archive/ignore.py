@@ -37,7 +37,7 @@ class BadRules(Exception):
 
 
 class LeftOut(NamedTuple):
-    """What is not shipped: a path, or a folder it is in, and the rule that says so."""
+    """Something excluded: a path, or a folder it is in, and the rule that says so."""
 
     name: str  # relative to the working directory
     by: str  # as of `Rules.ignored_by`
@@ -91,7 +91,7 @@ class Rules:
         return self.ignored_by(path, is_directory) is not None
 
     def ignored_by(self, path: str, is_directory: bool) -> str | None:
-        """What excludes this path: OURS, GITS, PULLED, or "" for what is never shipped."""
+        """The file that excludes this path: OURS, GITS, PULLED; "" for a path never shipped."""
         if os.path.basename(path) in ALWAYS:
             return ""
         if is_directory and (mark := _mark(path)) is not None:
@@ -125,7 +125,7 @@ class Rules:
 
 
 def left_out(directory: str, name: str) -> LeftOut | None:
-    """What excludes `name`, a path below the working directory; None: it is shipped."""
+    """The rule that excludes `name`, a path below the working directory; None: it is shipped."""
     root = os.path.abspath(directory)
     rules, path = Rules.of(root), root
     for part in name.split("/"):

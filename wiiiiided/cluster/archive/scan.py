@@ -1,4 +1,4 @@
-"""What of a working directory would travel: found before a byte of it is read.
+"""The files of a working directory that would travel: found before a byte of it is read.
 
 So limits are told with the names of what is too large, and `submit --dry-run` can say what it would
 ship. Names are text with surrogate escapes, as Python gives them; the order is that of their bytes.
@@ -118,7 +118,7 @@ def _listing(path: str) -> list[str]:
 def _look(
     directory: str, name: str, rules: Rules, notes: list[str], ignored: list[tuple[str, str]]
 ) -> Found | None:
-    """What is to be shipped of this name; None when it is excluded."""
+    """The entry to be shipped for this name; None when it is excluded."""
     path = os.path.join(directory, name)
     try:
         info = os.lstat(path)

@@ -38,7 +38,7 @@ class UnpackError(Exception):
 
 
 class Readable(Protocol):
-    """What an archive is read from. A short answer is not the end, an empty one is."""
+    """The source an archive is read from. A short answer is not the end, an empty one is."""
 
     def read(self, size: int, /) -> bytes: ...
 

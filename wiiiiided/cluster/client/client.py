@@ -1,4 +1,4 @@
-"""What can be asked of the daemon.
+"""Every question to the daemon.
 
 Nothing is kept between calls: each opens the socket, says Hello, asks, reads the answer and closes.
 `submit`, `wait`, `follow` and `cancel` outlive a restart of the daemon: jobs do not notice one, so
@@ -303,7 +303,7 @@ class Client:
         attempt: int | None = None,
         nodes: Sequence[str] = (),
     ) -> Iterator[m.LogLine]:
-        """What the ranks have written so far. An older daemon ignores `nodes`, and tells all."""
+        """The ranks' lines so far. An older daemon ignores `nodes`, and tells all."""
         request = m.Logs(job, tuple(ranks), tail=tail, attempt=attempt, nodes=tuple(nodes))
         with self._open(request, PATIENT_S) as connection:
             while not isinstance(answer := connection.answer(), m.EndOfAnswers):
@@ -367,7 +367,7 @@ class Client:
         before_again: Callable[[], None] | None = None,
         lost: ClientError | None = None,
     ) -> Iterator[Result]:
-        """What `once` yields; begun again, for up to RETURN_S, when the daemon goes away."""
+        """The answers of `once`; begun again, for up to RETURN_S, when the daemon goes away."""
         give_up = self._missed() if lost is not None else 0.0
         while True:
             try:

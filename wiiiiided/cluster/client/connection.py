@@ -128,7 +128,7 @@ class Connection:
         return self._frames.popleft()
 
     def _some(self, end: float | None) -> bytes | None:
-        """What has come; None when `end` passes before."""
+        """The message that has come; None when `end` passes before."""
         while True:
             left = SLICE_S if end is None else min(SLICE_S, max(0.001, end - time.monotonic()))
             self._socket.settimeout(left)

@@ -1,4 +1,4 @@
-"""What can go wrong between a command and the daemon, translated here and nowhere else.
+"""Every failure between a command and the daemon, translated here and nowhere else.
 
 ClientError           .code is the command's exit code, .hint says what to do
 ├── NoDaemon     4    no daemon listens
@@ -19,7 +19,7 @@ from wiiiiided.errors import WiiiiideError
 
 
 class ClientError(WiiiiideError):
-    """What went wrong between a command and the daemon."""
+    """A failure between a command and the daemon."""
 
     code = 1
 
@@ -53,7 +53,7 @@ class DaemonLost(ClientError):
 
 
 class NotSettled(ClientError):
-    """What was asked is done and on the disk, but the daemon cannot do its part."""
+    """The request is done and on the disk, but the daemon cannot do its part."""
 
     def __init__(self, role: str, missing: str) -> None:
         super().__init__(
@@ -119,7 +119,7 @@ def lost() -> DaemonLost:
 def mismatch(theirs: m.Hello | None) -> VersionMismatch:
     if theirs is None:
         return VersionMismatch(
-            f"what answers is no wiiiiided that wiiiiide {__version__} understands",
+            f"the program that answers is no wiiiiided that wiiiiide {__version__} understands",
             "restart the daemon, so that it is of the version installed here: "
             "systemctl restart wiiiiided (jobs go on)",
         )

@@ -44,7 +44,7 @@ def settle(
 
 
 def _look(status: Callable[[], m.DaemonStatus]) -> tuple[m.DaemonStatus | None, str]:
-    """What the daemon says of itself; or None, and why: it is being rebuilt, or gone."""
+    """The daemon's own status; or None, and why: it is being rebuilt, or gone."""
     try:
         return status(), ""
     except (NoDaemon, DaemonLost) as problem:
@@ -52,7 +52,7 @@ def _look(status: Callable[[], m.DaemonStatus]) -> tuple[m.DaemonStatus | None, 
 
 
 def missing(status: m.DaemonStatus, role: Role) -> str:
-    """What this daemon lacks to be in that role; empty when it is."""
+    """Why this daemon is not in that role yet; empty when it is."""
     if status.role != role:
         return f"the daemon is still {ROLES[status.role]}"
     if status.problem:

@@ -1,4 +1,4 @@
-"""What is to be done: imperative. The I/O shell does it after the state is safely stored.
+"""Things to be done: imperative. The I/O shell does it after the state is safely stored.
 
 An action may be carried out twice (the daemon died after doing it and before knowing): each names
 job, attempt and node, and doing it again changes nothing.

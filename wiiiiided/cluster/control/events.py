@@ -1,4 +1,4 @@
-"""What happened: past tense, with the time it happened at. Nothing else changes the state.
+"""Things that happened: past tense, with the time it happened at. Nothing else changes the state.
 
 `at` is seconds since 1970, given by the daemon that saw it; the state machine has no clock.
 """

@@ -43,7 +43,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class Versions(msgspec.Struct, frozen=True):
-    """What an allocation's interpreter is and has; empty where it has none."""
+    """An allocation's interpreter and its packages; empty where it has none."""
 
     python: str
     torch: str
@@ -188,7 +188,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> Saved | None:
-        """What its next attempt goes on from. An attempt that was never ordered has written
+        """Checkpoints its next attempt goes on from. An attempt that was never ordered has written
         nothing: the next has what that one was to have."""
         last = self.attempt
         if last is None:

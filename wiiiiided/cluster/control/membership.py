@@ -1,4 +1,4 @@
-"""What becomes of jobs when a node is not heard of, comes back, is drained, lost or removed.
+"""The fate of jobs when a node is not heard of, comes back, is drained, lost or removed.
 
     NodeLeft ─► absent ─┬─ NodeSeen             it goes on as if nothing had been
                         ├─ NodeDeclaredLost     its allocations count as ended

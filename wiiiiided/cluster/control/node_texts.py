@@ -1,6 +1,6 @@
 """Sentences about nodes: the state of one, and why something cannot be done to it. Pure.
 
-A refusal is a sentence, or empty: then the event may be made. What is refused is refused before an
+A refusal is a sentence, or empty: then the event may be made. A refusal comes before an
 event; the machine takes an event that came too late as what it is, and changes nothing.
 """
 
@@ -60,12 +60,12 @@ def drained_by(state: State, name: str) -> str:
 
 
 def told(event: e.AnyEvent) -> str:
-    """What happened to a node, for the log; empty for what is not about one."""
+    """A node's event, for the log; empty for an event that is not about one."""
     match event:
         case e.NodeSeen(node=node):
             return f"{node.name} is heard" + (f" ({node.endpoint})" if node.endpoint else "")
         case e.NodeLeft(node=name):
-            return f"{name} is not heard of any more; what runs there goes on"
+            return f"{name} is not heard of any more; its jobs go on"
         case e.NodeDrained(node=name, by=by, reason=reason):
             return f"{name} is drained by {by}" + (f": {reason}" if reason else "")
         case e.NodeResumed(node=name, by=by):
@@ -91,7 +91,7 @@ def refusal_to_lose(state: State, name: str) -> str:
         return ""  # it was removed, but jobs still count on it
     if not unknown(state, name) and name not in state.absent:
         return (
-            f"{name} is heard: what runs there is known. wiiiiide cancel ends a job, wiiiiide "
+            f"{name} is heard: its jobs are known. wiiiiide cancel ends a job, wiiiiide "
             f"drain {name} keeps new ones away"
         )
     return unknown(state, name)
@@ -103,7 +103,7 @@ def refusal_to_remove(state: State, name: str, coordinator: str, force: bool = F
         return f"{name} is the coordinator, it keeps the queue of all: it cannot be removed"
     if (jobs := state.on(name)) and not force:
         verb, them = ("is", "it") if len(jobs) == 1 else ("are", "them")
-        does = "counts what runs there as ended" if name in state.absent else f"ends {them} there"
+        does = "counts its jobs as ended" if name in state.absent else f"ends {them} there"
         return (
             f"{jobs_on(state, name)} {verb} on {name}: wait or cancel first, or use --force, "
             f"which {does}"
@@ -126,7 +126,7 @@ def refusal_to_resume(state: State, name: str) -> str:
 
 
 def missing(state: State, job: Job, now: float) -> str:
-    """What is to be known when nodes on which the job may be running are not heard of."""
+    """A warning when nodes on which the job may be running are not heard of."""
     live = job.attempt.live if job.attempt is not None else ()
     silent = [node for node in live if node in state.absent]
     if not silent:

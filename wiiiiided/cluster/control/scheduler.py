@@ -66,7 +66,7 @@ def checkpoints_from(job: Job, nodes: tuple[str, ...], members: Collection[str])
     """The nodes that may have checkpoints for these: rank 0's node of the last attempt first, those
     of earlier attempts last. Empty: these have all there are.
 
-    What a job file names is given to all. Files of wide.parallel are each host's own, and
+    Files that a job file names are given to all. Files of wide.parallel are each host's own, and
     `run.resume` brings them from host to host: a node that is not here any more is asked, since
     one that is here again need not have saved anything.
     """
@@ -82,7 +82,7 @@ def checkpoints_from(job: Job, nodes: tuple[str, ...], members: Collection[str])
 
 
 def start(machine: Machine, job: Job, attempt: Attempt) -> None:
-    """What needs preparing is prepared on all its nodes first; else it is told to start."""
+    """A job that needs preparing is prepared on all its nodes first; else it is told to start."""
     job = replace(job, attempt=attempt)
     text = f"starting on {', '.join(attempt.nodes)}, attempt {attempt.number}"
     machine.move(job, Starting(machine.at), text, was="queued", kind="Placed")

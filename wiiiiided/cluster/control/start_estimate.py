@@ -153,7 +153,7 @@ class Estimate:
                 insort(self._late.setdefault(job.spec.resources, []), job.queue_key)
 
     def _place(self) -> None:
-        """What can start now, as control/scheduler does it."""
+        """Start all that can start now, as control/scheduler does."""
         open_nodes = {name for name, free in self._free.items() if free > 0}
         self._looks -= len(self._free)
         waiting: set[Resources] = set()

@@ -114,7 +114,7 @@ class State:
         self._list_deadline(job)
 
     def settled(self) -> None:
-        """What changed is stored: forget what was before."""
+        """The changes are stored: forget what was before."""
         self._before.clear()
         self.touched.clear()
         self.node_table.settled()

@@ -58,7 +58,7 @@ def step(state: State, event: e.AnyEvent) -> list[AnyAction]:
 
 
 def _take(machine: Machine, event: e.AnyEvent) -> None:
-    """What each event means."""
+    """The meaning of each event."""
     match event:
         case e.JobSubmitted():
             _submitted(machine, event)

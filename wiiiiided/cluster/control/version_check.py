@@ -14,7 +14,7 @@ SHOWN = 32  # characters of a version that a job's interpreter printed, which is
 
 
 def disagreement(found: Mapping[str, Versions], backend: str) -> str:
-    """What differs, with every node's version; empty when they agree. wiiiiided matters only to a
+    """The difference, with every node's version; empty when they agree. wiiiiided matters only to a
     job whose ranks talk through it."""
     seen = {
         "python": {node: _python(has.python) for node, has in found.items()},

@@ -90,7 +90,7 @@ async def _run(launch: Launch) -> None:
             fresh = before is not None and before.cluster_role.role == "alone"
             if isinstance(problem, StoreError) or not fresh:
                 raise
-            # What made it a member or coordinator a moment ago cannot be used: alone again.
+            # Its files as a member or coordinator cannot be used any more: alone again.
             trouble = f"this machine stays alone: its new role cannot be taken up ({problem})"
             logger.error("%s", trouble)
             forget(launch.paths.state)

@@ -1,4 +1,4 @@
-"""What every daemon is, whatever its role: a process with settings, signals and a service manager.
+"""Every daemon, whatever its role: a process with settings, signals and a service manager.
 
     built ──► run: adopt, listen, ready ──► stopped, or again in another role ──► closed
 
@@ -48,7 +48,7 @@ def keep_memory_private() -> None:
 
 @dataclass(frozen=True)
 class Launch:
-    """What the process was started with."""
+    """The settings the process was started with."""
 
     paths: Paths
     settings: Settings
@@ -159,7 +159,7 @@ class DaemonProcess:
         raise NotImplementedError
 
     def goes_on(self) -> str:
-        """What keeps running when this daemon stops; empty: nothing."""
+        """The jobs that keep running when this daemon stops; empty: nothing."""
         raise NotImplementedError
 
     async def close(self) -> None:

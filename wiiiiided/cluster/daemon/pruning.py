@@ -1,6 +1,6 @@
 """Old jobs go: their rows, then their files here and on members, then archives that no job names.
 
-What could not be removed when a daemon ended has files and no row: the next one finds it.
+A job that could not be removed when a daemon ended has files and no row: the next one finds it.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class QueueDaemon(DaemonProcess):
         return Coordination(members, self.controller, self.assigner, self.workers, take)
 
     def _answer(self) -> None:
-        """What is asked, and what is done about a job before its attempts and after its end."""
+        """Handlers of requests, and of a job before its attempts and after its end."""
         snapshots = SnapshotMaker(
             self.controller, self.sampler, self.node, self.cluster_role.cluster
         )

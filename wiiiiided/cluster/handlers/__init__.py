@@ -1,1 +1,1 @@
-"""What is asked, and what is answered: from the request to the sentence."""
+"""Requests and their answers: from the request to the sentence."""

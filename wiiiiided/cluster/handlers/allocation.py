@@ -1,4 +1,4 @@
-"""What a node answers about its own allocation: lines, stacks, processes, files.
+"""The answers of a node about its own allocation: lines, stacks, processes, files.
 
     coordinator ── purpose `ask` ──► member    handle(connection, request)
     coordinator, of itself                     the same methods, called
@@ -70,7 +70,7 @@ class LocalAllocations:
         await connection.say(m.EndOfAnswers())
 
     async def logs(self, request: p.NodeLogs) -> AsyncGenerator[Lines, None]:
-        """What the ranks here wrote; with `follow` until the attempt is over here. An empty batch
+        """Lines of the ranks here; with `follow` until the attempt is over here. An empty batch
         now and then says that there is just nothing new."""
         number, attempt = request.id, request.attempt
         # In a thread: files of a job are as large as it likes, and on a disk that may not answer.
@@ -112,7 +112,7 @@ class LocalAllocations:
         )
 
     def _end(self, number: int, attempt: int) -> protocol.AttemptEnd | None:
-        """What the shim wrote at its end."""
+        """The shim's last words."""
         try:
             data = self.runs.read(number, attempt, protocol.EXIT)
             return protocol.from_bytes(protocol.AttemptEnd, data) if data else None

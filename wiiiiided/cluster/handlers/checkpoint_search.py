@@ -1,4 +1,4 @@
-"""What each of a job's nodes has of its checkpoints, and which of them is to give them.
+"""The checkpoints that each of a job's nodes has, and which of them is to give them.
 
     each node ── NodePull, names alone ──► a: step 120   b: step 180   c: none   d: no answer
                                            b, a are to be asked, in that order; d is missing

@@ -1,4 +1,4 @@
-"""What this machine is among the others: alone, coordinator or member.
+"""This machine's role among the others: alone, coordinator or member.
 
     role         cluster   coordinator   linked                    trouble
     alone        ""        ""            True                      a sentence, or ""

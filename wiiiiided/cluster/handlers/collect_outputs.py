@@ -5,7 +5,7 @@
                      too much        ──► nothing is kept; the nodes still have it
 
 Two jobs at once at most, one node after the other: no user waits for this, and running jobs use the
-same network. What has become of it is a line in the job's story, and a new line when that changes.
+same network. Its outcome is a line in the job's story, and a new line when that changes.
 Nothing but the directory is needed after a restart: a job that is over and whose collection is not
 there, or not complete, is taken up again.
 """
@@ -189,7 +189,7 @@ class Collector:
         return (await self._told(collection, missing)).missing
 
     async def _begun(self, number: int) -> Collection | None:
-        """What is here already, or a new collection; None: there is nothing to collect."""
+        """The collection that is here already, or a new one; None: there is nothing to collect."""
         job = self.controller.job(number)
         found = self.outputs.read(number)
         if job is not None and found is not None and found.is_of(job):
@@ -227,7 +227,7 @@ class Collector:
         except TooLarge as no:
             return await self._refused(collection, str(no))
         except (BadTar, Refuse) as no:
-            missing[node] = plain(f"what {node} sends cannot be used: {no}")
+            missing[node] = plain(f"the answer of {node} cannot be used: {no}")
         except OSError as problem:
             missing[node] = f"those of {node} cannot be kept: {problem.strerror}"
         return collection
@@ -274,7 +274,7 @@ class Collector:
 
 
 def sentence(collection: Collection, missing: dict[str, str]) -> str:
-    """What has become of it."""
+    """Its outcome."""
     if collection.refused:
         others = ", ".join(node for node in collection.nodes if node != collection.own)
         have = "has" if "," not in others else "have"

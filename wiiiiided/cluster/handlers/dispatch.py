@@ -1,4 +1,4 @@
-"""What each request of a client does, on a machine alone and on a coordinator.
+"""The effect of each request of a client, on a machine alone and on a coordinator.
 
     jobs           look, wait, hold, release, requeue, cancel
     submissions    submit
@@ -8,7 +8,7 @@
     trials         what plans and earlier runs say of a job, and the end of a trial
 
 On a coordinator they come from every machine of the cluster; the person is `connection.caller`.
-What a daemon does with itself (init, join, leave, renew) is taken out before (membership/roles).
+Requests about the daemon itself (init, join, leave, renew) is taken out before (membership/roles).
 """
 
 from __future__ import annotations

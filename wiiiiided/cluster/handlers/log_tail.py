@@ -65,7 +65,7 @@ class RankLog:
         self._overtaken = False
 
     def lines(self) -> Iterator[LogLine]:
-        """What was written since the last call, to the end of what there is."""
+        """The lines since the last call, to the end of what there is."""
         while piece := self._piece():
             yield from piece
 
@@ -243,7 +243,7 @@ def batches(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, ...]]:
 def _last_lines(fd: int, lines: int, floor: int) -> tuple[int, int]:
     """(offset, how many) of the last lines of a file, found from its end down to `floor`."""
     end = os.fstat(fd).st_size
-    # What follows the last newline is not yet a line.
+    # Bytes behind the last newline are not yet a line.
     count, offset = -1, end
     while offset > floor:
         begin = max(floor, offset - PIECE_BYTES)

@@ -46,7 +46,7 @@ class LogSource:
 
 
 async def lines_of(node_rpc: NodeRpc, parts: Sequence[LogSource]) -> AsyncGenerator[Lines, None]:
-    """What there is now, of all parts, oldest first."""
+    """The lines there are now, of all parts, oldest first."""
     async with AsyncExitStack() as stack:
         sources = [
             await stack.enter_async_context(aclosing(_or_note(node_rpc, part))) for part in parts

@@ -11,7 +11,7 @@ there. The same goes for a file where another node has a folder.
 
 To know whether two files are the same, the digest of every content that has passed is kept, 16
 bytes each. A file of the same name and size is spooled until its end is seen: in memory up to
-1 MiB, up to 256 MiB in a file without a name; a larger one is not compared. What comes in is
+1 MiB, up to 256 MiB in a file without a name; a larger one is not compared. All input is
 untrusted: only files and links pass, and all headers are made anew.
 """
 
@@ -42,7 +42,7 @@ ENCODING: Final = ("utf-8", "surrogateescape")
 
 
 class BadTar(WiiiiideError):
-    """What a node sent is no tar of files and links, or has too many of them."""
+    """A node's answer is no tar of files and links, or has too many of them."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class TarReader:
         self.ended = False  # the end of the archive was seen
 
     def feed(self, data: bytes) -> Iterator[Found]:
-        """What it makes of these bytes. Padding follows the end of a tar: it is passed over."""
+        """The output for these bytes. Padding follows the end of a tar: it is passed over."""
         if not self.ended:
             self._buffer += data
         while not self.ended:
@@ -223,7 +223,7 @@ class Merge:
         return self._passing is None or self._passing.is_held
 
     def _begun(self, entry: TarMember) -> _Passing:
-        """What comes to be of it: passed on, or spooled until it is known whether it is new."""
+        """The fate of a file: passed on, or spooled until it is known whether it is new."""
         if len(self._known) >= MOST_FILES:
             raise BadTar(f"there are more than {MOST_FILES} files; name fewer")
         wanted = self._beside_files(entry.name)
@@ -311,7 +311,7 @@ class _Passing:
             self._spool.close()
 
     def rest(self) -> Iterator[bytes]:
-        """What was held back, and the padding."""
+        """The part that was held back, and the padding."""
         if self._spool is not None:
             with self._spool as spool:
                 yield self._header()

@@ -4,7 +4,7 @@
             └── another ──── Dialer.open(…, "ask") ── NodeLogs │ NodeStacks │ NodeRanks │ NodePull
 
 No request waits for a silent node for ever: every wait has an end, and then raises a NoAnswer that
-names the node. What a node refuses is a Refuse here too.
+names the node. A node's refusal is a Refuse here too.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class NoAnswer(WiiiiideError):
 
 
 class Opens(Protocol):
-    """What a Dialer does."""
+    """The work of a Dialer."""
 
     async def open(
         self, address: str, port: int, purpose: p.Purpose, person: p.Person | None = None

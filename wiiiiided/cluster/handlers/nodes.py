@@ -10,7 +10,7 @@ then its place in the control plane, then its link. Asked again, what is left of
     heard, with jobs      certificate ─► drained, told ─► it ends them and says so ─► place ─► link
     else                  certificate ─────────────────────────────────────────────► place ─► link
 
-What it runs may begin elsewhere as soon as it has no place. So of a machine that is heard that is
+Its jobs may begin elsewhere as soon as it has no place. So of a machine that is heard that is
 not before its allocations have ended; of a silent one, the operator vouches for it.
 """
 
@@ -57,7 +57,7 @@ class RemoveMember(Protocol):
 
 @dataclass(frozen=True)
 class Cluster:
-    """What a coordinator has besides."""
+    """The parts only a coordinator has."""
 
     name: str
     members: Members

@@ -1,4 +1,4 @@
-"""What a member answers while its coordinator is away: what it knows of its own allocations.
+"""The answers of a member while its coordinator is away: about its own allocations.
 
     List     the jobs that run here
     Show     a job that has files here: its ranks on this node
@@ -50,7 +50,7 @@ class Alone:
 
     async def handle(self, connection: RpcConnection, request: m.Request, why: str) -> None:
         """One that it `can`; `why` says what keeps the coordinator from it."""
-        partial = f"{why}; this is what {self.node} knows of its own"
+        partial = f"{why}; {self.node} tells of its own jobs only"
         if isinstance(request, m.ListJobs):
             await connection.notice(partial)
             await connection.say(m.JobList(tuple(map(self._view, self._jobs())), partial))
@@ -98,7 +98,7 @@ class Alone:
             told = f"{self.coordinator} is told when it is heard, and ends the rest"
             return "stopping", f"cancelled by {by}: {said}; {told}"
         if not runs:
-            return "stopping", f"{here} has ended; what became of the rest is not known here"
+            return "stopping", f"{here} has ended; the rest is not known here"
         if job.state == "stopping":
             return "stopping", f"{here} is being ended"
         if job.state == "starting":

@@ -39,11 +39,11 @@ MOST_RECORD_BYTES = 1 << 22
 
 
 class TooLarge(WiiiiideError):
-    """What a job left is more than is kept of one job."""
+    """A job left more than is kept of one job."""
 
 
 class CollectedPart(msgspec.Struct, frozen=True):
-    """What is here of one node."""
+    """The files here of one node."""
 
     files: int
     bytes: int  # of its tar; 0: the job has no files there, and there is no tar
@@ -51,7 +51,7 @@ class CollectedPart(msgspec.Struct, frozen=True):
 
 
 class Collection(msgspec.Struct, frozen=True):
-    """What is brought back of one attempt."""
+    """The files brought back of one attempt."""
 
     job: int
     attempt: int
@@ -108,7 +108,7 @@ class Outputs:
             return None
 
     def of(self, job: Job) -> Collection | None:
-        """What is here of the files the job has now."""
+        """The files here, of those the job has now."""
         found = self.read(job.id)
         return found if found is not None and found.parts and found.is_of(job) else None
 

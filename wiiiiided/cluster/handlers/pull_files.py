@@ -129,7 +129,7 @@ class _Pull:
         return self.node_rpc.own if self.home is not None and node == self.home.own else node
 
     async def _part(self, node: str, source: AsyncGenerator[bytes, None]) -> None:
-        """What one node has; what it refuses is a problem, but for having nothing."""
+        """The files of one node; a refusal is a problem, but for having nothing."""
         self.merge.begin(node)
         try:
             async with aclosing(source) as pieces:

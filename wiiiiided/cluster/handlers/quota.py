@@ -52,7 +52,7 @@ class Quota:
             raise Refuse(FAILED, f"{text} ({most} in all): none was queued")
         if self._bytes.total() + size > QUEUE_BYTES:
             text = f"the queue is full: its jobs have {as_bytes(QUEUE_BYTES)} of text"
-            raise Refuse(FAILED, text, "put what is long into files of the working directory")
+            raise Refuse(FAILED, text, "put long texts into files of the working directory")
         if admin:
             return
         if self._number[user] + len(specs) > settings.queue_per_user:
@@ -62,10 +62,10 @@ class Quota:
         if self._bytes[user] + size > QUEUE_BYTES // PART:
             text = f"the jobs of {owner.user} that are not over have {as_bytes(self._bytes[user])}"
             text += f" of text, and a user's may have {as_bytes(QUEUE_BYTES // PART)}"
-            raise Refuse(FAILED, text, "put what is long into files of the working directory")
+            raise Refuse(FAILED, text, "put long texts into files of the working directory")
 
     def archives_of(self, owner: Owner) -> set[str]:
-        """What the jobs of one user that are not over need of the archives."""
+        """The archives that one user's jobs need while they are not over."""
         return {
             job.archive
             for job in self._jobs().values()

@@ -40,7 +40,7 @@ SHOW_S = 3.0  # for a node's word on its allocation: a client of `show` waits te
 
 
 class RankRequests:
-    """What ranks do and leave. `spool` is a directory for files that are held back."""
+    """The ranks' activity and files. `spool` is a directory for files that are held back."""
 
     def __init__(
         self, jobs: JobRequests, node_rpc: NodeRpc, metrics: MetricsRequests, spool: Path
@@ -70,7 +70,7 @@ class RankRequests:
         )
 
     async def _allocations(self, job: Job) -> dict[str, p.AllocationView]:
-        """What the nodes say that answer; one that is not heard of is not waited for."""
+        """The answers of the nodes; one that is not heard of is not waited for."""
         if job.attempt is None:
             return {}
         request = p.NodeRanks(job.id, job.attempt.number)
@@ -232,7 +232,7 @@ def _ranks_on(allocation: AllocationSpec, wanted: tuple[int, ...] = ()) -> tuple
 
 
 def _error(allocations: dict[str, p.AllocationView]) -> str:
-    """What failing ranks said; where several nodes have something, each with its name."""
+    """The errors of failing ranks; where several nodes have something, each with its name."""
     found = {node: allocation.error for node, allocation in allocations.items() if allocation.error}
     if len(found) <= 1:
         return "".join(found.values())[:ERROR_CHARS]

@@ -178,7 +178,7 @@ class Relay:
 
 
 class Copy:
-    """An archive that passes by, kept. What goes wrong with it is a line in the log and no more."""
+    """An archive that passes by, kept. A failure is a line in the log and no more."""
 
     def __init__(self, archives: Archives, limit: int) -> None:
         self._archives = archives

@@ -1,4 +1,4 @@
-"""What a daemon says of itself, whatever its role: asked on the machine it is about."""
+"""A daemon's status, whatever its role: asked on the machine it is about."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from wiiiiided.domain.node import Node
 
 @dataclass(frozen=True)
 class DaemonFacts:
-    """What does not change while a daemon is what it is."""
+    """The part that does not change while a daemon runs in a role."""
 
     mode: Literal["system", "user", "private"]
     node: Node

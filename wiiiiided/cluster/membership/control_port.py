@@ -6,7 +6,7 @@
                               TurnedAway: a sentence, the end
 
 greet and join are for machines that are not members yet; all else needs a certificate that counts.
-What comes is bounded: so many at once, so many of one machine, so long for the first words. A
+Connections are bounded: so many at once, so many of one machine, so long for the first words. A
 machine whose certificate does not count has the bounds of one that joins; the connections of a
 removed one are closed, whatever it has under way.
 """

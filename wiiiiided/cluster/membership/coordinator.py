@@ -1,9 +1,9 @@
-"""What a coordinator has besides the queue: its members, its links, its certificate.
+"""The parts of a coordinator besides the queue: its members, its links, its certificate.
 
 links ──── members that are heard   (the queue's orders, their reports)
 dialer ─── ask ──► members          (handlers/node_rpc)
 
-What comes in at the one port is `coordinator_port`'s.
+The one port is `coordinator_port`'s.
 """
 
 from __future__ import annotations

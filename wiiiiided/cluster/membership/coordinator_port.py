@@ -1,4 +1,4 @@
-"""What comes in at a coordinator's one port: data for its ranks, and what other machines ask.
+"""A coordinator's one port: data for its ranks, and requests of other machines.
 
 mux ── control port ─┬ greet, join   members: tokens, certificates
                      ├ link          links ─ controller

@@ -37,7 +37,7 @@ class Credentials:
         return self._client
 
     def request(self) -> str:
-        """What is to be signed for a new key; the key stays here until it is."""
+        """The request to be signed for a new key; the key stays here until it is."""
         if self._asked is None:
             self._asked = new_request(self.identity.node)
         return self._asked[1]

@@ -1,7 +1,7 @@
 """A member gets archives and checkpoints from the coordinator: on a connection of its own, so that
 none can make a node look lost.
 
-    FetchArchive(digest) ──►   ◄── B B B … E      kept when it is whole and what it was said to be
+    FetchArchive(digest) ──►   ◄── B B B … E      kept when it is whole and has that digest
                                ◄── Refusal        it is not there any more
     FetchCheckpoints     ──►   ◄── B B B … E J    a file without a name; J has its SHA-256
 """
@@ -70,7 +70,7 @@ class Fetcher:
                 async with asyncio.timeout(PIECE_WITHIN_S):
                     sent = p.decode_sent(await connection.message())
                 if sent.sha256 != digest.hexdigest():
-                    raise HostError("what arrived is not what the coordinator sent")
+                    raise HostError("the bytes that arrived are not those the coordinator sent")
                 file.flush()
                 file.seek(0)
                 return os.dup(file.fileno())

@@ -112,7 +112,7 @@ async def join_cluster(state: Path, node: Node, request: m.Join) -> m.ClusterVie
 
 
 def view_of(identity: Identity | None, node: str = "") -> m.ClusterView:
-    """What this machine is, as init, join, leave and renew answer it; `node` when it is alone."""
+    """This machine's role, as init, join, leave and renew answer it; `node` when it is alone."""
     if identity is None:
         return m.ClusterView(cluster="", role="alone", node=node)
     return m.ClusterView(
@@ -130,7 +130,7 @@ def view_of(identity: Identity | None, node: str = "") -> m.ClusterView:
 
 
 class _Found(msgspec.Struct, frozen=True):
-    """What the first connection has brought."""
+    """The result of the first connection."""
 
     address: str  # an IP: the second goes to the same machine, whatever a name means by then
     port: int
@@ -266,12 +266,12 @@ def _unreachable(where: str, problem: OSError | UnicodeError) -> Refuse:
         )
     if isinstance(problem, TimeoutError):
         text = f"no answer from {where} within {CONNECT_S:g} s: is the machine on, does a firewall "
-        return Refuse(NO_DAEMON, text + "drop what is sent to that port?")
+        return Refuse(NO_DAEMON, text + "drop packets to that port?")
     if isinstance(problem, socket.gaierror | UnicodeError):
         text = f"the name in {where[:200]!r} means no machine that is known here"
         return Refuse(USAGE, text, "give its IP address")
     if isinstance(problem, ssl.SSLError | ConnectionResetError | BrokenPipeError):
-        text = f"what listens at {where} does not speak TLS 1.3: is that the port of wiiiiided?"
+        text = f"the program at {where} does not speak TLS 1.3: is that the port of wiiiiided?"
         return Refuse(NO_DAEMON, text)
     return Refuse(NO_DAEMON, f"cannot connect to {where}: {_reason(problem)}")
 

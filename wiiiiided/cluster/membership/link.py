@@ -32,8 +32,8 @@ class LineEnded(WiiiiideError):
 
 
 class DaemonLink:
-    """One end of a link. `run` it until it ends. What it says `first` may be more than a queue
-    holds, and takes its time: the other end answers nothing before it has all of it."""
+    """One end of a link. `run` it until it ends. Its messages `first` may be more than a queue
+    holds, and take their time: the other end answers nothing before it has all of it."""
 
     def __init__(self, connection: RpcConnection, first: Iterable[Message] = ()) -> None:
         self._talk = connection

@@ -7,7 +7,7 @@
     the end, or ten seconds of silence ──► NodeLeft; what is on that node may go on
 
 A second link of the same member takes the place of the first: it knows better than we do whether
-the old one still works. What a member says of others is not believed.
+the old one still works. A member's words about others are not believed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Links:
         self._on_metrics = on_metrics
         self._links: dict[str, DaemonLink] = {}
         self._leaving: set[str] = set()  # removed, and heard until their allocations have ended
-        self._sorted: set[str] = set()  # whose files were compared with the queue
+        self._sorted: set[str] = set()  # members with files compared with the queue
         self._closing = False
         self._complaints = Complaints("links")
         self._renewals = asyncio.get_running_loop().call_later(RENEW_LOOK_S, self._look_at_dates)
@@ -287,7 +287,7 @@ def _sound(node: Node, name: str) -> Node:
     """A machine's own description, under the name its certificate has."""
     counts = (node.cores - 1, node.memory, node.gpus)
     if not all(0 <= count < LARGEST for count in counts):
-        raise WiiiiideError(f"{name} describes itself as what cannot be")
+        raise WiiiiideError(f"{name} describes itself with impossible figures")
     return replace(node, name=name, boot_id=plain(node.boot_id, 64), version=_version(node.version))
 
 

@@ -33,7 +33,7 @@ Handle = Callable[[RpcConnection, m.Request], Awaitable[None]]
 
 
 class CurrentRole(Protocol):
-    """What a role knows about leaving it, and about its certificate."""
+    """The part of a role about leaving it, and about its certificate."""
 
     def unfinished(self) -> str:
         """Why this machine cannot join another queue now; empty: it can."""

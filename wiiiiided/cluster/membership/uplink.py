@@ -5,7 +5,7 @@
       └────────────────────────────────────────────────────────────────────────────────────┘
     removed: a machine that was removed ends what it runs and waits for `wiiiiide leave`
 
-What happens while there is no link is not kept for later: the next reconciliation asks about
+Events while there is no link are not kept for later: the next reconciliation asks about
 everything that the coordinator still believes to be here, and the node's files know the answers.
 """
 
@@ -41,7 +41,7 @@ ASLEEP_S = 10.0  # beyond that: this machine slept, and what it finds in its soc
 
 
 class LinkWatcher(Protocol):
-    """What a member does about its link."""
+    """A member's reactions to its link."""
 
     def linked(self) -> None:
         """The coordinator hears this machine from now on."""
@@ -220,7 +220,7 @@ class Uplink:
 
     def _is_removed(self, why: str) -> None:
         if not self.removed:
-            logger.error("%s; what runs here for it ends. wiiiiide leave makes it alone again", why)
+            logger.error("%s; its jobs here end. wiiiiide leave makes it alone again", why)
         self.removed = f"{why}: wiiiiide leave makes this machine alone again"
         self._watcher.unlinked()
         self._workers.reconcile((), reason=why)
@@ -236,7 +236,7 @@ class Uplink:
         try:
             self._do(said)
         except Exception:
-            logger.exception("a defect while doing what the coordinator said")
+            logger.exception("a defect while doing an order of the coordinator")
 
     def _do(self, said: p.FromCoordinator) -> None:
         match said:
@@ -261,7 +261,7 @@ class Uplink:
         except p.UnreadableAssignment as problem:
             key = (problem.job, problem.attempt)
             if isinstance(action, a.StopWorkers) and (job := self._workers.following.get(key)):
-                # What is to end needs nothing of the job that is not known here.
+                # A job that is to end needs nothing that is not known here.
                 self._workers.perform(action, p.Assignment(job, ""))
             else:
                 self._workers.decline(*key, str(problem))

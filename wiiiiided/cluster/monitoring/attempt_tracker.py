@@ -7,11 +7,11 @@
     over   ──► pages read once more, the end written down
 
 Other nodes' metrics are checked before they count: an attempt that is followed, ranks that sit on
-that node, counters that do not fall. What does not belong is dropped, with a line in the log once
+that node, counters that do not fall. Others are dropped, with a line in the log once
 an hour.
 
 Changes of the state come by `update`, after they are stored; nothing here can keep one from
-happening. What could not be written waits for its next turn, and goes at last.
+happening. A record that could not be written waits for its next turn, and goes at last.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ NONSENSE_EVERY_S: Final = 3600.0  # between two lines that a node's metrics are 
 
 
 class Came(NamedTuple):
-    """What is known of a rank since the last tick."""
+    """A rank's state since the last tick."""
 
     node: str
     at: float  # when, by our own clock
@@ -198,7 +198,7 @@ class AttemptTracker:
         return found
 
     def take(self, node: str, metrics: NodeMetrics) -> None:
-        """What another node has read, checked. What does not belong is dropped."""
+        """Another node's samples, checked. One that does not belong is dropped."""
         try:
             for each in metrics.attempts:
                 self._take_from(node, metrics.at, each)
@@ -306,7 +306,7 @@ class AttemptTracker:
     # ---- looking
 
     def of(self, job: int) -> list[RunRecord]:
-        """What is known of a job's attempts, oldest first: those that ended and the one that
+        """Records of a job's attempts, oldest first: those that ended and the one that
         runs."""
         found = {record.attempt: record for record in self._records.of(job)}
         found |= {record.attempt: record for record in self._ended if record.job == job}

@@ -31,7 +31,7 @@ class _LastSign:
 
 
 class HangDetector:
-    """What was seen of each rank. `now` is monotonic: waiting is not a matter of date."""
+    """The last progress seen of each rank. `now` is monotonic: waiting is not a matter of date."""
 
     def __init__(self) -> None:
         self._seen: dict[Key, dict[int, _LastSign]] = {}

@@ -59,7 +59,7 @@ class HostStats:
         swap = psutil.swap_memory()
         moved = swap.sin + swap.sout
         before, self._swap = self._swap, (now, moved)
-        # What was moved before this look began is not of now.
+        # Pages moved before this look began are not of now.
         self._swapping = (
             before is not None
             and now - before[0] <= STALE_S
@@ -68,7 +68,7 @@ class HostStats:
 
 
 class Usage(NamedTuple):
-    """What the processes of a rank use."""
+    """The use of a rank's processes."""
 
     memory: int  # resident bytes, shared memory counted in each
     cpu_s: float  # processor seconds so far, those of children that have ended included

@@ -5,7 +5,7 @@
     an allocation ends    │       p                  at once, before the news of its end
 
 Nothing here waits: where there is no link, `send` drops what it gets, and the next metrics
-are whole again. Looking goes on meanwhile, since a hang is noticed here. What codec a rank uses is
+are whole again. Looking goes on meanwhile, since a hang is noticed here. A rank's codec is
 said of one rank in a message, first of those where it has changed: it is long and changes seldom.
 """
 
@@ -50,7 +50,7 @@ class Pusher:
         self._timer: asyncio.TimerHandle | None = None
         self._pushed_at = float("-inf")
         self._told: dict[Rank, Codec] = {}  # the one told last at the end
-        self._turn = 0  # whose metrics come next
+        self._turn = 0  # the rank with the next metrics
         self._guarded = Defects().guarded
 
     def start(self) -> None:
@@ -102,7 +102,7 @@ class Pusher:
         self.send(NodeMetrics(at, cpu, memory, health.swapping, attempts))
 
     def _metrics(self, looks: Iterable[AttemptReading]) -> dict[Key, dict[int, Metrics]]:
-        """What scripts report by name, of a few ranks: the others are told in the next messages."""
+        """Metrics reported by name, of a few ranks: the others are told in the next messages."""
         said = [(look.key, one.sample) for look in looks for one in look.observed]
         said = [(key, sample) for key, sample in said if sample.metrics]
         first = self._turn if self._turn < len(said) else 0
@@ -113,7 +113,7 @@ class Pusher:
         return found
 
     def _codec(self, looks: Iterable[AttemptReading]) -> tuple[Key, tuple[int, str, str]] | None:
-        """Whose codec is said now: one that has changed, else the one that was said longest ago."""
+        """The codec said now: one that has changed, else the one said longest ago."""
         now: dict[Rank, Codec] = {
             (look.key, one.sample.rank): (one.sample.codec, _cut(one.sample.codec_why))
             for look in looks

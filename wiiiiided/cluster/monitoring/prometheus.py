@@ -50,7 +50,7 @@ _RATES = {
     "waiting_ratio": "Share of the time spent waiting for peers, within the exchange.",
     "encode_ratio": "Share of the time spent encoding.",
     "decode_ratio": "Share of the time spent decoding.",
-    "codec_ratio": "How many times smaller the codec makes what travels.",
+    "codec_ratio": "How many times smaller the codec makes data.",
 }
 
 _OWN = {
@@ -62,7 +62,7 @@ _OWN = {
     "wiiiiide_jobs": "Jobs that are not over, by state.",
     "wiiiiide_node_up": "Whether the node is heard of.",
     "wiiiiide_node_state": "The node's state, as a label: ok, slow, idle, drained, lost.",
-    "wiiiiide_node_age_seconds": "How old what is known of the node is.",
+    "wiiiiide_node_age_seconds": "How old the node's last metrics are.",
     "wiiiiide_node_cores": "Cores the node has.",
     "wiiiiide_node_memory_bytes": "Memory the node has.",
     "wiiiiide_node_memory_used_ratio": "Share of the node's memory that is in use.",
@@ -236,7 +236,7 @@ def _running(now: JobNow, me: tuple[Label, ...]) -> Iterator[Sample]:
 
 
 def _training(ranks: Sequence[RankNow], me: tuple[Label, ...]) -> Iterator[Sample]:
-    """What `wide.parallel` measures of all ranks: one tells it as well as another; hosts that
+    """Measurements of `wide.parallel` over all ranks: one tells it as well as another; hosts that
     exchange seldom have noise scales of their own."""
     told = [rank.training for rank in ranks]
     for family, name in _TRAINING.items():

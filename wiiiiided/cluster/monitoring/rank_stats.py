@@ -32,7 +32,7 @@ Key = tuple[int, int]  # job, attempt
 
 
 class AttemptReading(NamedTuple):
-    """What was read of one attempt at one moment."""
+    """One attempt's samples of one moment."""
 
     key: Key
     readings: list[Reading]

@@ -5,8 +5,8 @@
     neither          │                                       no timer at all
 
 A watcher is woken by the sample that is due for it, so that what they show is fresh and
-two samples of the same moment are never taken. What other nodes send (`take`) comes when it comes
-and counts from the next sample on. A defect in here is logged and disturbs no job.
+two samples of the same moment are never taken. Samples of other nodes (`take`) come when they come
+and count from the next sample on. A defect in here is logged and disturbs no job.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Watcher:
 
 
 class Heard(NamedTuple):
-    """What a node said of itself last, and when that came."""
+    """A node's last word about itself, and when it came."""
 
     health: Health
     at: float
@@ -82,7 +82,7 @@ class Sampler:
         self._plan()
 
     def take(self, node: str, metrics: NodeMetrics) -> None:
-        """What another node has sent; it may be anything."""
+        """Metrics of another node; they may be anything."""
         health = Health(_ratio(metrics.cpu), _ratio(metrics.memory_used), metrics.swapping)
         self.heard[node] = Heard(health, self._loop.time())
         self._guarded(lambda: self.tracker.take(node, metrics))

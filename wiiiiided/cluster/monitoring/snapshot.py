@@ -120,7 +120,7 @@ class SnapshotMaker:
         return name in state.lost or (works and age_s >= STALE_S)
 
     def _heard(self, name: str, now: float) -> tuple[Health, float]:
-        """What a node last said of itself, and how long ago that was."""
+        """A node's last word about itself, and how long ago that was."""
         sampler = self.sampler
         if name == self.node.name:
             return sampler.machine.health, max(0.0, sampler.age_s)

@@ -2,8 +2,8 @@
 
     <attempt>/stats-0 …        backend/shm/stats draws the words
 
-Read by pread, never mapped: a job that truncates its page would kill the daemon by SIGBUS. What
-cannot be true (below 0, beyond any number, smaller than before) is refused and the sample with it;
+Read by pread, never mapped: a job that truncates its page would kill the daemon by SIGBUS. A
+figure that cannot be true (below 0, beyond any, smaller than before) is refused with its sample;
 a loss that is no number is not known; text is cut, decoded and cleaned. A guarded part is taken
 when its guard was even and the same before and after; else it stays what it was.
 
@@ -35,7 +35,7 @@ WORDS: Final = stats.WORDS
 TRIES: Final = 3  # to find a guarded part at rest; it is written within microseconds
 CODEC_CHARS, WHY_CHARS = 16, 300
 
-# What moves when a rank does something: operations, failures, messages, steps.
+# Counters that move when a rank does something: operations, failures, messages, steps.
 PROGRESS: Final = (stats.OPERATIONS, stats.FAILED, stats.SENT, stats.RECEIVED, stats.STEP)
 _COUNTERS: Final = (
     *(stats.OPERATIONS, stats.FAILED, stats.BYTES),
@@ -51,7 +51,7 @@ Words = tuple[int, ...]
 
 
 class Said(NamedTuple):
-    """What the script said last."""
+    """The script's last word."""
 
     step: int | None = None
     total: int | None = None
@@ -84,7 +84,7 @@ class Reading:
 
 @dataclass
 class _Known:
-    """What was last read of a rank."""
+    """The last values read of a rank."""
 
     said: Said = NOTHING_SAID
     codec: CodecWords = NO_CODEC

@@ -1,1 +1,1 @@
-"""What daemons say to each other: messages, and the rules of a link. No I/O."""
+"""Between daemons: messages, and the rules of a link. No I/O."""

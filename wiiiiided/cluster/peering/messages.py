@@ -1,4 +1,4 @@
-"""What daemons say to each other, over TLS, on the one port of each machine.
+"""Messages between daemons, over TLS, on the one port of each machine.
 
     from                    purpose    after Opening / Opened
     ────                    ───────    ──────────────────────
@@ -134,7 +134,7 @@ def sketch(given: Assignment, size: int) -> msgspec.Raw:
     """In the place of an assignment: only which job it is about. If that runs it goes on, and ends
     when told to; if it has not begun it never will."""
     attempt = _AttemptSketch(given.job.attempt.number) if given.job.attempt else None
-    why = f"what its node must be told has {size} bytes, too many to be sent"
+    why = f"the order for its node has {size} bytes, too many to be sent"
     return msgspec.Raw(encode(_Sketch(_JobSketch(given.job.id, attempt), why)))
 
 
@@ -205,7 +205,7 @@ class LinkHello(Message, frozen=True, tag="LinkHello"):
 
 class Reconcile(Message, frozen=True, tag="Reconcile"):
     """Everything that the coordinator believes to be on that node: start it, follow it, stop it, as
-    its phase says. What is not listed and runs is to be ended."""
+    its phase says. A job that runs and is not listed is to be ended."""
 
     assignments: tuple[msgspec.Raw, ...]  # packed
     forget: tuple[int, ...] = ()  # of `has`: jobs that the coordinator does not know

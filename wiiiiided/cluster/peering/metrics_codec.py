@@ -40,7 +40,7 @@ RANKS: Final = 4096  # in one message
 TEXT_MOST: Final = 1 << 20  # characters
 VARINT_BYTES: Final = 10
 COLUMNS_MOST: Final = 128
-METRIC_RANKS: Final = 8  # whose metrics are in one message
+METRIC_RANKS: Final = 8  # with metrics in one message
 MOST_LOSS: Final = 3.4e38  # what four bytes hold
 LARGEST_TRAINING: Final = 1e9  # of those that training measures
 MEASURED, DIVERGED, HAS_LOSS, OWN_STEPS = 1, 2, 4, 8  # bits of the flags
@@ -146,7 +146,7 @@ def pack(at: float, found: Sequence[Observed]) -> str:
 
 
 def unpack(at: float, text: str) -> list[Observed]:
-    """What `pack` was given, rounded; without codecs. ValueError: it cannot be true, and why."""
+    """The input of `pack`, rounded; without codecs. ValueError: it cannot be true, and why."""
     if not math.isfinite(at) or not 0 <= at <= LARGEST_MS / 1000:
         raise ValueError("its clock is beyond any")
     if len(text) > TEXT_MOST:

@@ -7,7 +7,7 @@
                                   R   the Store's pipe from another machine's shim    ◄── +
         door-<process uid>    a worker's: W with the connection, no answer
 
-What the daemon has passed it does not keep: it may restart, and no connection notices. These files
+A passed connection the daemon does not keep: it may restart, and no connection notices. These files
 are a job's to replace: only sockets of the jobs' user (or the daemon's) are connected to, never
 through a link, and nothing here waits longer than ANSWER_S for a process.
 """

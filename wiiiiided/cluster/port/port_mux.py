@@ -15,7 +15,7 @@
 The first bytes are peeked at: the process that gets the connection reads them. A connection that is
 handed over was read up to the end of its PROOF and not one byte further.
 
-What an unauthenticated peer can do here is bounded: MAX_SILENT connections without a word,
+Unauthenticated peers are bounded: MAX_SILENT connections without a word,
 MAX_HANDSHAKES under way and MAX_UNCERTIFIED without a certificate; of more, the oldest goes, unless
 it came just now: when a job starts, all its ranks come at once, up to CROWD. SILENT_S and
 HANDSHAKE_S for each, one line a second in the log. Accepting goes on meanwhile. Without descriptors

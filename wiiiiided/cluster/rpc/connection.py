@@ -159,7 +159,7 @@ class RpcConnection:
         await self.send(framing.BLOB_END)
 
     def close(self) -> None:
-        """What was sent still arrives; nothing more is read."""
+        """Messages sent still arrive; nothing more is read."""
         self._writer.close()
 
 

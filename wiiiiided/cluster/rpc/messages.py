@@ -1,4 +1,4 @@
-"""What a client and the daemon on its machine say to each other, over the daemon's unix socket.
+"""Messages between a client and the daemon on its machine, over the daemon's unix socket.
 
     client                                   daemon
     ──────                                   ──────
@@ -181,7 +181,7 @@ class Pull(Message, frozen=True, tag="Pull"):
 
 
 class GetStatus(Message, frozen=True, tag="Status"):
-    """What the daemon is and does."""
+    """The daemon's state and role."""
 
 
 class WatchSnapshots(Message, frozen=True, tag="Watch"):
@@ -192,19 +192,19 @@ class WatchSnapshots(Message, frozen=True, tag="Watch"):
 
 
 class GetRecords(Message, frozen=True, tag="Records"):
-    """What stays of a job's runs."""
+    """The records of a job's runs."""
 
     id: int
 
 
 class Predict(Message, frozen=True, tag="Predict"):
-    """What a job of this name may need, from its earlier runs."""
+    """The likely needs of a job of this name, from its earlier runs."""
 
     name: str
 
 
 class KeepPlan(Message, frozen=True, tag="KeepPlan"):
-    """What `wiiiiide plan` found for jobs of this name. Answered with EndOfAnswers."""
+    """The plan `wiiiiide plan` found for jobs of this name. Answered with EndOfAnswers."""
 
     name: str
     plan: KeptPlan
@@ -467,7 +467,7 @@ class DaemonStatus(Message, frozen=True, tag="DaemonStatus"):
 
 
 class ClusterView(Message, frozen=True, tag="ClusterView"):
-    """What init, join, leave and renew have made of this machine."""
+    """This machine's membership after init, join, leave or renew."""
 
     cluster: str
     role: Literal["alone", "coordinator", "member"]
@@ -524,7 +524,7 @@ class Snapshot(Message, frozen=True, tag="Snapshot"):
 
 
 class JobRecords(Message, frozen=True, tag="JobRecords"):
-    """What `report` shows."""
+    """The content of `report`."""
 
     job: JobView
     story: tuple[StoryLine, ...]

@@ -6,7 +6,7 @@
 
 The kernel names a person on this machine (SO_PEERCRED), and the other daemon one on another
 machine. The socket's mode says which users may connect: 0660 and group wiiiiide for the service,
-0600 for a person's own daemon. What a client can send is bounded: so many connections, so many
+0600 for a person's own daemon. A client's requests are bounded: so many connections, so many
 bytes a message, so long for the first words.
 """
 

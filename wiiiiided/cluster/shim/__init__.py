@@ -4,7 +4,7 @@ It starts the ranks, drains their output, notices their end and writes it down; 
 notice when the daemon is killed, restarted or upgraded. Standard library only, everything imported
 at the start (the package may be replaced on disk while it runs), no threads.
 
-What it and the daemon share is one directory per attempt, and a unix socket in it:
+It shares with the daemon one directory per attempt, and a unix socket in it:
 
     <jobs>/<id>/                made by the daemon
         files/work/             the job's working directory, kept from attempt to attempt

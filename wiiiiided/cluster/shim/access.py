@@ -66,7 +66,7 @@ def closed_here(path: str) -> str:
 
 
 def denied(exception: str) -> str:
-    """What a script's PermissionError means, if it met a file of another user; else empty."""
+    """The meaning of a script's PermissionError, if it met a file of another user; else empty."""
     found = _DENIED.search(exception)
     if found is None:
         return ""

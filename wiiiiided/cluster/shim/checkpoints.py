@@ -58,7 +58,7 @@ def newest_steps(paths: Iterable[str]) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Placing:
-    """What is to be placed where; its JSON is the helper's argument."""
+    """Files to be placed, and where; its JSON is the helper's argument."""
 
     work: str
     attempt: int

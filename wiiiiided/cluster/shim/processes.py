@@ -109,7 +109,7 @@ def environment(pid: int) -> list[bytes]:
 
 
 def command(pid: int) -> str:
-    """What `ps` shows, on one line of at most 200 characters."""
+    """The command as in `ps`, on one line of at most 200 characters."""
     words = _content(pid, "cmdline").rstrip(b"\0").replace(b"\0", b" ")
     text = words.decode("utf-8", "replace")
     return "".join(char if char.isprintable() else "?" for char in text[:200])

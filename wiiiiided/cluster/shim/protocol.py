@@ -40,7 +40,7 @@ LINE_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class LaunchOrder:
-    """What the daemon wants started. No secret is in it: those come by descriptor."""
+    """The command the daemon wants started. No secret is in it: those come by descriptor."""
 
     job: int
     attempt: int

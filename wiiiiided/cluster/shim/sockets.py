@@ -34,7 +34,7 @@ TABLES = ("/proc/self/net/tcp", "/proc/self/net/tcp6")
 ESTABLISHED = "01"  # the state, as the table prints it
 # A cable that is out for a minute ends nothing; a machine that is gone is noticed in the end.
 KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 15), (socket.TCP_KEEPCNT, 6))
-SILENT_S = 120  # the same, for what was sent and is not acknowledged: keepalive rests meanwhile
+SILENT_S = 120  # the same, for bytes sent and not acknowledged: keepalive rests meanwhile
 # The errors of a connection when the other machine is gone, not only the process there.
 SILENCE = frozenset((errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH))
 MAPPED = bytes(10) + b"\xff\xff"  # an IPv4 address on a socket that could speak both

@@ -164,7 +164,7 @@ class Dump:
         self._next()
 
     def _answer(self) -> bytes:
-        """What the process has written."""
+        """The text the process has written."""
         try:
             return os.pread(self._fd, max(0, TEXT_BYTES - len(self._text)), self._began)
         except OSError as problem:

@@ -3,7 +3,7 @@
     event ─► step ─► store (fsync) ─► log, watchers, actions
                        └─ cannot write: the step is undone, nothing happened
 
-What a person asked for is refused with the reason when it cannot be stored. What a shim reported
+A person's request is refused with the reason when it cannot be stored. A shim's report
 has happened all the same: it waits in order and is tried again every second; `unrecorded` is what
 the jobs will be then. The exception is a cancel: it must work on a full disk above all, with the
 room that is kept for it (state/disk_reserve); and where that is not enough the workers are ended
@@ -71,20 +71,20 @@ class Controller:
     # ---- events in
 
     def ask(self, event: e.AnyEvent, secrets: dict[str, str] | None = None) -> None:
-        """What a person wants. StoreError: it did not happen. A caller that reads the state to
+        """A person's request. StoreError: it did not happen. A caller that reads the state to
         decide on the event calls `catch_up` before."""
         self.catch_up()
         self._apply(event, secrets)
         self._set_alarm()
 
     def catch_up(self) -> None:
-        """What was reported came first, and so did a change of the clock; StoreError: not yet."""
+        """Earlier reports came first, and so did a change of the clock; StoreError: not yet."""
         self._drain()
         if self._reports:
             raise StoreError(self.problem)
 
     def end(self, event: Cancel) -> None:
-        """What a person wants ended, always: recorded when this returns, or waiting for room with
+        """A person's wish to end jobs, always: recorded when this returns, or waiting for room with
         the workers being ended all the same (`unrecorded`)."""
         try:
             self.ask(event)
@@ -108,7 +108,7 @@ class Controller:
         self._drain()
 
     def _foreseen(self) -> tuple[dict[int, Job], list[AnyAction]]:
-        """What all that is reported will make of the state, and what is to be done then."""
+        """The state as all reports will make it, and the actions then."""
         actions: list[AnyAction] = []
         try:
             for event in self._reports:
@@ -124,7 +124,7 @@ class Controller:
         return self.problem or self.store.reserve.trouble
 
     def report(self, event: e.AnyEvent) -> None:
-        """What has happened already: it is kept until it can be stored."""
+        """An event that has happened already: it is kept until it can be stored."""
         self._reports.append(event)
         self._drain()
 

@@ -4,7 +4,7 @@
       ▲                                                  │
       └──────────── there is room again ◄────────────────┘
 
-A file of BYTES beside the state, with blocks of its own. What else happens on a full disk waits for
+A file of BYTES beside the state, with blocks of its own. Other events on a full disk wait for
 room: a reserve that everything may use is used up when it is needed. The size is that of SQLite's
 write-ahead log between two checkpoints, into which hundreds of ends go.
 """

@@ -1,4 +1,4 @@
-"""What `wiiiiide plan` found, by a job's name and its model's shape: one row of the table `facts`.
+"""Plans of `wiiiiide plan`, by a job's name and its model's shape: one row of the table `facts`.
 
     plan-<shape>-<name of the job>  │  the KeptPlan, JSON
 

@@ -1,4 +1,4 @@
-"""What stays of runs: a row an attempt, in the same file as the state but never in its way.
+"""Records of runs: a row an attempt, in the same file as the state but never in its way.
 
     while it runs      written every 5 s at first, every minute later
     at its end         written once more, with how it ended

@@ -216,7 +216,7 @@ class StateStore:
         return int(self._db.execute(sql, (counter,)).fetchone()[0])
 
     def fact(self, name: str, first: str) -> str:
-        """What was said about `name` the first time this was asked."""
+        """The answer about `name` when this was first asked."""
         try:
             with self._db:
                 self._db.execute("INSERT OR IGNORE INTO facts VALUES (?, ?)", (name, first))

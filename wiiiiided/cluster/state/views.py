@@ -49,7 +49,7 @@ def view(state: State, job: Job, now: float) -> JobView:
 
 
 def _error(job: Job) -> str:
-    """What its latest attempt raised, of a job that failed, or is about to start again."""
+    """The error of the latest attempt, of a job that failed, or is about to start again."""
     if job.attempt is None or job.state not in ("failed", "backoff"):
         return ""
     return error_of(job.attempt)
@@ -80,7 +80,7 @@ def on_one_node(job: Job, state: str, why: str) -> JobView:
 
 
 def unrecorded(seen: JobView, job: Job, ahead: Job | None, problem: str) -> JobView:
-    """What has happened to a job is not on the disk yet: it is not shown as what it was before, nor
+    """A job's news is not on the disk yet: it is not shown as what it was before, nor
     as over while a restart of the daemon might not know that."""
     if ahead is None:
         return seen
@@ -129,7 +129,7 @@ def node_view(state: State, name: str, now: float, coordinator: str) -> NodeView
 
 
 def list_order(job: Job) -> tuple[bool, int, int]:
-    """What is on nodes first, then the queue in its order."""
+    """Jobs on nodes first, then the queue in its order."""
     return (job.attempt is None or job.state in ("queued", "held", "backoff"), *job.queue_key)
 
 
@@ -178,7 +178,7 @@ def count_states(state: State) -> dict[str, int]:
 
 
 def goes_on(state: State) -> str:
-    """What runs on when the daemon stops; empty when nothing does."""
+    """The jobs that run on when the daemon stops; empty when none do."""
     live = [job for job in state.jobs.values() if isinstance(job.phase, Running | Hung | Stopping)]
     if not live:
         return ""

@@ -7,8 +7,8 @@ journald's native protocol: one datagram a line, of fields.
     WIIIIIDE_JOB=17\\n
     MESSAGE\\n <8 bytes, little endian: length> a text with several lines \\n
 
-What is too large for a datagram goes as a sealed memfd, its descriptor in an empty datagram. What
-cannot be sent goes to stderr, which systemd reads too: without fields, but not lost.
+An entry too large for a datagram goes as a sealed memfd, its descriptor in an empty datagram. One
+that cannot be sent goes to stderr, which systemd reads too: without fields, but not lost.
 
 Rejected: python-systemd, for a compiled module that needs libsystemd's headers to install.
 """

@@ -1,4 +1,4 @@
-"""What this machine has: detected, never asked for.
+"""This machine's resources: detected, never asked for.
 
 Cores are those this process may use (affinity, and a container's CPU quota); memory is what there
 is, or a container's limit. GPUs are counted by their device files: no library is needed for that.

@@ -67,7 +67,7 @@ class Authority:
 
     @property
     def digest(self) -> bytes:
-        """What a token knows this authority by."""
+        """The digest a token knows this authority by."""
         return hashlib.sha256(der_of(self.certificate)).digest()
 
     def sign(self, csr_pem: str, node: str, role: Role, now: float) -> Certificate:

@@ -42,7 +42,7 @@ def der_of(pem: str) -> bytes:
             raise ValueError("too long")
         return ssl.PEM_cert_to_DER_cert(pem.strip())
     except ValueError:
-        raise UsageError("what was sent as a certificate is none") from None
+        raise UsageError("the bytes sent as a certificate are not one") from None
 
 
 def is_due(until: float, now: float) -> bool:

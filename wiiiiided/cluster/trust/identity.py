@@ -1,4 +1,4 @@
-"""What this machine is in which cluster: a directory that is there whole, or not.
+"""This machine's place in a cluster: a directory that is there whole, or not.
 
     <state>/cluster/ 0700, every file 0600
         cluster.json      role, names, addresses: Membership below
@@ -94,7 +94,7 @@ class Identity(ClusterMembership, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, state: Path) -> Identity | None:
-        """What this machine is; None: alone. What an interrupted change has left is removed."""
+        """This machine's identity; None: alone. Remains of an interrupted change are removed."""
         directory = state / private_files.CURRENT
         with _writing(state):
             private_files.remove_leftovers(state)

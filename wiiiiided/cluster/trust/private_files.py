@@ -24,7 +24,7 @@ _FLAGS: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOE
 
 
 def remove_leftovers(state: Path) -> None:
-    """What an interrupted init, join or leave has left: none of it counts."""
+    """Remove remains of an interrupted init, join or leave: none of it counts."""
     for name in (NEW, GONE):
         if (state / name).exists():
             shutil.rmtree(state / name)

@@ -110,7 +110,7 @@ def _believe(context: ssl.SSLContext, ca_pem: str) -> None:
     try:
         context.load_verify_locations(cadata=der_of(ca_pem))
     except ssl.SSLError:
-        raise HostError("what was sent as the cluster's authority is no certificate") from None
+        raise HostError("the bytes sent as the cluster's authority are no certificate") from None
 
 
 def _show(context: ssl.SSLContext, identity: Identity) -> None:

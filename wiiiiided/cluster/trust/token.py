@@ -1,4 +1,4 @@
-"""What an operator carries to a machine that is to join.
+"""The token an operator carries to a machine that is to join.
 
     wiiiiide1.<72 characters, base64url>
               ├─ 32 B  SHA-256 of the authority's certificate: which to trust
@@ -62,5 +62,5 @@ class Token:
 
 
 def hash_of(secret: bytes) -> str:
-    """What the coordinator's store keeps of a secret."""
+    """The digest of a secret that the coordinator's store keeps."""
     return hashlib.sha256(secret).hexdigest()

@@ -20,7 +20,7 @@ Rule = Callable[[Values, Findings], None]
 # Command and variables together. They travel in one file to the shim that has at most 1 MiB and in
 # which a character may take six; and no kernel starts a program with more than 2 MiB of them.
 START_BYTES = 128 << 10
-INTO_A_FILE = "put what is long into a file of the working directory"
+INTO_A_FILE = "put long texts into a file of the working directory"
 
 
 def passed_and_set(values: Values, findings: Findings) -> None:
