@@ -1,4 +1,4 @@
-"""What `import torch` calls, through the entry point `torch.backends`, to make the backend known.
+"""`import torch` calls this through the entry point `torch.backends`, to make the backend known.
 
 An exception here would break `import torch` for every program of the environment, so nothing
 leaves this module: a failure is one line on stderr, and torch goes on without the backend.

@@ -46,7 +46,7 @@ class OnePort:
 
 @dataclass(frozen=True)
 class Config:
-    """What a worker can be told from outside; every field names its variable."""
+    """A worker's settings from outside; every field names its variable."""
 
     stall_warning_s: float = 5.0  # WIIIIIDE_STALL_WARNING_S: name the missing ranks after this long
     spin: str = "auto"  # WIIIIIDE_SPIN: auto | always | never; how to wait before sleeping
@@ -93,7 +93,7 @@ class Config:
         )
 
 
-# What a job file may name.
+# For job files.
 _WARN_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 
@@ -181,7 +181,7 @@ def colour_wanted(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def completion_asked(variable: str, environ: Mapping[str, str] | None = None) -> str:
-    """What a shell wants completed, as typer's scripts say it; empty when a person calls."""
+    """The words a shell wants completed, as typer's scripts say it; empty when a person calls."""
     return (os.environ if environ is None else environ).get(variable, "")
 
 
@@ -217,7 +217,7 @@ def passed(names: tuple[str, ...], environ: Mapping[str, str] | None = None) -> 
     return {name: env[name] for name in names if name in env}
 
 
-# What a job may know of the daemon's environment: its user, paths and locale.
+# The part of the daemon's environment for jobs: its user, paths and locale.
 INHERITED = (
     *("HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "TMPDIR"),
     *("LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "CUDA_VISIBLE_DEVICES"),

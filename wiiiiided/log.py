@@ -47,7 +47,7 @@ _otherwise = _Otherwise()
 
 
 def set_tier(tier: str) -> None:
-    """Apply a tier. What a program has set up for logging, now or later, is left alone."""
+    """Apply a tier. A program's own setup of logging, now or later, is left alone."""
     logger.setLevel(LEVELS[tier])
     if _otherwise not in logger.handlers:
         logger.addHandler(_otherwise)

@@ -90,7 +90,7 @@ def compact_bytes(size: float) -> str:
 
 
 def span(seconds: float, fine: bool = False) -> str:
-    """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h. What has not passed does not
+    """A length of time in at most two units: 8s, 4m10s, 2h05m, 3d04h. Unfinished units do not
     count: 59.9 s are 59s. `fine` tells more of short ones, by the same rule: 40ms, 8.2s."""
     # A product such as 0.29 * 100 is a hair below what it should be.
     whole = max(0, math.floor(seconds + 1e-9))

@@ -22,7 +22,7 @@ def done(seconds: float, memory: int | None, sent: int, **fields: object) -> Run
 def test_without_history_it_says_so() -> None:
     found = forecast("digits", [])
     assert (found.runs, found.memory, found.time_s, found.wire_bytes) == (0, None, None, None)
-    assert found.text == 'no earlier run named "digits" is done: what it needs is not known'
+    assert found.text == 'no earlier run named "digits" is done: its needs are not known'
 
 
 def test_the_most_memory_the_range_of_times_and_the_most_bytes() -> None:

@@ -1,5 +1,5 @@
-"""What is known of how a job runs, in numbers: what a rank has counted, what a node does now, what
-stays of a run.
+"""The metrics of a job: the counters of a rank, the activity of a node now, the record of
+a run.
 
     stats pages ──sampled──► RankSample ──two of them──► rates ──► NodeNow, JobNow ──► Snapshot
                                   │                                    (top, ps, metrics)
@@ -21,7 +21,7 @@ Metrics = dict[str, float | None]  # by name, eight at most; None: not a finite 
 
 
 class TrainingMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What `wide.parallel` measures of a run and a rank tells, as far as it is known."""
+    """Measurements of `wide.parallel` as a rank tells them, as far as they are known."""
 
     noise_scale: float | None = None  # the batch that gradients want, in samples
     noise_batches: float | None = None  # the same in batches of a rank: samples are not counted
@@ -69,7 +69,7 @@ class RankSample(msgspec.Struct, frozen=True):
 
 
 class Rates(msgspec.Struct, frozen=True):
-    """What happens per second, between two samples of a rank, or summed over several."""
+    """Rates per second, between two samples of a rank, or summed over several."""
 
     steps: float | None = None
     samples: float | None = None
@@ -206,7 +206,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 class RunForecast(msgspec.Struct, frozen=True):
-    """What a job may need, from earlier runs of the same name; `text` says it all in a sentence."""
+    """A job's likely needs, by earlier runs of its name; `text` says it all in a sentence."""
 
     runs: int  # done ones that were looked at; 0: there is no history
     text: str

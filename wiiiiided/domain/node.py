@@ -8,7 +8,7 @@ PORT = 9461  # the one port of a machine, unless it was told another
 
 
 class Node(msgspec.Struct, frozen=True):
-    """What a machine has. `boot_id` changes when it restarts: nothing of before runs any more."""
+    """A machine's resources. `boot_id` changes at a restart: nothing of before runs any more."""
 
     name: str
     cores: int

@@ -1,4 +1,4 @@
-"""What a short trial of a job has measured, and what is predicted from it: the words of `plan`.
+"""The measurements of a job's short trial, and what is predicted from them: the words of `plan`.
 
     MachineProbe   one machine alone with the user's own script      ┐
     PairProbe      two machines that average a piece together         ├─► metrics/plan ──► PlanRow
@@ -49,7 +49,7 @@ class MachineProbe(msgspec.Struct, frozen=True):
 
     @property
     def sample_s(self) -> float:
-        """What each sample adds to a step."""
+        """The time each sample adds to a step."""
         if not self.has_part:
             return self.step_s / self.samples
         added = (self.step_s - self.part_s) / (self.samples - self.part_samples)
@@ -57,7 +57,7 @@ class MachineProbe(msgspec.Struct, frozen=True):
 
     @property
     def fixed_s(self) -> float:
-        """What a step takes however few its samples are; 0 where that is not known."""
+        """The time of a step however few its samples are; 0 where that is not known."""
         return max(0.0, self.step_s - self.sample_s * self.samples) if self.has_part else 0.0
 
     def seconds(self, samples: float) -> float:
@@ -80,7 +80,7 @@ class PairProbe(msgspec.Struct, frozen=True):
 
 
 class ScriptFacts(msgspec.Struct, frozen=True):
-    """What is known of the script."""
+    """Facts about the script."""
 
     gradient_bytes: int  # of a step, in float32
     way: Way = "parallel"
@@ -124,7 +124,7 @@ class MachineSet(msgspec.Struct, frozen=True):
 
 
 class KeptPlan(msgspec.Struct, frozen=True):
-    """What stays of a plan, by the job's name."""
+    """The record of a plan, by the job's name."""
 
     at: float  # seconds since 1970
     shape: str
@@ -177,7 +177,7 @@ def spell(line: ProbeLine) -> str:
 
 
 def read_line(text: str) -> ProbeLine | None:
-    """What a rank said; None: it is another line, or no sense is in it."""
+    """A rank's message; None: it is another line, or no sense is in it."""
     if not text.startswith(MARK):
         return None
     try:

@@ -51,7 +51,7 @@ def duration(text: str) -> float | None:
 
 
 def guess_duration(value: object) -> str:
-    """What may have been meant; empty when there is no telling."""
+    """A likely value; empty when there is no telling."""
     text = re.sub(r"and|,", "", _squeezed(value).lower())
     text = re.sub(r"[a-z]+", lambda unit: _SPOKEN.get(unit[0], unit[0]), text)
     if re.fullmatch(_NUMBER, text):
@@ -66,7 +66,7 @@ def size(text: str) -> int | None:
 
 
 def guess_size(value: object) -> str:
-    """What may have been meant; a small number is taken for GiB, a large one for bytes."""
+    """A likely value; a small number is taken for GiB, a large one for bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and 4096 <= value < 1 << 60:
         return spoken_size(value)
     if isinstance(value, int | float) and re.fullmatch(_NUMBER, _squeezed(value)):
@@ -91,7 +91,7 @@ def nodes(value: object) -> tuple[int, int | None] | None:
 
 
 def guess_nodes(value: object) -> str:
-    """What may have been meant, as the file would have it."""
+    """A likely value, as the file would have it."""
     text = _squeezed(value).strip('"').lower().replace("..", "-").replace("to", "-")
     text = re.sub("[\u2010-\u2015]", "-", text)
     if re.fullmatch("[1-9][0-9]{0,3}", text):

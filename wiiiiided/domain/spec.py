@@ -1,4 +1,4 @@
-"""What a job asks for, after its file has been read and checked: numbers, not words.
+"""A job's settings, after its file has been read and checked: numbers, not words.
 
 A JobSpec is made by `jobfile` (or by a program), travels in `cluster/rpc/messages`, lies in the
 store, and is read by everything that places, starts or shows a job. Durations are seconds and sizes
@@ -20,7 +20,7 @@ class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 class Run(Struct, frozen=True):
-    """What is started as each rank, and where."""
+    """The command of each rank, and its folder."""
 
     command: tuple[str, ...]  # argv; no shell
     workdir: str = "."  # relative to the job file; its content is shipped

@@ -21,7 +21,7 @@ State = Literal[
     "cancelled",
 ]
 
-# What each state means, for docs and `wiiiiide ps --help`.
+# The meaning of each state, for docs and `wiiiiide ps --help`.
 STATES: Final[dict[State, str]] = {
     "held": "waits until it is released",
     "queued": "waits for its turn, its nodes or the jobs it comes after",

@@ -48,7 +48,7 @@ def label(setting: Mapping[str, str]) -> str:
 
 
 def problems_of_sweep(settings: list[Mapping[str, str]]) -> list[str]:
-    """What cannot be, in sentences; empty is good."""
+    """Problems of a sweep, in sentences; empty is good."""
     checks = (
         (0 < len(settings) <= MOST_JOBS, f"a sweep has 1 to {MOST_JOBS:,} jobs"),
         (all(0 < len(one) <= MOST_KEYS for one in settings), f"1 to {MOST_KEYS} keys can be swept"),

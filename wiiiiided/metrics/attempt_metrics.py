@@ -61,7 +61,7 @@ class AttemptMetrics:
         self._recorder.begin(at - self.began, sample)
 
     def take(self, at: float, samples: Samples) -> None:
-        """What was read; ranks without a new sample stay as they are."""
+        """Take the samples; ranks without a new sample stay as they are."""
         ranks = dict(self.ranks)
         for node, found in samples.items():
             for sample in found:
@@ -148,7 +148,7 @@ class AttemptMetrics:
         return self._meters.setdefault(rank, RateMeter())
 
     def _latest(self) -> list[RankSample]:
-        """What is known now; where nothing is, what was known last."""
+        """The samples known now; where there are none, the last ones."""
         return [sample for _, sample in (self.fresh or self.ranks).values()]
 
     def _rank(self, rank: int) -> RankNow:

@@ -1,4 +1,4 @@
-"""What a job may need: the most and the least that earlier runs of the same name took.
+"""The likely needs of a job: the most and the least that earlier runs of the same name took.
 
 Nothing is extrapolated. Runs of the same name may have had another size; the sentence says how many
 workers they had, so that its reader can tell.
@@ -17,7 +17,7 @@ def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
     """From runs that are done; the others say how long something takes to fail."""
     done = [run for run in records if run.state == "done" and run.name == name]
     if not done:
-        return RunForecast(0, f'no earlier run named "{name}" is done: what it needs is not known')
+        return RunForecast(0, f'no earlier run named "{name}" is done: its needs are not known')
     peaks = [r.memory_peak for run in done for r in run.ranks if r.memory_peak is not None]
     memory = max(peaks, default=None)
     times = [run.ended_at - run.started_at for run in done if run.ended_at is not None]

@@ -87,7 +87,7 @@ def _weighted(one: float | None, one_s: float, other: float | None, other_s: flo
 
 
 def mean(first: Rates, first_s: float, second: Rates, second_s: float) -> Rates:
-    """Weighted by time. What only one of them knows is taken from that one."""
+    """Weighted by time. A value only one of them has is taken from that one."""
     whole = first_s + second_s
     if whole <= 0:
         return second

@@ -64,7 +64,7 @@ _BETTER: Final = 1.02  # a set without some machines is worth a row from here on
 
 
 class Exchange(NamedTuple):
-    """What machines need to average gradients once."""
+    """The needs of machines to average gradients once."""
 
     seconds: float
     fixed_s: float  # of these, whatever the bytes
@@ -185,7 +185,7 @@ def together_s(way: Way, step_s: float, exchange_s: float) -> float:
 
 
 def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exchange) -> str:
-    """What keeps these machines from the sum of their speeds, where much is missing."""
+    """The cause where these machines miss much of the sum of their speeds."""
     if whole_s - step.seconds > 0.5 * whole_s:
         if exchange.fixed_s > 0.5 * exchange.seconds:
             return (

@@ -1,4 +1,4 @@
-"""What happens per second, from a rank's counters: two samples make a rate, ranks make a sum.
+"""Rates per second, from a rank's counters: two samples make a rate, ranks make a sum.
 
 Some counters move only when an operation ends: one that takes ten seconds brings ten seconds of
 waiting at once. So a rate is taken between two moments at which something had just ended, and
@@ -152,7 +152,7 @@ def total_of(values: Iterable[T | None]) -> T | None:
 
 
 def metrics_of(samples: Iterable[RankSample]) -> Metrics:
-    """What ranks report by name, in the mean; None where one of them is not a finite number. Eight
+    """Metrics reported by name, in the mean; None where one of them is not a finite number. Eight
     names, those of the first ranks: ranks may report different ones."""
     found: dict[str, list[float | None]] = {}
     for sample in samples:
@@ -168,13 +168,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def one_word(words: Iterable[str]) -> str:
-    """What all of several say, "mixed" where they differ; empty ones say nothing."""
+    """The word of all of several, "mixed" where they differ; empty ones say nothing."""
     found = {word for word in words if word}
     return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
 class ProgressMark(NamedTuple):
-    """What a script said at one moment."""
+    """A script's word at one moment."""
 
     at: float
     step: int

@@ -1,4 +1,4 @@
-"""What stays of a run, sample by sample: points over time, and every rank's totals.
+"""The record of a run, sample by sample: points over time, and every rank's totals.
 
     samples   s s s s s s s s s s s s        4 a second at most
     stretch   ├─────────┤─────────┤──        open until it is `grain_s` long and something ended;

@@ -16,7 +16,7 @@ Unit = Literal["samples/s", "step/s", "op/s"]
 
 
 class Health(NamedTuple):
-    """What the machine says of itself; None: not known yet."""
+    """The machine's word about itself; None: not known yet."""
 
     cpu: float | None = None
     memory_used: float | None = None
@@ -57,7 +57,7 @@ def node_rates(name: str, attempts: Sequence[AttemptMetrics]) -> Rates:
 
 
 class NodeStatus(NamedTuple):
-    """What else is known of a node: its place in the cluster."""
+    """Other facts about a node: its place in the cluster."""
 
     age_s: float = 0.0  # of what it said last
     coordinator: bool = True  # a machine alone is its own

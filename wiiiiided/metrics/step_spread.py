@@ -6,7 +6,7 @@ with another number. Nothing fails and nothing waits; the steps they report are 
     rank 0   1450  1460  1470  1480 …      the same pace, so they are in step with each other
     rank 1      0    10    20    30 …      1,450 behind, now as twenty seconds ago
 
-What is no sign: a step or two (samples of two machines are seconds apart), a rank that reports
+No signs are: a step or two (samples of two machines are seconds apart), a rank that reports
 seldom (its step is carried on to now, by its pace and the age of its word), a difference that
 passes, and ranks that are not in step at all: their pace differs, or their run says so, since its
 hosts make as many steps between two exchanges as each of them can.
@@ -33,7 +33,7 @@ Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
 
 class StepMark(NamedTuple):
-    """What is kept of a sample."""
+    """The kept part of a sample."""
 
     pid: int
     step: int

@@ -9,7 +9,7 @@ throughput says nothing. But the others wait for it, and it waits for none:
                      └──── a step ──┘
 
 By how much: with w its share of waiting and o the mean of the others', a step of length T would
-take T·(1 - (o - w)) if this rank were as quick as the others are in the mean. What it costs is
+take T·(1 - (o - w)) if this rank were as quick as the others are in the mean. Its cost is
 T over that, less one: (o - w) / (1 - (o - w)). Here 0.515 / 0.485: +106 % step time.
 
 Some rank is always the latest, and a name that changes every few seconds sends people to machines
@@ -51,7 +51,7 @@ Waits = dict[int, float]  # rank → its share of waiting
 
 
 class WaitMark(NamedTuple):
-    """What is kept of a sample: a whole one may have 256 peers in it."""
+    """The kept part of a sample: a whole one may have 256 peers in it."""
 
     at: float
     pid: int
@@ -111,7 +111,7 @@ class StragglerFinder:
 def judge(
     windows: Sequence[Window], nodes: Mapping[int, str], before: StragglerVerdict
 ) -> StragglerVerdict:
-    """What so many windows say, and what was said before: a word must not flicker."""
+    """The verdict of so many windows and the one before: a word must not flicker."""
     many = len(windows)
     if many < LEAST:
         return StragglerVerdict(None, "it is not certain yet")

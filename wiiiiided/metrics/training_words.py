@@ -1,4 +1,4 @@
-"""What `wide.parallel` measures of a run, in words: the same in top, report and show. Pure.
+"""Measurements of `wide.parallel` in a run, in words: the same in top, report and show. Pure.
 
 batch     about 1,900 samples a step are worth it (gradient noise scale); it has 256
 shares    a 75 %, b 25 % of the samples; speeds 3 times apart: with even parts a step would …
@@ -19,7 +19,7 @@ OTHER: Final = 0.1  # of a share, by which a rank takes another than `run.share`
 
 
 class RankTraining(NamedTuple):
-    """What one rank tells."""
+    """One rank's measurements."""
 
     rank: int
     node: str
@@ -51,7 +51,7 @@ def batch_words(ranks: Sequence[RankTraining], samples: float | None = None) -> 
 
 
 def shares_words(ranks: Sequence[RankTraining]) -> str:
-    """What part each host, or each rank of one, has of all samples; and what that gains."""
+    """The part of all samples that each host, or each rank of one, has; and what that gains."""
     taken = _parts(ranks, "share")
     if len(taken) < 2:
         return ""

@@ -38,7 +38,7 @@ _CAN_SWAP = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
 
 
 class Adoption:
-    """What a group of one host moves into shared memory by itself."""
+    """The tensors a group of one host moves into shared memory by itself."""
 
     def __init__(self, allowed: bool, page: StatsPage) -> None:
         self.allowed = allowed

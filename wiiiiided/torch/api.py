@@ -1,4 +1,4 @@
-"""What the backend offers beyond torch.distributed's own functions."""
+"""The backend's offers beyond torch.distributed's own functions."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def compress_gradients(
 
     "bf16", "int8", "int4" or "topk:0.01", with error feedback: docs/slow-links.md; by default what
     the job file's network.gradients says. A collective call, once a model; inside a host all stays
-    exact. What is returned has the residuals, for checkpoints: state_dict() and load_state_dict().
+    exact. The result has the residuals, for checkpoints: state_dict() and load_state_dict().
     """
     notes.compresses, notes.fixed, notes.gradients = True, gradients or "", gradients
     return CompressedGradients(model, gradients)
@@ -131,14 +131,14 @@ def compress_gradients(
 def shared_dataset(
     make: Callable[..., Any], group: dist.ProcessGroup | None = None
 ) -> SharedDataset:
-    """What `make()` returns, in memory once a host: one rank of each host calls it, all map it.
+    """The value of `make()`, in memory once a host: one rank of each host calls it, all map it.
 
     A `make(empty)` with one parameter can fill tensors that `empty(shape, dtype)` puts there.
 
     A collective call of the group; before init_process_group the data set is this process's own.
     Tensors, numpy arrays, lists of strings and numbers, in dicts, tuples and lists: `data[3]`,
     `data[[3, 1, 2]]` and a DataLoader take samples, one row of each; `data["train"]` is a part of a
-    dict, `data.value` all of it. What `make` raises is raised on every rank.
+    dict, `data.value` all of it. An error of `make` is raised on every rank.
     """
     if not callable(make):
         raise UsageError(

@@ -1,4 +1,4 @@
-"""What callers hand to the process group, made ready for a plan: checked, named, cut and packed."""
+"""Arguments of the process group, made ready for a plan: checked, named, cut and packed."""
 
 # torch's stubs do not know the attributes of its ReduceOp.
 # mypy: disable-error-code="attr-defined"

@@ -77,7 +77,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         self._adoption = Adoption(
             group.driver.config.adopt and group.wide is None and group.size > 1, group.driver.page
         )
-        # What a blocking call returns when it is done: no caller holds it, so one serves all.
+        # The result of a blocking call when it is done: no caller holds it, so one serves all.
         finished = Operation(group, "done", 0)
         finished.finish()
         self._done = WiiiiideWork(finished, [])
@@ -527,7 +527,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         return shared.place(tensor.data_ptr(), x.nbytes)
 
     def _place_in_pool(self, tensor: torch.Tensor, x: Array) -> Placement:
-        """The same for what may lie in a buffer that this group has allocated."""
+        """The same for a tensor that may lie in a buffer that this group has allocated."""
         place = self._place(tensor, x)
         return self._adoption.buffer(tensor) if place == PRIVATE and plain(tensor) else place
 
@@ -580,7 +580,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
 
 
 def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:
-    """What torch.distributed calls for init_process_group("wiiiiide") and new_group."""
+    """The function torch.distributed calls for init_process_group("wiiiiide") and new_group."""
     timeout_s = options.timeout.total_seconds()
     group = join(
         options.store,

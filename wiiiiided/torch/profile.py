@@ -1,4 +1,4 @@
-"""What torch.profiler shows of the backend: "wiiiiide:all_reduce", as gloo's is "gloo:all_reduce".
+"""The backend in torch.profiler: "wiiiiide:all_reduce", as gloo's is "gloo:all_reduce".
 
 torch records collectives where it dispatches them to a backend in C++, which it does not do for a
 group written in Python. So we record them ourselves, while a profiler is on:

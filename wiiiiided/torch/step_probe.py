@@ -45,7 +45,7 @@ _OUTLIER: Final = 5.0  # medians
 
 
 class MeasuredSteps:
-    """What steps took, and their samples, from when they began; those that warm up do not count."""
+    """Times of steps, and their samples, from when they began; those that warm up do not count."""
 
     def __init__(self, begun: float, wanted_s: float) -> None:
         self._begun, self._wanted_s = begun, wanted_s

@@ -82,7 +82,7 @@ class WiiiiideWork(dist.Work):
         return self._op.done and self._op.error is None
 
     def exception(self) -> BaseException | None:
-        """What it failed with, if it did."""
+        """Its error, if it failed."""
         return self._op.error
 
     def result(self) -> list[torch.Tensor]:

@@ -1,1 +1,1 @@
-"""What people see and write: commands, the screen, reports, job files."""
+"""The face of it all: commands, the screen, reports, job files."""

@@ -296,9 +296,7 @@ def test_a_job_too_large_to_be_sent_is_declined_and_can_be_ended(
 ) -> None:
     monkeypatch.setattr(p, "ASSIGNMENT_BYTES", 1000)
     large = p.pack(p.Assignment(job(7), "", secrets={"A": "x" * 1000}))
-    with pytest.raises(
-        p.UnreadableAssignment, match=r"has .* bytes, too many to be sent"
-    ):
+    with pytest.raises(p.UnreadableAssignment, match=r"has .* bytes, too many to be sent"):
         p.unpack(large)
 
     async def play(connection: RpcConnection) -> None:

@@ -89,4 +89,4 @@ def test_an_interrupt_says_that_the_stop_goes_on(program: Program, daemon: FakeD
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=PATIENCE_S)
     assert process.returncode == 130
-    assert err == ("wiiiiide: stopped waiting; what was asked goes on: the jobs are being ended\n")
+    assert err == "wiiiiide: stopped waiting; the jobs are being ended all the same\n"

@@ -102,7 +102,7 @@ def test_restarts_on_several_machines_without_checkpoints_are_a_note(
     several, restarts = "resources.nodes=2", "policy.restart={max = 3}"
     result = cli("check", str(folder), "--set", several, "--set", restarts)
     assert result.code == 0
-    assert "what rank 0 saves the others do not find there" in result.err
+    assert "the others do not find rank 0's files there" in result.err
     assert 'output.checkpoints = ["ckpt/**"]' in result.err
     for sets in ((several,), (restarts,), (several, restarts, 'output.checkpoints=["ckpt/**"]')):
         words = [word for one in sets for word in ("--set", one)]

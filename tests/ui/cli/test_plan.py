@@ -174,7 +174,7 @@ def test_half_batches_that_take_too_long_are_done_without(
     trials.says["b"] = [rank(part_s=0.083, **HALVED)]
     shown = cli("plan", str(folder), "--yes")
     assert shown.code == 0, shown.err
-    assert "what a step costs on a however small its part is was not measured" in shown.err
+    assert "the fixed cost of a step on a was not measured" in shown.err
 
 
 def test_a_script_that_cannot_take_half_a_batch_is_planned_from_its_whole_ones(
@@ -185,7 +185,7 @@ def test_a_script_that_cannot_take_half_a_batch_is_planned_from_its_whole_ones(
         trials.says[name] = [rank(more=True, shares=True, data=True, global_batch=True)]
     shown = cli("plan", str(folder), "--yes")
     assert shown.code == 0, shown.err
-    assert "on a b however small its part is was not measured" in shown.err
+    assert "the fixed cost of a step on a b was not measured" in shown.err
 
 
 def test_the_trial_is_the_job_without_what_would_be_noticed_elsewhere(

@@ -66,7 +66,7 @@ def test_a_machine_that_did_not_answer_is_named_and_the_code_says_so(
     sends(daemon, ("a", b"1"), ("missing-from-c.txt", b"c does not answer"))
     result = cli("pull", "17")
     assert result.code == 1
-    assert "what c has of it is missing" in result.err
+    assert "the files of c are missing" in result.err
     assert (here / "job-17/a").exists()
     shown = cli("pull", "17", "--force", "--json")
     assert (shown.code, json.loads(shown.out)["missing"]) == (1, ["c"])
@@ -125,7 +125,7 @@ def test_a_hostile_archive_leaves_nothing(cli: Cli, daemon: FakeDaemon, here: Pa
     sends(daemon, ("ok", b""), ("../../escaped", b"x"))
     result = cli("pull", "17")
     assert result.code == 1
-    assert "what the daemon sent cannot be used" in result.err
+    assert "the archive from the daemon cannot be used" in result.err
     assert os.listdir(here) == []
     assert sorted(os.listdir(here.parent)) == ["here"]
 

@@ -389,7 +389,7 @@ def test_a_dry_run_without_a_daemon_expects_nothing(
     cli: Cli, daemon: FakeDaemon, folder: Path
 ) -> None:
     daemon.stop()
-    unknown = "  expects   no daemon answers: what earlier runs needed is not known"
+    unknown = "  expects   no daemon answers: the needs of earlier runs are not known"
     assert cli("submit", "--dry-run", str(folder)).out.splitlines()[-1] == unknown
     result = cli("submit", "--dry-run", "--json", str(folder))
     assert (result.code, result.json["forecast"]) == (0, None)
@@ -407,7 +407,7 @@ def test_a_dry_run_does_not_wait_for_a_daemon_that_is_stuck(
     daemon.does(m.Predict, stuck)
     result = cli("submit", "--dry-run", str(folder))
     assert result.code == 0
-    assert "no daemon answers: what" in result.out
+    assert "no daemon answers: the needs" in result.out
 
 
 @pytest.mark.usefixtures("node")
@@ -417,7 +417,7 @@ def test_a_dry_run_with_a_daemon_that_refuses_says_so(
     daemon.answers(m.Predict, m.Refusal(2, "does not understand the request"))
     result = cli("submit", "--dry-run", str(folder))
     assert result.code == 0
-    assert "what earlier runs needed is not known: does not understand" in result.out
+    assert "the needs of earlier runs are not known: does not understand" in result.out
 
 
 @pytest.mark.usefixtures("node")
@@ -457,7 +457,7 @@ def test_a_dry_run_says_when_the_machines_are_not_known(
     result = cli("submit", "--dry-run", str(folder))
     assert (result.code, "ranks 0-1 on a" in result.out) == (0, True)
     assert result.err == "note: planned for this machine alone: the others are not known\n"
-    assert "needed is not known: the coordinator b does not answer" in result.out
+    assert "runs are not known: the coordinator b does not answer" in result.out
     assert daemon.asked(m.Predict) == []
 
 

@@ -45,7 +45,7 @@ def command(
                 else:
                     say(ending(ended))
     except KeyboardInterrupt:
-        say("wiiiiide: stopped waiting; what was asked goes on: the jobs are being ended")
+        say("wiiiiide: stopped waiting; the jobs are being ended all the same")
         raise
     return codes[0] if codes else 0
 

@@ -1,4 +1,4 @@
-"""What completes a word: jobs, sweeps and machines that the daemon knows, for typer's completion.
+"""Candidates for a word: jobs, sweeps and machines that the daemon knows, for typer's completion.
 
 Tab was pressed in the middle of a line, which is no place for words: without a daemon, or whatever
 else goes wrong, nothing is completed.

@@ -65,7 +65,7 @@ def ends(scale: Scale) -> tuple[str, str]:
 
 
 def _cell(height: float | None, row: int, levels: str) -> str:
-    """What a column shows in a row: nothing, a part, all. Something known is never invisible."""
+    """The character of a column in a row: none, a part, all. A known value is never invisible."""
     if height is None:
         return " "
     part = height - row

@@ -77,7 +77,7 @@ def whose() -> Paths:
 
 
 def ask(paths: Paths) -> tuple[DaemonStatus | None, WiiiiideError | None]:
-    """What the daemon says of itself; or None, and why."""
+    """The daemon's own status; or None, and why."""
     try:
         return Client(paths).status(DAEMON_S), None
     except WiiiiideError as problem:
@@ -85,7 +85,7 @@ def ask(paths: Paths) -> tuple[DaemonStatus | None, WiiiiideError | None]:
 
 
 def look_around(paths: Paths, daemon: DaemonStatus) -> list[Finding]:
-    """What can be told about the other machines from here."""
+    """The other machines as seen from here."""
     try:
         views = Client(paths).nodes(NODES_S).nodes
     except WiiiiideError as problem:

@@ -255,7 +255,7 @@ def torch(facts: Facts) -> Finding:
 
 
 def satisfies(version: str, wanted: str) -> bool:
-    """Whether `2.13.0+cpu` is within `>=2.13,<2.14`. What cannot be read is taken as right."""
+    """Whether `2.13.0+cpu` is within `>=2.13,<2.14`. An unreadable bound is taken as right."""
     bounds = [BOUND.fullmatch(bound.strip()) for bound in wanted.split(",") if bound.strip()]
     return all(bound is None or _within(_release(version), bound) for bound in bounds)
 

@@ -1,4 +1,4 @@
-"""What `wiiiiide doctor` thinks of the cluster: pure, one finding a line, like doctor_checks.
+"""The cluster as `wiiiiide doctor` judges it: pure, one finding a line, like doctor_checks.
 
 cluster    what this machine is, and whether the coordinator hears it
 one port   whether its own port answers

@@ -1,6 +1,6 @@
 """The facts behind `wiiiiide doctor`: everything that touches the machine, each in a few lines.
 
-What cannot be found out is None and no reason to stop: the doctor is called when things are wrong.
+A fact not to be found is None and no reason to stop: the doctor is called when things are wrong.
 Only torch is slow to ask; it is imported by the interpreter that jobs get, in a process of its own.
 """
 
@@ -163,7 +163,7 @@ def torch_of(interpreter: str) -> tuple[str | None, str]:
 
 
 def torch_wanted() -> str:
-    """What this package requires of torch, as its metadata says it; empty where it has none."""
+    """The torch this package requires, as its metadata says it; empty where it has none."""
     try:
         needs = metadata.requires("wiiiiided") or []
     except metadata.PackageNotFoundError:
@@ -204,7 +204,7 @@ def is_listed(name: str) -> bool:
 
 
 def job_user(state: Path) -> checks.JobUserFacts:
-    """What the jobs' user could do to the daemon's state, by its owner, mode and group."""
+    """The jobs' user's rights on the daemon's state, by its owner, mode and group."""
     try:
         entry = pwd.getpwnam(JOB_USER)
     except KeyError:
@@ -264,7 +264,7 @@ def clock_behind(places: list[Path]) -> float:
 
 
 def container() -> str:
-    """What kind of container this is, as far as it says so."""
+    """The kind of container this is, as far as it says so."""
     if name := known(Path("/run/systemd/container").read_text):
         return name.strip()
     if Path("/.dockerenv").exists():

@@ -1,4 +1,4 @@
-"""What `wiiiiide doctor` finds out about the one port, its own and those of the other machines.
+"""The one port as `wiiiiide doctor` finds it, its own and those of the other machines.
 
 A TCP connection is opened and closed again, and nothing is sent on it: that packets come through is
 all it tests; which machines a daemon accepts, only the daemon can say. All machines are tried at

@@ -1,4 +1,4 @@
-"""What commands draw on a terminal, with Rich. Pipes and files get plain text, and never load this.
+"""Commands' drawings on a terminal, with Rich. Pipes and files get plain text, and never load this.
 
 Every text that is drawn went through `wiiiiided.text` before, and becomes a Text of Rich's: its
 markup ("[red]") is not looked at in what people and jobs have written.

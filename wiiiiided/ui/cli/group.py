@@ -27,7 +27,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 
 class CommandEntry(NamedTuple):
-    """What the table knows of a command before its module is imported."""
+    """A command as the table knows it before its module is imported."""
 
     about: str
     example: str
@@ -73,7 +73,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
             "wiiiiide why 17",
         ),
         "logs": CommandEntry(
-            "What its workers wrote; -f goes on showing it.",
+            "Its workers' lines; -f goes on showing them.",
             "wiiiiide logs -f 17 --rank 0",
         ),
         "wait": CommandEntry(

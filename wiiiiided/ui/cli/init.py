@@ -26,7 +26,7 @@ def command(
     ] = "",
     own_port: Port = None,
     cluster: Annotated[
-        str, typer.Option(metavar="NAME", help="What the cluster is called; else as this node.")
+        str, typer.Option(metavar="NAME", help="The cluster's name; else this node's.")
     ] = "",
 ) -> None:
     """Make this machine the first of a cluster: it keeps the queue for all that join.

@@ -1,4 +1,4 @@
-"""What a job would do, in words and as JSON, for check and submit --dry-run. No I/O."""
+"""A job that would run, in words and as JSON, for check and submit --dry-run. No I/O."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NAMED = 4  # names of what each ignore file leaves out; more are counted
 
 
 class Dry(msgspec.Struct, frozen=True):
-    """What only a dry run knows: where it would run, and what earlier runs of its name needed."""
+    """Facts only a dry run knows: where it would run, and what earlier runs of its name needed."""
 
     layout: Layout
     forecast: RunForecast | None  # None: no daemon could be asked
@@ -86,7 +86,7 @@ def _facts(job: LoadedJob, ships: Survey, dry: Dry | None) -> Iterator[tuple[str
 
 
 def left_out(ships: Survey) -> str:
-    """What is not shipped at the top, and which file says so: `data/, big.bin (.gitignore)`."""
+    """Top paths that are not shipped, and which file says so: `data/, big.bin (.gitignore)`."""
     groups: dict[str, list[str]] = {}
     for name, by in ships.ignored:
         groups.setdefault("made by pull" if by == PULLED else by, []).append(name)

@@ -51,7 +51,7 @@ class LoadedJob:
 
     @property
     def directory(self) -> str:
-        """What is shipped."""
+        """The files that are shipped, in words."""
         if self.empty:
             return self.empty
         return os.path.normpath(os.path.join(os.path.dirname(self.file), self.spec.run.workdir))
@@ -118,19 +118,19 @@ class Shipped:
 
 
 def unshippable(job: LoadedJob, problem: PackError) -> Invalid:
-    """What is wrong with the folder, told as what is wrong with the file is."""
+    """A problem of the folder, told as one of the file."""
     return Invalid([Problem(job.file, None, "", str(problem))])
 
 
 def notes(job: LoadedJob) -> Iterator[str]:
-    """What is no mistake, yet may not be what was meant."""
+    """Settings that are no mistake, yet may not be meant so."""
     spec = job.spec
     yield from map(str, job.warnings)
     several = spec.resources.nodes[1] != 1
     if several and spec.policy.restart.max > 0 and not spec.output.checkpoints:
         yield (
             "it may run on several machines and be restarted, and each has a working directory of "
-            "its own: what rank 0 saves the others do not find there. output.checkpoints = "
+            "its own: the others do not find rank 0's files there. output.checkpoints = "
             '["ckpt/**"] gives it to all before a restart; not needed with wide.parallel(save=…), '
             "where every machine saves, or with a shared file system"
         )

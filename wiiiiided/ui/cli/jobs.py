@@ -80,7 +80,7 @@ def reason(job: JobView) -> str:
 
 
 def say_problem(problem: str) -> None:
-    """What is wrong with the daemon that has the queue, below what it answered."""
+    """The problem of the daemon that has the queue, below what it answered."""
     if problem:
         screen.say(f"the daemon says: {clean(problem)}")
 

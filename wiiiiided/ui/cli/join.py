@@ -34,7 +34,7 @@ def command(
         typer.Argument(metavar="TOKEN", help='From init or token create; "-" reads it from stdin.'),
     ] = "-",
     name: Annotated[
-        str, typer.Option(metavar="NODE", help="What this machine is called there; else its host.")
+        str, typer.Option(metavar="NODE", help="This machine's name there; else its host's.")
     ] = "",
     address: Annotated[
         str,
@@ -84,7 +84,7 @@ def read_token() -> str:
 
 
 def check(text: str) -> str:
-    """What is no token at all is told here; it is not repeated, for it may be a secret."""
+    """A text that is no token at all is told here; it is not repeated, for it may be a secret."""
     words = text.split()
     if not words:
         raise typer.BadParameter("there is no token; wiiiiide token create makes one, on any node")

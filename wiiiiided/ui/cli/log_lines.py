@@ -7,7 +7,7 @@
     b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
     05:11:54.123 0 │ …                with -t, each with its time
 
-What a rank writes is untrusted: it is cleaned here. Its colours pass on a terminal that shows any,
+A rank's text is untrusted: it is cleaned here. Its colours pass on a terminal that shows any,
 and end with their line. Of a line that was overwritten with carriage
 returns, as progress bars do, the last version is shown, as on a terminal.
 """

@@ -32,9 +32,7 @@ def command(
             "--node", metavar="NAME", help="Only ranks on this machine.", autocompletion=nodes
         ),
     ] = None,
-    all_ranks: Annotated[
-        bool, typer.Option("--all", help="All ranks: what it does anyway.")
-    ] = False,
+    all_ranks: Annotated[bool, typer.Option("--all", help="All ranks, as without it.")] = False,
     tail: Annotated[
         int | None,
         typer.Option(

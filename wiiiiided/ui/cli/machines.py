@@ -74,7 +74,7 @@ def become(client: Client, role: Role) -> None:
 
 
 def role_sentence(view: ClusterView) -> str:
-    """What this machine is now: `b (10.0.0.2:9461) is a member of the cluster lab, …`."""
+    """This machine's role now: `b (10.0.0.2:9461) is a member of the cluster lab, …`."""
     if view.role == "alone":
         return f"{view.node} is a machine alone"
     where = f"{view.node} ({view.address})" if view.address else view.node

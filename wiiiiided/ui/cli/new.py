@@ -1,6 +1,6 @@
 """`wiiiiide new`: a job file for the script in this folder, with the keys that people change.
 
-What it is for is guessed, never asked: train.py, main.py, the only script there is, the only one
+The script is guessed, never asked: train.py, main.py, the only script there is, the only one
 that is made to be run. Where there is no telling, the scripts are named.
 """
 
@@ -57,7 +57,7 @@ workers_per_node = 1                 # ranks on each machine; more than 1 need t
 def command(
     script: Annotated[
         str | None,
-        typer.Argument(metavar="SCRIPT", help="What it runs; without it, what looks like it."),
+        typer.Argument(metavar="SCRIPT", help="The script it runs; without it, a likely one."),
     ] = None,
 ) -> int:
     """Write job.toml, with comments, for the script in this folder. Replaces nothing.
@@ -93,7 +93,7 @@ def _command(script: str) -> list[str]:
 
 
 def _script() -> str:
-    """What this folder is probably about."""
+    """The likely script of this folder."""
     folder = Shipped(".")
     names = [name for name in sorted(os.listdir()) if os.path.isfile(name)]
     names = [name for name in names if name.endswith((".py", ".sh")) and not folder.left_out(name)]

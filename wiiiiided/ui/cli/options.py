@@ -33,7 +33,7 @@ NodeName = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="As JSON, for programs.")]
 Name = Annotated[
-    str | None, typer.Option(metavar="NAME", help="What the job is called; else as its folder.")
+    str | None, typer.Option(metavar="NAME", help="The job's name; else its folder's.")
 ]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only say what would run where; without a daemon, here.")

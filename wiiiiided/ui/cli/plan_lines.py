@@ -1,4 +1,4 @@
-"""What `plan` shows, and what it would write into a job file. No I/O."""
+"""The lines of `plan`, and its changes to a job file. No I/O."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def _more(count: int) -> str:
 
 
 def notes(probe: TrialMeasures) -> Iterator[str]:
-    """What a reader of the rows must know."""
+    """Notes that a reader of the rows needs."""
     script, several = probe.script, len(probe.machines) > 1
     if several and script.fixed:
         yield (
@@ -112,8 +112,8 @@ def notes(probe: TrialMeasures) -> Iterator[str]:
         unknown = [one.name for one in probe.machines if not one.has_part]
         if unknown:
             yield (
-                "the batch is that of all machines together, and each computes a part of it: what "
-                f"a step costs on {' '.join(unknown)} however small its part is was not measured, "
+                "the batch is that of all machines together, and each computes a part of it: the "
+                f"fixed cost of a step on {' '.join(unknown)} was not measured, "
                 "and makes several machines slower than said"
             )
     elif several:
@@ -136,7 +136,7 @@ def auto_stays(spec: JobSpec, plan: KeptPlan, row: PlanRow) -> str:
 def wanted_keys(
     spec: JobSpec, probe: TrialMeasures, row: PlanRow, usual: Sequence[str]
 ) -> dict[Any, Any]:
-    """What the job file would have to say for a row, as far as it does not; `usual` are the
+    """The job file's changes for a row, as far as it does not; `usual` are the
     machines that the job has got by itself."""
     keys: dict[tuple[str, str], object] = {}
     if tuple(sorted(row.nodes)) != tuple(sorted(usual)):

@@ -1,4 +1,4 @@
-"""What takes longer than a second, drawn with Rich on a person's terminal; nothing anywhere else.
+"""Work of more than a second, drawn with Rich on a person's terminal; nothing anywhere else.
 
     sending the folder ━━━━━━━━╸━━━━━ 12.0 MiB of 20.1 MiB  0:00:03    counted
     ⠙ joining the cluster at 10.0.0.1:9461  0:00:04                     waiting: nothing to count

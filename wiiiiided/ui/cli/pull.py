@@ -3,7 +3,7 @@
     daemon ──tar──► a hidden folder beside the target ──► checked ──► moved into the target
 
 Nothing is in the target before everything has arrived, and nothing there is overwritten without
---force. What a job made is untrusted: `archive.unpack` lets nothing out of the hidden folder; no
+--force. A job's files are untrusted: `archive.unpack` lets nothing out of the hidden folder; no
 link in the target is followed when files are moved. Links that lead out of the job's folder are
 named and left out. A folder job-ID that is made here gets the mark that `archive.ignore` looks for:
 the results of one job do not travel with the next.
@@ -130,7 +130,7 @@ def _say_left_out(links: list[str]) -> None:
 def _say_missing(nodes: list[str]) -> None:
     for node in map(clean, nodes):
         screen.say(
-            f"wiiiiide: what {node} has of it is missing: missing-from-{node}.txt says why. "
+            f"wiiiiide: the files of {node} are missing: missing-from-{node}.txt says why. "
             "Pull again with --force when it answers"
         )
 
@@ -174,7 +174,7 @@ def _unpack(blob: Source, staging: str, left_out: list[str]) -> None:
     while blob.read(1 << 20):  # behind the archive, the daemon may say what is wrong with it
         pass
     if problem is not None:
-        raise HostError(f"what the daemon sent cannot be used: {problem}") from problem
+        raise HostError(f"the archive from the daemon cannot be used: {problem}") from problem
 
 
 def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:

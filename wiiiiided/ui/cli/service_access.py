@@ -18,7 +18,7 @@ from wiiiiided.cluster.shim.access import closed, modes
 
 TRY_S = 60.0  # a first import from a slow disk, without any compiled files
 NOBODY = 65534
-# What the daemon and a job need: the daemon's own modules, and torch where the interpreter looks.
+# Needs of the daemon and a job: the daemon's own modules, and torch where the interpreter looks.
 TRIAL = (
     "import sys, importlib.util as u, os; import wiiiiided.cluster.daemon.main; "
     "sys.exit(0 if os.access(sys.argv[1], os.X_OK) and u.find_spec('torch') else 1)"

@@ -64,7 +64,7 @@ def program(interpreter: str, command: str) -> Path:
 
 
 def system_files(shipped: Path, daemon: Path, root: Path) -> list[ServiceFile]:
-    """What `service install` puts on the machine, users first."""
+    """The files of `service install`, users first."""
     return [
         ServiceFile(root / SYSUSERS, (shipped / "wiiiiide.sysusers.conf").read_text()),
         ServiceFile(root / TMPFILES, (shipped / "wiiiiide.tmpfiles.conf").read_text()),
@@ -73,7 +73,7 @@ def system_files(shipped: Path, daemon: Path, root: Path) -> list[ServiceFile]:
 
 
 def user_files(shipped: Path, daemon: Path, paths: Paths) -> list[ServiceFile]:
-    """What `service install --user` puts into a person's configuration."""
+    """The files of `service install --user` in a person's configuration."""
     text = with_program((shipped / "user" / UNIT).read_text(), daemon)
     return [ServiceFile(user_unit(paths), text)]
 

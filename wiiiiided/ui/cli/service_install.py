@@ -59,7 +59,7 @@ def install_user(system: System, *, start: bool) -> None:
 
 
 def put(system: System, wanted: list[files.ServiceFile], start: bool) -> None:
-    """Make it so: files, users, directories, enabled, running. What is so already stays."""
+    """Make it so: files, users, directories, enabled, running. Correct parts stay."""
     new = files.changed(wanted)
     for file in wanted:
         if file in new:

@@ -86,7 +86,7 @@ def check_session(system: System) -> None:
 
 
 def lingering(system: System, name: str) -> str:
-    """What becomes of the daemon when this person logs out."""
+    """The daemon's fate when this person logs out."""
     if is_lingering(system, name):
         return "lingering is on: it goes on when you log out"
     return (

@@ -74,7 +74,7 @@ def _rank(widest: int, row: Row) -> str:
 
 
 def _use(totals: RankSample | None) -> str:
-    """What the processes of a rank use now."""
+    """The resources the processes of a rank use now."""
     if totals is None:
         return ""
     cores = "" if totals.cpu is None else f"{totals.cpu:.1f} cores"
@@ -83,7 +83,7 @@ def _use(totals: RankSample | None) -> str:
 
 
 def _metrics(detail: JobDetail) -> Iterator[FactSection]:
-    """What the latest attempt counted; nothing where it counted nothing."""
+    """The latest attempt's counts; nothing where it has none."""
     run = None if detail.run is None else sanitized_run(detail.run)
     if run is None or not (has_metrics(run) or memory_of(run) is not None):
         return

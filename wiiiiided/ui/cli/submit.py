@@ -51,7 +51,7 @@ from wiiiiided.ui.jobfile.problem import Invalid
 Result = TypeVar("Result")
 
 ALONE = "this machine alone"
-UNKNOWN = "what earlier runs needed is not known"
+UNKNOWN = "the needs of earlier runs are not known"
 NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none
 ASK_S = 2.0  # a dry run does not wait longer for what is only good to know
 
@@ -172,7 +172,7 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
 
 
 def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.Dry]:
-    """What each would do; jobs that ask for the same are asked about once."""
+    """Facts about each; jobs that ask for the same are asked about once."""
     from wiiiiided.cluster.control import placement
 
     nodes, where, problem = _nodes()
@@ -205,7 +205,7 @@ def _nodes() -> tuple[list[Node], str, str]:
 
 
 def _forecast(name: str) -> tuple[RunForecast | None, str]:
-    """What earlier runs of that name needed, as the daemon knows it; a dry run needs none."""
+    """The needs of earlier runs of that name, as the daemon knows them; a dry run needs none."""
     try:
         found = connect().predict(name, within_s=ASK_S)
     except (NoDaemon, DaemonLost):
@@ -243,7 +243,7 @@ def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as
 
 
 def _fewer(client: Client, job: LoadedJob) -> str:
-    """What a plan, or else earlier runs, say against so many machines; empty: nothing."""
+    """The advice of a plan, or else of earlier runs, against so many machines; empty: nothing."""
     from wiiiiided.cluster.control.placement import expected_nodes
 
     if job.spec.resources.nodes == (1, 1):

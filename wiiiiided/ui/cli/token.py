@@ -15,7 +15,7 @@ from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.units_text import seconds
 
 app = plain_app(
-    cls=QuickGroup, help="What lets another machine join the cluster.", no_args_is_help=True
+    cls=QuickGroup, help="Tokens let another machine join the cluster.", no_args_is_help=True
 )
 
 Ttl = Annotated[str, typer.Option(metavar="TIME", help="How long it can be used: 10m, 1h, 24h.")]
@@ -26,7 +26,7 @@ Uses = Annotated[
 
 @app.callback()
 def _group() -> None:
-    """What lets another machine join the cluster."""
+    """Tokens let another machine join the cluster."""
 
 
 @app.command(

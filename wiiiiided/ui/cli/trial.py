@@ -142,7 +142,7 @@ class TrialRun:
     def _heard(
         self, jobs: Sequence[TrialJob], lines: Callable[[int], list[Line]]
     ) -> dict[int, list[Line]]:
-        """What each job's ranks say, once all have."""
+        """The lines of each job's ranks, once all have come."""
         found: dict[int, list[Line]] = {}
         since: dict[tuple[int, str], float] = {}  # by job, and what it has begun
         while True:
@@ -208,7 +208,7 @@ class TrialRun:
             return f"{where} did not measure their links within {job.lasts_s:.0f} s: {now.why}"
         return (
             f"the script made no steps on {where} that could be measured within {RUN_S:.0f} s: "
-            "does it step an optimizer of torch, and is what comes before quick enough? It sees "
+            "does it step an optimizer of torch, and is the start before it quick enough? It sees "
             f"{PROBE}=1 in its environment, and may do less then"
         )
 

@@ -1,6 +1,6 @@
 """Keys of a job file changed in its text: as few characters as possible, comments stay.
 
-Where a key stands, `locate` knows. What may be meant by the text decides tomllib: an edit counts
+Where a key stands, `locate` knows. tomllib decides what a text means: an edit counts
 when the document it gives is the old one with the new values, and nothing else. They are tried from
 the smallest on:
 

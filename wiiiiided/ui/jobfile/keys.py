@@ -73,8 +73,8 @@ class Key(msgspec.Struct, frozen=True):
 _NODE_NAMES = Several(Text("a node's name", rules.node, rules.NODE_PATTERN), "names of nodes")
 
 SECTIONS = (
-    Section("", spec.JobSpec, "A job of WIIIIIDE: what to run, on what, and how.", ""),
-    Section("run", spec.Run, "What is started as each rank, and where.", "[run]"),
+    Section("", spec.JobSpec, "A job of WIIIIIDE: the command, its machines, and how it runs.", ""),
+    Section("run", spec.Run, "The command of each rank, and its folder.", "[run]"),
     Section(
         "resources",
         spec.Resources,
@@ -102,7 +102,7 @@ KEYS = (
     Key(
         "name",
         Text("a name of 1 to 64 characters", rules.name, rules.NAME_PATTERN),
-        "What `ps` shows. Need not be unique.",
+        "The name in `ps`. Need not be unique.",
         '"digits"',
         absent="the name of the folder the file is in",
         also=("job_name", "title"),
@@ -364,7 +364,7 @@ KEYS = (
         Several(
             Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
         ),
-        "What is brought back when the job is over, and what `wiiiiide pull` fetches; "
+        "Files brought back when the job is over, and fetched by `wiiiiide pull`; "
         "`**` crosses folders.",
         '["runs/**", "ckpt/last.pt"]',
         default="[]",
@@ -375,7 +375,7 @@ KEYS = (
         Several(
             Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
         ),
-        "What all machines have alike before an attempt that follows another: the set of the "
+        "Files all machines have alike before an attempt that follows another: the set of the "
         "machine that had rank 0.",
         '["ckpt/**"]',
         default="[]",

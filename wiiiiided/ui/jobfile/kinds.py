@@ -33,7 +33,7 @@ class ValueKind(Protocol):
 
     @property
     def words(self) -> str:
-        """What is expected, with its article."""
+        """The expected value, with its article."""
 
     @property
     def is_text(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is wrong with a job file, in a form that a person can act upon without searching.
+"""Problems of a job file, in a form that a person can act upon without searching.
 
 job.toml:7: resources.worker_per_node: unknown key; did you mean workers_per_node?
 ──────── ─  ─────────────────────────  ───────────  ──────────────────────────────

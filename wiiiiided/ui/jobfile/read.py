@@ -106,7 +106,7 @@ def _parse(text: str, file: str, scanned: Scan) -> dict[str, Any]:
         raise Invalid([Problem(file, None, "", message, "a job file needs none")]) from None
 
 
-# What tomllib says of the slips that people make most, and what to do.
+# tomllib's words for the slips that people make most, and what to do.
 _HINTS = (
     ("Invalid value", "texts stand in quotes"),
     ("Expected newline", "one key = value per line; texts stand in quotes"),

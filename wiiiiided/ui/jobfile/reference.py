@@ -59,7 +59,7 @@ def _cell(text: str) -> str:
 
 
 def _problems(above: str, sets: list[str]) -> str:
-    """What reading the last TOML block gives, as a terminal would show it."""
+    """The result of reading the last TOML block, as a terminal would show it."""
     text = _TOML.findall(above)[-1]
     try:
         read(text, "job.toml", [one.strip() for one in sets])

@@ -1,4 +1,4 @@
-"""What a text must be to serve as a name, a path, a variable, a glob or an interface.
+"""The rules for a text that serves as a name, a path, a variable, a glob or an interface.
 
 Each rule takes a text and gives back nothing, or what is wrong with it and what to do. The patterns
 beside them say the same to editors, as far as a pattern can.
@@ -14,7 +14,7 @@ from wiiiiided.ui.jobfile.words import quoted, show
 
 
 class Complaint(NamedTuple):
-    """What is wrong, and what to do; an empty suggestion is replaced by the key's example."""
+    """The problem, and what to do; an empty suggestion is replaced by the key's example."""
 
     message: str
     suggestion: str = ""
@@ -26,7 +26,7 @@ INTERFACE_LENGTH = 15  # IFNAMSIZ, less its closing zero
 PATH_BYTES = 4095  # PATH_MAX, less its closing zero
 ARGUMENT_BYTES = 128 << 10  # MAX_ARG_STRLEN: Linux starts no program with a longer one
 
-# What every rank gets from WIIIIIDE itself: a file's own value would break the job in odd ways.
+# Every rank gets these from WIIIIIDE itself: a file's own value would break the job in odd ways.
 RESERVED = (
     *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
     *("ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "MASTER_ADDR", "MASTER_PORT"),

@@ -52,7 +52,7 @@ def _key(key: Key) -> dict[str, Any]:
 
 
 def toml(value: str) -> Any:
-    """What a TOML value is worth."""
+    """The value of a TOML text."""
     return tomllib.loads(f"value = {value}")["value"]
 
 

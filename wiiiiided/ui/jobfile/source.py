@@ -12,7 +12,7 @@ FILE_BYTES = 1 << 20  # a job file has some hundred; what is longer is another k
 
 
 def text_of(path: str) -> str:
-    """What is in the file; Invalid with one problem when there is no telling."""
+    """The file's content; Invalid with one problem when there is no telling."""
     try:
         data = _bytes_of(path)
     except (OSError, ValueError) as error:

@@ -52,7 +52,7 @@ def show(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """What was found, in words."""
+    """The value found, in words."""
     match value:
         case bool():
             return show(value)

@@ -62,7 +62,7 @@ def toml(value: object) -> str:
 
 
 def as_in_file(field: str, value: object) -> tuple[str, str]:
-    """The key of a spec's field, dotted, and its value. What a newer daemon adds stays as it is."""
+    """The key of a spec's field, dotted, and its value. A newer daemon's field stays as it is."""
     key = _BY_FIELD.get(field)
     if key is None:
         return field, json.dumps(value, ensure_ascii=False)

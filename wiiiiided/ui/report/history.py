@@ -64,7 +64,7 @@ class RunHistory:
         return (s for attempt in self.attempts for line in attempt.seen for s in line)
 
     def lines(self, value: Callable[[Point], float | None], ends: bool = False) -> list[Line]:
-        """What `value` says of each point: means at the middle of it, or what was at its end."""
+        """The `value` of each point: means at the middle of it, or what was at its end."""
         found: list[Line] = []
         for line in (line for attempt in self.attempts for line in attempt.seen):
             run: list[tuple[float, float]] = []

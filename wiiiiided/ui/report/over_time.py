@@ -116,7 +116,7 @@ def diverged_at(past: RunHistory) -> dict[int, float]:
 
 
 def _metrics(past: RunHistory) -> Iterator[Quantity]:
-    """What scripts report by name, in the order in which they were first reported."""
+    """The metrics scripts report by name, in the order in which they were first reported."""
     reported = (name for stretch in past.stretches() for name in stretch.point.metrics)
     for name in list(dict.fromkeys(reported))[:METRICS]:
         value = _metric_of(name)

@@ -46,7 +46,7 @@ class Table:
 
 @dataclass(frozen=True)
 class AttemptPart:
-    """What the page has of one attempt."""
+    """One attempt on the page."""
 
     number: int
     kind: str

@@ -36,7 +36,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Spread:
-    """What ranks of a node have in common: the least, the mean, the most."""
+    """The ranks of a node together: the least, the mean, the most."""
 
     low: float
     mean: float
@@ -182,7 +182,7 @@ def cpu_of(run: RunRecord) -> float | None:
 
 
 def metrics_of(run: RunRecord) -> Metrics:
-    """What ranks reported by name last."""
+    """The last values ranks reported by name."""
     return means(rank.totals for rank in run.ranks)
 
 

@@ -32,7 +32,7 @@ _REPEATS = {
 
 
 def facts(records: JobRecords) -> Iterator[Pair]:
-    """What the job is, and how its latest attempt went."""
+    """The job, and how its latest attempt went."""
     job = records.job
     yield "state", job.state + beyond_state(job.state, job.why)
     if command := command_of(records):
@@ -52,14 +52,14 @@ def facts(records: JobRecords) -> Iterator[Pair]:
 
 
 def command_of(records: JobRecords) -> str:
-    """What the job runs, as one would type it; empty where that is not told."""
+    """The command of the job, as typed; empty where that is not told."""
     run = records.spec.get("run")
     argv = run.get("command") if isinstance(run, dict) else None
     return shlex.join(map(str, argv)) if isinstance(argv, list | tuple) else ""
 
 
 def beyond_state(state: str, why: str) -> str:
-    """What the sentence about a job says beyond its state, to stand right behind it:
+    """The part of a job's sentence beyond its state, to stand right behind it:
     `cancelled` + ` by ada`, `running` + ` on a`, `failed` + `: rank 1 ended with exit code 1`."""
     for lead in (state, _REPEATS.get(state, state)):
         rest = why.removeprefix(lead)
@@ -196,7 +196,7 @@ def split_words(run: RunRecord) -> str:
 
 
 def wire_words(run: RunRecord) -> str:
-    """What the codec saved, in a sentence; empty where nothing went to another host."""
+    """The codec's saving, in a sentence; empty where nothing went to another host."""
     nodes = ranks.nodes_of(run)
     raw, wire = sum(node.raw for node in nodes), sum(node.wire for node in nodes)
     if not wire:
@@ -239,7 +239,7 @@ def why_nothing(records: JobRecords) -> str:
         return "No daemon looked at this job while it ran: no metrics were kept."
     return (
         "This job's ranks counted nothing: they neither used the wiiiiide backend nor called "
-        "wiiiiided.torch.progress(…). What is known without them is below."
+        "wiiiiided.torch.progress(…). All that is known without them is below."
     )
 
 

@@ -1,4 +1,4 @@
-"""What happened when: attempts and how they ended, when metrics were taken, slow ranks.
+"""Events and their times: attempts and how they ended, when metrics were taken, slow ranks.
 
 attempts          ▐ failed ▌      ▐ done                    ▌
 figures            ███ ████        █████████████  ██████████

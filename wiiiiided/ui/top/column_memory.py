@@ -1,4 +1,4 @@
-"""What this session has seen, so that the screen keeps its shape while metrics change.
+"""The memory of this session, so that the screen keeps its shape while metrics change.
 
     snapshot ──► learned(ui, snapshot) ──► Ui.seen: only ever grows
 

@@ -1,6 +1,6 @@
 """The page behind Enter: everything that is known of the selected node or job.
 
-What a snapshot has is there at once and goes on changing; what the daemon must be asked for (the
+A snapshot's values are there at once and go on changing; what the daemon must be asked for (the
 job file's settings, the story, a node's address) comes a moment later, as `Scene.detail`.
 """
 
@@ -34,7 +34,7 @@ Fact = tuple[str, RenderableType]
 
 
 def heading(scene: Scene) -> tuple[str, str]:
-    """What the page is about: the kind, and which one."""
+    """The page's subject: the kind, and which one."""
     if scene.ui.focus == "nodes":
         node = selected_node(scene.snapshot, scene.ui)
         return "node", "" if node is None else words(node.name, scene.ui.ascii)
@@ -214,7 +214,7 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
 
 
 def _training(now: JobNow, scene: Scene) -> Iterator[Fact]:
-    """What `wide.parallel` measures, and how gradients travel to other hosts."""
+    """Measurements of `wide.parallel`, and how gradients travel to other hosts."""
     told = [RankTraining(rank.rank, rank.node, rank.training) for rank in now.ranks]
     rates = now.rates
     samples = rates.samples / rates.steps if rates.samples and rates.steps else None
@@ -239,7 +239,7 @@ def _each(now: JobNow) -> str:
 
 
 def _told(detail: JobDetail, scene: Scene, width: int) -> Iterator[RenderableType]:
-    """What the daemon keeps of it: settings, story, error."""
+    """The daemon's record of it: settings, story, error."""
     ascii_ = scene.ui.ascii
     if detail.error:
         yield from _part("error")

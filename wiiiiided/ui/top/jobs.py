@@ -280,7 +280,7 @@ def step_room(row: JobRow) -> int:
 
 
 def rate_text(rates: Rates) -> str:
-    """What it gets done, with its unit: jobs differ in what they say."""
+    """Its throughput, with its unit: jobs differ in what they say."""
     for value, unit in ((rates.samples, "smp"), (rates.steps, "stp")):
         if value is not None:
             return f"{numbers.rate(value, 6)} {unit}"

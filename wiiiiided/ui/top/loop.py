@@ -298,7 +298,7 @@ class TopLoop:
             self._ask_record()
 
     def _ask_details(self, now: float) -> None:
-        """What the open page shows beside the snapshot: at once, then every DETAIL_S."""
+        """The open page's facts beside the snapshot: at once, then every DETAIL_S."""
         job, node = selected_job(self._snapshot, self._ui), None
         if self._ui.focus == "nodes":
             job, node = None, selected_node(self._snapshot, self._ui)

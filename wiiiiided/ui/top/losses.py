@@ -34,7 +34,7 @@ class LossHistory:
                 _add(self._tracks[row.job.id], row.now.step, row.now.loss)
 
     def begin(self, job: int, runs: Sequence[RunRecord]) -> None:
-        """What was recorded before this session; later values stay."""
+        """The losses recorded before this session; later values stay."""
         seen = self._tracks.get(job, [])
         track: Track = []
         for point in (point for run in runs for point in run.points):

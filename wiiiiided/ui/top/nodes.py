@@ -70,7 +70,7 @@ TITLES = {
     "age": "age",
     "note": "note",
 }
-# What there is room for, the most wanted first: a column, or more columns for one that is there.
+# Where there is room, the most wanted first: a column, or more columns for one that is there.
 WIDER = (
     *(("time", 8), ("spark", 6), ("state", 6), ("up", 5), ("down", 6), ("cpu", 4), ("mem", 4)),
     *(("note", 8), ("state", 9), ("time", 12), ("spark", 8), ("age", 3), ("note", 14)),
@@ -172,7 +172,7 @@ def _key(order: str) -> str:
 
 
 def _unit(nodes: Sequence[NodeNow]) -> str:
-    """What all working nodes count; "rate" where they differ and each says its own. A node of which
+    """The unit of working nodes; "rate" where they differ and each has its own. A node of which
     nothing is known yet has no say."""
     working = [node for node in nodes if works(node)]
     told = [node for node in working if main_rate(node) is not None]

@@ -1,4 +1,4 @@
-"""Numbers as cells of a few columns, whatever their size. What is not known is `–`."""
+"""Numbers as cells of a few columns, whatever their size. An unknown one is `–`."""
 
 from __future__ import annotations
 

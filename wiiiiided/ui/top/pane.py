@@ -1,4 +1,4 @@
-"""What all panes share: a frame with a title, columns for a width, and text that is not trusted.
+"""The parts of panes: a frame with a title, columns for a width, and text that is not trusted.
 
     ╭─ nodes ─────────────────────────────────────╮
     │  node   state  samples/s  ▁▂▅▇              │   `fitted`: columns by priority, then wider

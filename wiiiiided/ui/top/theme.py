@@ -1,4 +1,4 @@
-"""What each part of the screen is painted in: names here, colours where a terminal is known.
+"""The colour of each part of the screen: names here, colours where a terminal is known.
 
 Panes say "good", "compute" or "heat.7"; a console is made with one of four palettes:
 

@@ -1,4 +1,4 @@
-"""What the screen shows beside the metrics: the selected rows, the open page, the question asked.
+"""The screen beside the metrics: the selected rows, the open page, the question asked.
 
 A `Ui` is changed by keys (`keymap.press`) and snapshots (`column_memory.learned`), a `Scene` is all
 that a screen is drawn from. Both are frozen: a new one is made for every change, so that drawing
@@ -58,7 +58,7 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class SeenColumns:
-    """What snapshots have had so far: columns with a figure in them, and the widest cells."""
+    """The shape of snapshots so far: columns with a figure in them, and the widest cells."""
 
     columns: frozenset[str] = frozenset()  # of the nodes' pane
     node: int = 0
@@ -108,7 +108,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Detail:
-    """What the daemon said of the job or node whose details are open; `note` where it said none."""
+    """The daemon's words on the job or node whose details are open; `note` where it said none."""
 
     job: JobDetail | None = None
     node: NodeView | None = None

@@ -107,7 +107,7 @@ def _paper(scene: Scene, width: int) -> RenderableType:
 
 
 def _body(scene: Scene, width: int, room: int) -> list[tuple[int, RenderableType]]:
-    """What stands between the first lines and the last: (lines, renderable)."""
+    """The part between the first lines and the last: (lines, renderable)."""
     ui = scene.ui
     if ui.page:
         kind, about = ("help", "") if ui.page == "help" else details.heading(scene)
@@ -165,8 +165,8 @@ def _halves(room: int, first: int, second: int) -> tuple[int, int]:
 
 
 def _header(scene: Scene, width: int) -> RenderableType:
-    """What there is and what it does on the left, the clock on the right: what there is no room
-    for is left out, the last first."""
+    """The cluster and its activity on the left, the clock on the right: parts without room
+    are left out, the last first."""
     ui, snapshot = scene.ui, scene.snapshot
     left: list[tuple[str, str]] = [(" WIIIIIDE ", "dim" if scene.gone else "logo")]
     right: list[tuple[str, str]] = []
@@ -237,7 +237,7 @@ def _totals(snapshot: Snapshot) -> list[tuple[str, str]]:
 
 
 def _banner(scene: Scene) -> list[Text]:
-    """What is wrong, in a line under the header."""
+    """The problem, in a line under the header."""
     if (gone := scene.gone) is not None:
         when = "waiting for it" if gone.retry_s is None else f"next try in {gone.retry_s:.0f} s"
         text = f" out of touch ({when}): {words(gone.reason, scene.ui.ascii)}"
