@@ -33,7 +33,7 @@ def about(
     return {"job": job, "rank": rank, "node": node}
 
 
-class _Otherwise(logging.StreamHandler[TextIO]):
+class _FallbackHandler(logging.StreamHandler[TextIO]):
     """Prints where a program has set up no logging. Python's own last resort does so too, but has
     nothing to say below a warning."""
 
@@ -43,14 +43,14 @@ class _Otherwise(logging.StreamHandler[TextIO]):
             super().emit(record)
 
 
-_otherwise = _Otherwise()
+_fallback = _FallbackHandler()
 
 
 def set_tier(tier: str) -> None:
     """Apply a tier. A program's own setup of logging, now or later, is left alone."""
     logger.setLevel(LEVELS[tier])
-    if _otherwise not in logger.handlers:
-        logger.addHandler(_otherwise)
+    if _fallback not in logger.handlers:
+        logger.addHandler(_fallback)
 
 
 def warn(who: str, text: str) -> None:

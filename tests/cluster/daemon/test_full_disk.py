@@ -22,7 +22,7 @@ from tests.kit.shims import PATIENCE_S, Attempt
 from wiiiiided.cluster.allocation import launcher, prepare, shim_process, workers
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
-from wiiiiided.cluster.allocation.prepare import Hindered, Preparer
+from wiiiiided.cluster.allocation.prepare import NodeShortage, Preparer
 from wiiiiided.cluster.allocation.shim_order import HostContext
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.allocation.workers import Workers
@@ -176,7 +176,7 @@ def test_what_does_not_pass_is_still_said_at_once(
 
 def test_an_archive_is_not_fetched_three_times_in_a_row_for_want_of_room(tmp_path: Path) -> None:
     member = Member(tmp_path, full)
-    with pytest.raises(Hindered, match="cannot be kept on b now: No space left on device"):
+    with pytest.raises(NodeShortage, match="cannot be kept on b now: No space left on device"):
         asyncio.run(member.workers.preparer.get(given().job))
 
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from wiiiiided.cluster.allocation import prepare
 from wiiiiided.cluster.allocation.archive_cache import Archives
-from wiiiiided.cluster.allocation.prepare import NotYet, Preparer, Unprepared
+from wiiiiided.cluster.allocation.prepare import CoordinatorAway, Preparer, Unprepared
 from wiiiiided.cluster.allocation.shim_order import HostContext
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control.job import Job, Owner, Queued
@@ -163,7 +163,7 @@ def test_a_coordinator_that_is_away_is_not_the_jobs_fault(
 
     with pytest.raises(Unprepared) as found:
         asyncio.run(preparer(tmp_path, fetch).prepare(job(archive=ARCHIVE)))
-    assert isinstance(found.value, NotYet) == passes
+    assert isinstance(found.value, CoordinatorAway) == passes
 
 
 def test_without_a_coordinator_a_missing_archive_is_said_at_once(tmp_path: Path) -> None:

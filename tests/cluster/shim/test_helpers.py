@@ -103,7 +103,7 @@ def test_what_is_no_file_is_left_out(tree: Path) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_filled_up() -> None:
-    steady = collect_files._Steady(io.BytesIO(b"abc"))
+    steady = collect_files._FixedLengthFile(io.BytesIO(b"abc"))
     assert steady.read(2) == b"ab"
     assert steady.read(4) == b"c\0\0\0"
 

@@ -17,7 +17,7 @@ from tests.ui.report import strategies
 from tests.ui.report.runs import diverged, hostile, records, restarted, run, unmeasured
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.cli import charts
-from wiiiiided.ui.cli.report_lines import Loud, ReportStyle, lines
+from wiiiiided.ui.cli.report_lines import BoldLine, ReportStyle, lines
 from wiiiiided.ui.cli.text import columns
 
 
@@ -79,7 +79,7 @@ def test_without_a_group_of_the_backend_only_what_the_script_said_is_shown() -> 
 
 def test_a_loss_that_is_no_number_is_loud() -> None:
     drawn = list(lines(diverged(), ReportStyle(100)))
-    loud = [str(line) for line in drawn if isinstance(line, Loud)]
+    loud = [str(line) for line in drawn if isinstance(line, BoldLine)]
     assert "  loss       nan at last (0.412 before)" in loud
     assert any(line.startswith("  from 2.302 to nan (0.4") for line in drawn)
     assert any(line.startswith("   1  a") and " nan " in line for line in drawn)

@@ -251,17 +251,17 @@ class _Approach:
         self._left, self._connect = list(addresses), connect
         self._problems: list[str] = []  # of addresses that are given up
         self._attempt: ConnectAttempt | None = None
-        self._vain: _Vain | None = None  # of the present address
+        self._tries: _FailedTries | None = None  # of the present address
         self.advance()
 
     @property
     def problem(self) -> str:
         """The failures so far, the present address last; empty: none yet."""
-        return "; ".join([*self._problems, *([self._vain.problem] if self._vain else [])])
+        return "; ".join([*self._problems, *([self._tries.problem] if self._tries else [])])
 
     def tried_for_s(self) -> float:
         """How long the present address has been tried in vain."""
-        return 0.0 if self._vain is None else time.monotonic() - self._vain.since
+        return 0.0 if self._tries is None else time.monotonic() - self._tries.since
 
     def advance(self) -> bool:
         """Go on; False when every address has failed."""
@@ -270,13 +270,13 @@ class _Approach:
                 if self._try_again(self._attempt):
                     return True
                 self._problems.append(self._attempt.problem)
-                self._attempt = self._vain = None
+                self._attempt = self._tries = None
             if not self._left:
                 self._problems = self._problems or ["it listens nowhere"]
                 return False
             self._attempt = self._connect(self._left.pop(0))
         if self._attempt.state == "done":
-            self._vain = None
+            self._tries = None
         return True
 
     def _try_again(self, failed: ConnectAttempt) -> bool:
@@ -286,19 +286,19 @@ class _Approach:
         has its time to find its jobs from when it is back.
         """
         now, worth_s = time.monotonic(), failed.again_s
-        if self._vain is None:
-            self._vain = _Vain(since=now, kind_since=now, worth_s=worth_s)
-        elif self._vain.worth_s != worth_s:
-            self._vain.kind_since, self._vain.worth_s = now, worth_s
-        self._vain.problem = failed.problem
-        if now - self._vain.kind_since >= worth_s:
+        if self._tries is None:
+            self._tries = _FailedTries(since=now, kind_since=now, worth_s=worth_s)
+        elif self._tries.worth_s != worth_s:
+            self._tries.kind_since, self._tries.worth_s = now, worth_s
+        self._tries.problem = failed.problem
+        if now - self._tries.kind_since >= worth_s:
             return False
         self._attempt = self._connect((failed.address, failed.port))
         return True
 
 
 @dataclass
-class _Vain:
+class _FailedTries:
     """Tries of one address that failed."""
 
     since: float

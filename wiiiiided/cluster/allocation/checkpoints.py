@@ -22,8 +22,8 @@ import msgspec
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.prepare import (
-    Hindered,
-    NotYet,
+    CoordinatorAway,
+    NodeShortage,
     Unprepared,
     output_and_code,
     passes,
@@ -103,8 +103,8 @@ class Placer:
             why = str(getattr(problem, "strerror", None) or problem or "no answer")
             text = f"its checkpoints cannot be had: {why}"
             if may_pass(problem):
-                raise Hindered(f"{text} (on {self.here.node})") from None
-            raise (NotYet if passes(problem) else Unprepared)(text) from problem
+                raise NodeShortage(f"{text} (on {self.here.node})") from None
+            raise (CoordinatorAway if passes(problem) else Unprepared)(text) from problem
 
     async def _exchange(self, job: Job, attempt: int, source: int, archive: int) -> Placed:
         settings, other = self.settings(), self._other(job)
@@ -128,5 +128,5 @@ class Placer:
         if code:
             words = plain(said.decode("utf-8", "replace").strip()) or f"code {code}"
             text = f"its checkpoints cannot be placed on {self.here.node}: {words}"
-            raise (Hindered if code == NO_ROOM else Unprepared)(text)
+            raise (NodeShortage if code == NO_ROOM else Unprepared)(text)
         return msgspec.json.decode(said, type=Placed)

@@ -19,8 +19,8 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.prepare import (
     AGAIN_S,
     LATER_S,
-    Hindered,
-    NotYet,
+    CoordinatorAway,
+    NodeShortage,
     Preparer,
     Unprepared,
     log_wait,
@@ -72,10 +72,10 @@ class Launcher:
         while not self.archives.has(job.archive) and not shim.was_stopped:
             try:
                 await shim.while_wanted(self.preparer.get(job))
-            except NotYet as problem:
+            except CoordinatorAway as problem:
                 missing = str(problem)
                 await shim.while_wanted(asyncio.sleep(AGAIN_S))
-            except Hindered as problem:
+            except NodeShortage as problem:
                 missing = log_wait(job, str(problem), missing)
                 await shim.while_wanted(asyncio.sleep(LATER_S))
             except Unprepared as problem:

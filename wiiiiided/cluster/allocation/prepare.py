@@ -62,11 +62,11 @@ class Unprepared(WiiiiideError):
         self.code = code
 
 
-class NotYet(Unprepared):
+class CoordinatorAway(Unprepared):
     """… because the coordinator cannot be reached: that passes, and is not the job's fault."""
 
 
-class Hindered(Unprepared):
+class NodeShortage(Unprepared):
     """… because of this machine: a full disk, no descriptors. That passes too, and is not the job's
     fault; but it takes longer (LATER_S)."""
 
@@ -121,19 +121,19 @@ class Preparer:
                 return
             except (WiiiiideError, OSError, EOFError, TimeoutError, RuntimeError) as problem:
                 if may_pass(problem):
-                    raise self._hindered("its working directory cannot be kept", problem) from None
+                    raise self._shortage("its working directory cannot be kept", problem) from None
                 if type(problem) is RuntimeError:  # a defect; WiiiiideErrors are RuntimeErrors too
                     raise
                 if number == TRIES or self._fetch is None:
                     text = f"its working directory cannot be fetched: {problem or 'no answer'}"
-                    raise (NotYet if passes(problem) else Unprepared)(text) from problem
+                    raise (CoordinatorAway if passes(problem) else Unprepared)(text) from problem
                 text = "job %d: its working directory cannot be fetched now: %s"
                 logger.warning(text, job.id, problem, extra=about(job.id))
                 await asyncio.sleep(AGAIN_S)
 
-    def _hindered(self, what: str, problem: BaseException) -> Hindered:
+    def _shortage(self, what: str, problem: BaseException) -> NodeShortage:
         why = getattr(problem, "strerror", None) or problem
-        return Hindered(f"{what} on {self._here.node} now: {why}")
+        return NodeShortage(f"{what} on {self._here.node} now: {why}")
 
     # ---- the interpreter
 
@@ -158,7 +158,7 @@ class Preparer:
             process = spawn(command, self._here.user, env=env, stdout=subprocess.PIPE)
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
             if may_pass(problem):
-                raise self._hindered(f"its interpreter {python} cannot be run", problem) from None
+                raise self._shortage(f"its interpreter {python} cannot be run", problem) from None
             why = getattr(problem, "strerror", None) or problem
             why = self._closed(python) or why
             raise Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN) from None

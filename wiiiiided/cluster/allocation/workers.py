@@ -63,9 +63,9 @@ from wiiiiided.cluster.allocation.prepare import (
     AGAIN_S,
     CANNOT_RUN,
     LATER_S,
-    Hindered,
+    CoordinatorAway,
     InterpreterVersions,
-    NotYet,
+    NodeShortage,
     Preparer,
     Unprepared,
     log_wait,
@@ -390,7 +390,7 @@ class Workers:
                 # Last: it says whose files these are, which _make_room has to know until then.
                 self.job_dirs.keep(job.id, encode_job(job))
                 return found, note
-            except Hindered as problem:
+            except NodeShortage as problem:
                 said = log_wait(job, str(problem), said)
             except OSError as problem:
                 if not may_pass(problem):
@@ -403,7 +403,7 @@ class Workers:
         while True:
             try:
                 return await self.preparer.prepare(job)
-            except NotYet:
+            except CoordinatorAway:
                 await asyncio.sleep(AGAIN_S)
 
     async def _placed(self, key: Key, job: Job) -> str:
@@ -414,7 +414,7 @@ class Workers:
         while True:
             try:
                 return await self._placer.place(job, key[1])
-            except NotYet:
+            except CoordinatorAway:
                 await asyncio.sleep(AGAIN_S)
 
     async def _until_alone(self, key: Key, job: Job) -> None:

@@ -54,8 +54,8 @@ REASON_CHARS: Final = 1000
 NONSENSE_EVERY_S: Final = 3600.0  # between two lines that a node's metrics are dropped
 
 
-class Came(NamedTuple):
-    """A rank's state since the last tick."""
+class LatestSample(NamedTuple):
+    """A rank's latest sample since the last tick."""
 
     node: str
     at: float  # when, by our own clock
@@ -72,7 +72,7 @@ class Followed:
     due: float  # when it is written down next
     said: int | None = None  # the straggler that was told
     said_at: float = float("-inf")
-    came: dict[int, Came] = field(default_factory=dict)  # rank → its latest, not taken yet
+    came: dict[int, LatestSample] = field(default_factory=dict)  # rank → its latest, not taken yet
     codecs: dict[int, tuple[str, str]] = field(default_factory=dict)  # of ranks elsewhere
     metrics: dict[int, Metrics] = field(default_factory=dict)  # of ranks elsewhere
 
@@ -233,7 +233,7 @@ class AttemptTracker:
             old = followed.came[rank].observed.sample if rank in followed.came else None
             old = old or (known[rank][1] if rank in known else None)
             if old is None or not _backwards(old, one.sample):
-                followed.came[rank] = Came(node, now, one)
+                followed.came[rank] = LatestSample(node, now, one)
 
     def _take(self, followed: Followed, now: float) -> set[str]:
         """The samples that came go into the attempt's metrics; the nodes they came from."""
@@ -247,7 +247,7 @@ class AttemptTracker:
         attempt_metrics.take(now, samples)
         return set(samples)
 
-    def _first(self, followed: Followed, came: Came) -> None:
+    def _first(self, followed: Followed, came: LatestSample) -> None:
         """A rank's first counts are known from its birth on."""
         sample, lived_s = came.observed
         attempt_metrics = followed.attempt_metrics

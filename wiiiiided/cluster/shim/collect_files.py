@@ -172,10 +172,10 @@ def _add(
         fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=parent)
         with open(fd, "rb") as file:
             entry.size = os.fstat(fd).st_size
-            archive.addfile(entry, _Steady(file))  # type: ignore[arg-type]
+            archive.addfile(entry, _FixedLengthFile(file))  # type: ignore[arg-type]
 
 
-class _Steady:
+class _FixedLengthFile:
     """A file that keeps its length while its writer goes on."""
 
     def __init__(self, file: Any) -> None:

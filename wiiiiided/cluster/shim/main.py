@@ -32,7 +32,7 @@ from wiiiiided.cluster.shim import (
     protocol,
 )
 from wiiiiided.cluster.shim.ranks import NOT_PREPARED
-from wiiiiided.cluster.shim.supervisor import Given, Supervisor
+from wiiiiided.cluster.shim.supervisor import ShimArguments, Supervisor
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -111,7 +111,9 @@ def _run(path: str, archive: int | None, secrets: int | None) -> int:
                     directory, exit_reason.failed_before_start(NOT_PREPARED, sentence), mode
                 )
             else:
-                _supervise(Given(order, path, directory, archive, secrets, descriptors), listener)
+                _supervise(
+                    ShimArguments(order, path, directory, archive, secrets, descriptors), listener
+                )
         finally:
             listener.close()
             with contextlib.suppress(OSError):
@@ -122,7 +124,7 @@ def _run(path: str, archive: int | None, secrets: int | None) -> int:
     return 0
 
 
-def _supervise(given: Given, listener: socket.socket) -> None:
+def _supervise(given: ShimArguments, listener: socket.socket) -> None:
     """Returns when exit.json is written, whatever happens."""
     try:
         kernel.become_subreaper()

@@ -63,7 +63,7 @@ REASON_CHARS = 1000
 
 
 @dataclass(frozen=True)
-class Given:
+class ShimArguments:
     """The arguments of a supervisor."""
 
     order: protocol.LaunchOrder
@@ -77,7 +77,7 @@ class Given:
 class Supervisor:
     """Runs the attempt; `run` returns when exit.json is written."""
 
-    def __init__(self, given: Given, listener: socket.socket) -> None:
+    def __init__(self, given: ShimArguments, listener: socket.socket) -> None:
         self._given, self._order = given, given.order
         self._loop = ShimLoop()
         first, mode = given.order.first_rank, given.order.file_mode

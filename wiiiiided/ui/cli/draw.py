@@ -17,7 +17,7 @@ from rich.text import Text
 
 from wiiiiided.text import cell, cut
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.report_lines import FRAMED, Heading, Loud
+from wiiiiided.ui.cli.report_lines import FRAMED, BoldLine, Heading
 from wiiiiided.ui.cli.sections import FactSection
 from wiiiiided.ui.cli.table import GAP, TableColumn, layout
 
@@ -106,7 +106,7 @@ def report(lines: Iterable[str]) -> None:
     terminal, title, inside = console(), Text(), list[Text]()
     if terminal.width < FRAMED:
         for line in lines:
-            loud = isinstance(line, Heading | Loud)
+            loud = isinstance(line, Heading | BoldLine)
             terminal.print(Text(line, "bold" if loud else ""), soft_wrap=True)
         return
     for line in lines:
@@ -120,7 +120,9 @@ def report(lines: Iterable[str]) -> None:
 
 
 def _report_line(line: str) -> Text:
-    text = Text(str(line), "bold" if isinstance(line, Loud) else "", no_wrap=True, overflow="crop")
+    text = Text(
+        str(line), "bold" if isinstance(line, BoldLine) else "", no_wrap=True, overflow="crop"
+    )
     for marks, style in CHART_STYLES.items():
         text.highlight_regex(marks, style)
     return text

@@ -21,7 +21,7 @@ from wiiiiided.ui.cli.units_text import count, span
 NAMED = 4  # names of what each ignore file leaves out; more are counted
 
 
-class Dry(msgspec.Struct, frozen=True):
+class DryRun(msgspec.Struct, frozen=True):
     """Facts only a dry run knows: where it would run, and what earlier runs of its name needed."""
 
     layout: Layout
@@ -29,7 +29,7 @@ class Dry(msgspec.Struct, frozen=True):
     expects: str  # the forecast in words, or why there is none
 
 
-def as_json(job: LoadedJob, ships: Survey, dry: Dry | None = None) -> dict[str, Any]:
+def as_json(job: LoadedJob, ships: Survey, dry: DryRun | None = None) -> dict[str, Any]:
     """The same as `section`, for programs. Values of passed variables are in neither."""
     found: dict[str, Any] = {
         "ok": True,
@@ -48,13 +48,13 @@ def as_json(job: LoadedJob, ships: Survey, dry: Dry | None = None) -> dict[str, 
     return found
 
 
-def section(title: str, job: LoadedJob, ships: Survey, dry: Dry | None = None) -> FactSection:
+def section(title: str, job: LoadedJob, ships: Survey, dry: DryRun | None = None) -> FactSection:
     """The plan, a fact a line."""
     rows = [(name, cell(text)) for name, text in _facts(job, ships, dry)]
     return FactSection(title, rows, lambda row: f"  {row[0]:<9} {row[1]}", state="ok")
 
 
-def _facts(job: LoadedJob, ships: Survey, dry: Dry | None) -> Iterator[tuple[str, str]]:
+def _facts(job: LoadedJob, ships: Survey, dry: DryRun | None) -> Iterator[tuple[str, str]]:
     spec = job.spec
     yield "name", spec.name
     if dry is None:

@@ -64,7 +64,7 @@ class Heading(str):
     """A line above others: on a terminal, the title of a frame."""
 
 
-class Loud(str):
+class BoldLine(str):
     """A line that must not be overlooked."""
 
 
@@ -109,7 +109,7 @@ def _all(
         yield from wrapped(said, look)
     for title, text in facts(records):
         for line in wrapped(text, look, f"  {title:<{TITLE}} "):
-            yield Loud(line) if is_loud(title, text) else line
+            yield BoldLine(line) if is_loud(title, text) else line
     past = history(records)
     if past.length > 0:
         yield from _over_time(past, look)

@@ -171,7 +171,7 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
     return 0
 
 
-def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.Dry]:
+def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.DryRun]:
     """Facts about each; jobs that ask for the same are asked about once."""
     from wiiiiided.cluster.control import placement
 
@@ -185,7 +185,7 @@ def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.Dry]:
                 layouts[job.spec.resources] = placement.plan(job.spec, nodes)
             except placement.NeverRuns as never:
                 raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
-    return [job_facts.Dry(layouts[job.spec.resources], forecast, expects) for job in jobs]
+    return [job_facts.DryRun(layouts[job.spec.resources], forecast, expects) for job in jobs]
 
 
 def _nodes() -> tuple[list[Node], str, str]:

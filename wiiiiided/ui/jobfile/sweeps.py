@@ -46,7 +46,7 @@ class _Axis(NamedTuple):
         return value if self.path[:-1] == _ENV else _unquoted(value)
 
 
-class _No(Exception):
+class _SweepError(Exception):
     """An option that makes no sense: what is wrong, and what to do."""
 
     def __init__(self, message: str, suggestion: str = "") -> None:
@@ -87,7 +87,7 @@ def _axes(sweeps: Sequence[str]) -> tuple[list[_Axis], list[Problem]]:
     for text in sweeps:
         try:
             axes.append(_axis(text, axes))
-        except _No as no:
+        except _SweepError as no:
             shown = f"--sweep {printable(text)}"
             problems.append(Problem(shown, None, "", str(no), no.suggestion))
     many = prod(len(axis.values) for axis in axes)
@@ -103,19 +103,19 @@ def _axes(sweeps: Sequence[str]) -> tuple[list[_Axis], list[Problem]]:
 def _axis(text: str, before: Sequence[_Axis]) -> _Axis:
     key = split_key(text)
     if key is None or not key[1].startswith("="):
-        raise _No("is not key=value,value", EXAMPLE)
+        raise _SweepError("is not key=value,value", EXAMPLE)
     path, rest = key[0], key[1][1:]
     if path in FIXED:
-        raise _No(f"{spell(path)} cannot be swept: {FIXED[path]}")
+        raise _SweepError(f"{spell(path)} cannot be swept: {FIXED[path]}")
     if path in (axis.path for axis in before):
-        raise _No(f"{spell(path)} is swept already", "put all its values into one --sweep")
+        raise _SweepError(f"{spell(path)} is swept already", "put all its values into one --sweep")
     values = [value for part in _split(rest) for value in _expanded(part)]
     if path[:-1] == _ENV:  # a --set leaves quotes in a variable; here they are what keeps commas
         values = [_unquoted(value) for value in values]
     seen: set[str] = set()
     for value in values:
         if value in seen:
-            raise _No(f"{printable(value)} stands there twice")
+            raise _SweepError(f"{printable(value)} stands there twice")
         seen.add(value)
     return _Axis(spell(path), path, values)
 
@@ -137,9 +137,9 @@ def _split(text: str) -> list[str]:
         at += 1
     parts.append(text[begin:].strip())
     if depth:
-        raise _No("a bracket is not closed")
+        raise _SweepError("a bracket is not closed")
     if "" in parts:
-        raise _No("a value is missing", 'write "" for an empty text')
+        raise _SweepError("a value is missing", 'write "" for an empty text')
     return parts
 
 
@@ -154,7 +154,7 @@ def _after_quote(text: str, at: int) -> int:
         elif text[at] == quote:
             return at + 1
         at += 1
-    raise _No(f"a {quote} is not closed")
+    raise _SweepError(f"a {quote} is not closed")
 
 
 def _expanded(part: str) -> Iterator[str]:
@@ -166,10 +166,10 @@ def _expanded(part: str) -> Iterator[str]:
     first, last = int(match[1]), int(match[2])
     step = 1 if match[3] is None else int(match[3])
     if step == 0:
-        raise _No(f"{part} never ends", "choose a step from 1 on")
+        raise _SweepError(f"{part} never ends", "choose a step from 1 on")
     many = abs(last - first) // step + 1
     if many > MOST_JOBS:
-        raise _No(f"{part} has {many:,} values: a sweep has at most {MOST_JOBS:,} jobs")
+        raise _SweepError(f"{part} has {many:,} values: a sweep has at most {MOST_JOBS:,} jobs")
     down = -1 if last < first else 1
     yield from (str(first + down * step * place) for place in range(many))
 
