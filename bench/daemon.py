@@ -1,6 +1,6 @@
 """What do the daemon, its shims and its commands cost, idle and with a thousand jobs queued?
 
-A daemon runs for months beside somebody's training: it must not be felt. And a person who queues a
+A daemon runs for months beside a training: it must not be felt. And a person who queues a
 job must not wait for it.
 """
 

@@ -51,7 +51,7 @@ def _pss(fleet: Fleet) -> int:
 
 
 def _data_bytes(ranks: int, plan: DataPlan) -> int:
-    """What the data set takes on so many ranks."""
+    """The memory of the data set on so many ranks."""
     with Fleet("data_rank", ranks) as fleet:
         before = _pss(fleet)
         read = fleet.ask({"do": "share", "megabytes": plan.megabytes})

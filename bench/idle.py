@@ -1,4 +1,4 @@
-"""What does a group cost that nobody is using: in processor time, and in shared memory?
+"""What does an unused group cost: in processor time, and in shared memory?
 
 A training program keeps groups open for hours that it uses now and then. They must neither
 spin nor hold much memory.
@@ -76,7 +76,7 @@ def _memory_now(fleet: Fleet) -> SharedMemoryUse:
 
 
 def _shared_memory(backend: str, ranks: int, groups: int) -> SharedMemoryUse:
-    """What the groups hold: the difference that opening them makes."""
+    """The memory of the groups: the difference that opening them makes."""
     with Fleet("idle_rank", ranks) as fleet:
         before = _memory_now(fleet)
         _open(fleet, backend, groups)

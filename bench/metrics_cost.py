@@ -1,7 +1,7 @@
 """What does watching a job cost it: counters, the daemon's samples, `wiiiiide top`, the log?
 
 A training under a real daemon, in blocks that take turns: everything on, everything off, and with
-the verbose log. What is asked is asked of the ratio of neighbouring blocks.
+the verbose log. The targets are for the ratio of neighbouring blocks.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _blocks(host: PrivateDaemon, job: int) -> Blocks:
 
 
 def counting_s() -> float:
-    """What counting one operation takes: the words that a small all_reduce adds to."""
+    """The time of counting one operation: the words that a small all_reduce adds to."""
     words, rounds = stats.StatsPage().words, 20_000
     taken = []
     for _ in range(5):

@@ -34,7 +34,7 @@ _TORCH_SIDE = (GLOO, OURS, SHARED, MEMCPY)
 
 @dataclass(frozen=True)
 class OneHostPlan:
-    """What the command line asked for."""
+    """The wishes of the command line."""
 
     ranks: Sequence[int]
     sizes: Sequence[int]
@@ -82,7 +82,7 @@ class RanksContest:
             self._start_side((MPI,))
 
     def measure(self, cell: CellPlace, say: Callable[[str], None]) -> dict[str, list[CallTimes]]:
-        """What each round took, for every contender that got through."""
+        """The time of each round, for every contender that got through."""
         calls: dict[str, int] = {}
         for contender in list(self.active):
             say(f"{cell.title}: {cells.LABELS[contender]}, first calls")
@@ -93,7 +93,7 @@ class RanksContest:
                 calls[contender] = int(min(max(fitting, _LEAST_CALLS), _MOST_CALLS))
         taken: dict[str, list[CallTimes]] = {contender: [] for contender in calls}
         for number in range(self.plan.rounds):
-            # Each round begins with another one, so that nobody always follows the same one.
+            # Each round begins with another one, so that none always follows the same one.
             order = list(taken)
             turn = number % max(len(order), 1)
             for contender in order[turn:] + order[:turn]:
@@ -136,7 +136,7 @@ class RanksContest:
             self._start_side(side)
 
     def _start_side(self, side: Sequence[str]) -> None:
-        """Starts a side's ranks; whoever cannot be opened is left out and the rest goes on."""
+        """Starts a side's ranks; one that cannot be opened is left out and the rest goes on."""
         while here := [contender for contender in side if contender in self.active]:
             fleet = self._start_ranks(side)
             if fleet is None:

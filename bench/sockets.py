@@ -74,7 +74,7 @@ def _sample(
     sender.tell({"do": "send", "port": port, **asked})
     sent, received = sender.hear(_ANSWER_S), receiver.hear(_ANSWER_S)
     if not (sent.get("right", True) and received["right"]):
-        raise FleetError(f"{chapter.title}, {way.label}: what arrived is not what was sent")
+        raise FleetError(f"{chapter.title}, {way.label}: the bytes that arrived are not those sent")
     granted = [sent["granted"][0], received["granted"][1]]
     if chapter.form == "trips":
         return SocketRound(statistics.median(sent["trips"]), 0.0, 0.0, granted)
@@ -111,7 +111,7 @@ def run(plan: SocketsPlan, say: Callable[[str], None]) -> tuple[report.Taken, li
 
 
 def _kernel_notes() -> list[str]:
-    """What the machine's owner has set: the sweep depends on it."""
+    """The settings of the machine's owner: the sweep depends on it."""
     names = (
         *("core/rmem_max", "core/wmem_max", "ipv4/tcp_rmem", "ipv4/tcp_wmem"),
         "ipv4/tcp_congestion_control",

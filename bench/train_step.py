@@ -32,7 +32,7 @@ CONTENDERS = tuple(WAYS)
 
 
 class StepTarget(NamedTuple):
-    """What a step is to take: to the step without exchange, gloo's to it, and of its exchange."""
+    """The target of a step: to the step without exchange, gloo's to it, and of its exchange."""
 
     most_of_alone: float | None
     least_of_gloo: float

@@ -1,1 +1,1 @@
-"""What the benchmarks share, and the programs that their ranks run."""
+"""The benchmarks' common parts, and the programs that their ranks run."""

@@ -1,4 +1,4 @@
-"""What is measured and what it should reach: the operations, sizes, contenders and targets.
+"""The measurements and their targets: the operations, sizes, contenders and targets.
 
 The targets are data so that a reader can check them against the results without reading code.
 """

@@ -1,4 +1,4 @@
-"""What pieces look like: five kinds of data, from hopeless to very good for a codec."""
+"""Sample pieces: five kinds of data, from hopeless to very good for a codec."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def full(host: PrivateDaemon, jobs: int) -> list[Measure]:
 
 
 class ServiceManager:
-    """Listens like systemd does, so that the daemon has somebody to feed the watchdog for."""
+    """Listens like systemd does, so that the daemon has a reason to feed the watchdog."""
 
     def __init__(self) -> None:
         self.name = f"@wiiiiide-bench-{os.getpid()}"

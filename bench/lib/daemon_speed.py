@@ -1,6 +1,6 @@
 """How long a person waits for the daemon: from a command to its effect.
 
-What is compared takes turns, so that both see the same machine.
+Contenders take turns, so that both see the same machine.
 """
 
 from __future__ import annotations

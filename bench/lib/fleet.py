@@ -30,7 +30,7 @@ _LEAVE_SECONDS, _END_SECONDS = 8.0, 3.0
 
 
 class FleetError(Exception):
-    """A sentence for whoever runs the benchmark."""
+    """A sentence for the benchmark's user."""
 
 
 class RankFailed(FleetError):

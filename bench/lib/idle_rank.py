@@ -12,7 +12,7 @@ import torch.distributed as dist
 from lib import groups, link
 from lib.link import Message
 
-# What opening a group still has to finish is not what an idle group costs.
+# Work that opening a group still has to finish is no cost of an idle group.
 _SETTLE_SECONDS = 0.5
 
 

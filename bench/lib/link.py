@@ -1,6 +1,6 @@
 """A rank's end of the line to the program that measures.
 
-A rank that is not being measured must cost nothing, or it slows whoever is. So it waits in a
+A rank that is not being measured must cost nothing, or it slows the others. So it waits in a
 socket read, which sleeps, and never inside a collective: Open MPI spins there.
 
 A Unix socket's abstract name is seen only within its network namespace. A rank on a host of its

@@ -1,4 +1,4 @@
-"""What was measured on, and from which source: a number without that says little.
+"""The machine measured on, and the source: a number without that says little.
 
 Results are published, so nothing here may name the host or show a path of this machine.
 """

@@ -38,7 +38,7 @@ def rate_text(rate: float) -> str:
 
 @dataclass(frozen=True)
 class MeasureUnit:
-    """What the numbers are: their name in the JSON, and how they read."""
+    """The kind of numbers: their name in the JSON, and how they read."""
 
     name: str
     text: Callable[[float], str]
@@ -112,7 +112,7 @@ class Measure:
         return (self.what, text(self.median), text(self.best), text(self.worst), self.ask(judged))
 
     def ask(self, judged: bool) -> str:
-        """What is asked, and if `judged` whether it is met."""
+        """The target, and if `judged` whether it is met."""
         if self.asked is None:
             return "only reported"
         aim = f"{'≥' if self.at_least else '≤'} {self.unit.text(self.asked)}"

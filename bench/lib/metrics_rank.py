@@ -4,7 +4,7 @@
     on        the daemon samples, top watches it, the script reports every step
     verbose   as on, and the backend logs all it has to say
 
-Rank 0 stops them and lets them go, between blocks and while nobody trains. All blocks run in the
+Rank 0 stops them and lets them go, between blocks and while no rank trains. All blocks run in the
 same processes on the same memory, so that nothing differs but what is to be measured.
 """
 
@@ -58,7 +58,7 @@ class SmallTraining:
 
 
 def switch(mode: str, watchers: list[int]) -> None:
-    """Everybody is between two blocks."""
+    """All ranks are between two blocks."""
     dist.barrier()
     log.set_tier("verbose" if mode == "verbose" else "normal")
     if dist.get_rank() == 0:

@@ -124,7 +124,7 @@ class NamespacePair:
 
 
 class _Interruption:
-    """An end from outside unwinds the run once. A second Ctrl-C, of somebody impatient, must not
+    """An end from outside unwinds the run once. A second, impatient Ctrl-C must not
     stop what the first has set going: namespaces would be left behind."""
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -57,7 +57,7 @@ class NetFleet(Fleet):
         self._pidfds.append(os.pidfd_open(process.pid))
 
     def _place(self, rank: int, port: int) -> dict[str, str]:
-        """What torchrun would tell this rank."""
+        """The environment torchrun would give this rank."""
         hosts = self._hosts
         host = hosts.placement[rank]
         return {

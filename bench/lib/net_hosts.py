@@ -38,7 +38,7 @@ _NEEDED = {
     "taskset": "util-linux",
     "mount": "mount",
 }
-# What a namespace's holder does before it only waits for its input to end. A host's /sys shows the
+# A namespace's holder does this before it only waits for its input to end. A host's /sys shows the
 # interfaces of the namespace it was mounted in, so it needs one of its own.
 _HOLD = (
     "mount -t sysfs none /sys; mount -t tmpfs none /dev/shm; "
@@ -58,7 +58,7 @@ class LinkSpeed:
 
     @property
     def free_bytes(self) -> int:
-        """What a call may send at once after a rest, before the rate begins to count."""
+        """Bytes a call may send at once after a rest, before the rate begins to count."""
         return 0 if self.rate is None else _BURST_KB * 1024
 
 
@@ -69,7 +69,7 @@ UNSHAPED = LinkSpeed("unshaped", None)
 
 @dataclass(frozen=True)
 class Traffic:
-    """What a host's interface has carried since the host was made, or between two looks."""
+    """The traffic of a host's interface since the host was made, or between two looks."""
 
     out_bytes: float
     in_bytes: float

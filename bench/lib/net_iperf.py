@@ -1,4 +1,4 @@
-"""What a link gives, as iperf3 measures it: both directions at once, as a collective uses it."""
+"""The rate of a link, as iperf3 measures it: both directions at once, as a collective uses it."""
 
 from __future__ import annotations
 

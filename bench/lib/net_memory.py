@@ -2,7 +2,7 @@
 
 It is looked at while operations run, since what is taken and given back counts too. A page of
 shared memory counts in parts, one for each process that maps it; pages of files do not count, for
-a library is there once whoever uses it.
+a library is there once for all users.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class NetRank:
         self.rank, self._ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self._jobs: dict[Task, TaskJob] = {}
         self._backend = ""
-        # What torch sets up on first use is not memory for exchange.
+        # torch's setup on first use is not memory for exchange.
         torch.randn(_WARM, _WARM) @ torch.randn(_WARM, _WARM)
 
     def open(self, message: Message) -> Message:
@@ -73,7 +73,7 @@ class NetRank:
         return {"digest": job.check()}
 
     def memory(self, message: Message) -> Message:
-        """What this process has now, after it has given back what it does not use."""
+        """The memory of this process now, after it has given back what it does not use."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         return {"bytes": net_memory.own_bytes(os.getpid())}

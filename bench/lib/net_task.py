@@ -1,4 +1,4 @@
-"""What a rank is asked to do between hosts: one operation on one kind of data.
+"""A rank's task between hosts: one operation on one kind of data.
 
 No torch here: the program on the terminal names tasks without loading it.
 """

@@ -1,4 +1,4 @@
-"""What plan's rows predict, next to what the same ways then do, on two hosts and a link.
+"""The predictions of plan's rows, next to what the same ways then do, on two hosts and a link.
 
 round    trial ── rows ──► predicted        every round has a trial of its own
          a turn of each row's way ──► measured
@@ -87,7 +87,7 @@ class PlannedWay:
 
 @dataclass
 class LinkAccuracy:
-    """What one link gave, by way."""
+    """One link's figures, by way."""
 
     link: LinkSpeed
     predicted: dict[PlannedWay, list[float]] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class LinkAccuracy:
 
     @property
     def note(self) -> str:
-        """What each trial recommends."""
+        """The recommendation of each trial."""
         said = ", ".join(way.name for way in self.recommended)
         return f"{self.link.name}: recommended in each round: {said}"
 
@@ -140,7 +140,7 @@ class LinkAccuracy:
 
 
 def asked(links: Sequence[LinkSpeed]) -> list[tuple[Asked, MeasureUnit]]:
-    """What is asked of every link, whichever rows it has."""
+    """The targets of every link, whichever rows it has."""
     words = (_behind_words(link, data) for link in links for data in (False, True))
     return [(Asked(said, _BEHIND, False), PERCENT) for said in words]
 
@@ -263,7 +263,7 @@ class PlanAccuracy:
         return _measures(ranks, pairs), _measures(divided, pairs)
 
     def _script(self, fleet: NetFleet, data: bool) -> dict[str, list[RankLine]]:
-        """What ranks of each host say of their steps."""
+        """Lines of the ranks of each host about their steps."""
         samples = len(_NAMES) * BATCH * _EPOCH
         message = {"do": "trial", "data": data, "samples": samples, **_LEARNER}
         said = (map(read_line, answer["lines"]) for answer in fleet.ask(message))

@@ -66,7 +66,7 @@ def own_batches(message: Message) -> Iterator[None]:
 
 
 def links(message: Message) -> Message:
-    """What this rank has to say of its pairs."""
+    """This rank's lines about its pairs."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said):
         link_probe.run(message["bytes"], message["seconds"])

@@ -1,4 +1,4 @@
-"""What the kernel says a process uses."""
+"""A process's use of the machine, as the kernel says it."""
 
 from __future__ import annotations
 

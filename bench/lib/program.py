@@ -1,4 +1,4 @@
-"""What the benchmarks' command lines have in common, and how each of them ends.
+"""The common part of the benchmarks' command lines, and how each of them ends.
 
 A benchmark that fails says so in a sentence and leaves no process behind, also when it is
 interrupted or told to end.
@@ -40,7 +40,7 @@ def parser(
 
 
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """What was given. What could not be kept is refused here, not after the whole run."""
+    """The arguments. A result that could not be kept is refused here, not after the run."""
     given = parser.parse_args()
     if given.save and (reason := unrepeatable(commit())):
         parser.error(reason)

@@ -1,4 +1,4 @@
-"""What hosts learn that exchange in fewer bits, or seldom: the loss after equal samples and time.
+"""Learning of hosts with an exchange in fewer bits, or seldom: losses after equal samples and time.
 
 Equal time needs no slow network. The step is measured here, and what an exchange takes at 100 Mbit
 is its bytes: in the time T in which `every=16, int8` makes all its steps, another way makes
@@ -7,7 +7,7 @@ is its bytes: in the time T in which `every=16, int8` makes all its steps, anoth
 
 steps, and is trained for so many. Between steps and exchanges nothing overlaps, as in the program.
 
-What rare exchanges cost is least in long runs, so the ways that are judged are trained once more,
+Rare exchanges cost least in long runs, so the ways that are judged are trained once more,
 eight times as long.
 """
 

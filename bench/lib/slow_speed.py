@@ -165,7 +165,7 @@ class ContenderTurn:
 
 @dataclass
 class Speed:
-    """What one site gave."""
+    """The tables of one site."""
 
     grids: list[Grid] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

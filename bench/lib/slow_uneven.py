@@ -139,7 +139,7 @@ class Uneven:
 
 
 class _Trained(NamedTuple):
-    """What one host did in a turn."""
+    """One host's work in a turn."""
 
     samples: int
     seconds: float
@@ -174,7 +174,7 @@ def grid(taken: Mapping[Together, Sequence[tuple[UnevenTurn, UnevenTurn]]]) -> G
 
 
 def asked() -> list[tuple[Asked, MeasureUnit]]:
-    """What is asked, where nothing could be measured."""
+    """The targets, where nothing could be measured."""
     return [(Asked(_what(way), _ASKED), PERCENT) for way in WAYS if way.asked]
 
 

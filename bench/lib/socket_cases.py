@@ -1,4 +1,4 @@
-"""What the sweep of sockets.py compares, on which links, and the claims it judges: all as data.
+"""The ways that sockets.py compares, on which links, and the claims it judges: all as data.
 
 In every chapter the first way is what the others are compared with, and it takes part twice: what
 it differs from itself is noise.

@@ -1,4 +1,4 @@
-"""What the two ends of a sweep do with their sockets, in three forms. The clock is the sender's.
+"""The two ends of a sweep and their sockets, in three forms. The clock is the sender's.
 
     bulk     bytes one way, on one or more streams; over when the last one has been received
     trips    a message there, a message back, again and again

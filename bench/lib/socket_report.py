@@ -93,7 +93,7 @@ def sheet(chapter: SocketChapter, links: Sequence[SocketLink], taken: Taken) -> 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a claim came out as on each link."""
+    """A claim's verdict on each link."""
 
     claim: Claim
     ratios: Mapping[str, Ratio]
@@ -145,7 +145,7 @@ def verdict_sheet(links: Sequence[SocketLink], found: Sequence[Verdict]) -> Shee
 
 
 def granted_notes(taken: Taken) -> list[str]:
-    """What came of the buffers that were asked for."""
+    """The sizes got for the buffers that were asked for."""
     for (title, _), ways in taken.items():
         if title.startswith("Buffers"):
             kept = {label: [size // 1024 for size in one[0].granted] for label, one in ways.items()}

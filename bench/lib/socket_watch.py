@@ -25,7 +25,7 @@ _ANSWER_S = 60.0
 
 @dataclass(frozen=True)
 class CutTrial:
-    """What happened to `phases` connections of each set; `ended`: seconds after the cut began."""
+    """The fate of `phases` connections of each set; `ended`: seconds after the cut began."""
 
     what: str
     phases: int

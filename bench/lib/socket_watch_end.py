@@ -1,4 +1,4 @@
-"""The ends of idle connections with keepalive: who holds them, and who sees them die.
+"""The ends of idle connections with keepalive: one side holds them, one sees them die.
 
 b  {"do": "keep", "count": n}                     accepts n connections and leaves them alone
 a  {"do": "watch", "port": …, "sets": […], …}     opens them, each a moment later than the one
@@ -65,8 +65,8 @@ def _tune(sock: socket.socket, values: list[int] | None) -> None:
 
 
 def deaths(asked: dict[str, Any]) -> dict[str, Any]:
-    """What ends within so many seconds, by the machine's clock. `speak`: after a second, a frame
-    goes into each connection."""
+    """Connections that end in so many seconds, by the machine's clock. `speak`: after a second, a
+    frame goes into each connection."""
     until, speak_at = time.monotonic() + asked["seconds"], time.monotonic() + 1.0
     poll = select.poll()
     by = {sock.fileno(): (name, sock) for name, sock in _watched}

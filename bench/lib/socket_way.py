@@ -39,7 +39,7 @@ class SocketWay:
 
 
 def before(sock: socket.socket, way: SocketWay) -> None:
-    """What must be set before a connection is made: the window is agreed on in its first packet."""
+    """Options set before a connection is made: the window is agreed on in its first packet."""
     if way.send_buffer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, way.send_buffer)
     if way.receive_buffer:

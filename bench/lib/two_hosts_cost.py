@@ -64,7 +64,7 @@ def checks(rig: Rig, sides: Sides) -> list[Grid]:
 
 
 def memory(rig: Rig, sides: Sides) -> list[Grid]:
-    """Looked at while the link is the bottleneck, when buffers are full; nobody else is there."""
+    """Looked at while the link is the bottleneck, when buffers are full; no other side is there."""
     rig.shape(GIGABIT)
     rig.keep_only([])
     size = size_text(rig.plan.memory_nbytes)
@@ -84,7 +84,7 @@ def memory(rig: Rig, sides: Sides) -> list[Grid]:
 
 
 def _memory_of(rig: Rig, side: Side, asked: Asked | None) -> GridRow:
-    """What a rank has more than before it joined the others; a round here is a rank."""
+    """The memory a rank has more than before it joined the others; a round here is a rank."""
     ops = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER)
     tasks = [Task(op, rig.plan.memory_nbytes).message() for op in ops]
     fleet = rig.start(side)

@@ -1,6 +1,6 @@
 """Sides that live next to each other on the same hosts, and take turns.
 
-Round after round everyone is measured once, each round beginning with another one; iperf3 is one
+Round after round each side is measured once, each round beginning with another one; iperf3 is one
 of them, so that the link is measured at the same time as what uses it.
 """
 
@@ -55,7 +55,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Entry:
-    """Who does what in a contest. `settle` calls come first, for a side that has to learn."""
+    """A side's calls in a contest. `settle` calls come first, for a side that has to learn."""
 
     side: Side
     task: Task
@@ -74,7 +74,7 @@ class EntryTurn:
 
 @dataclass
 class SideContest:
-    """What every round of a contest gave; whoever did not get through has no turns at all."""
+    """The turns of every round of a contest; a side that did not get through has none at all."""
 
     turns: dict[str, list[EntryTurn]] = field(default_factory=dict)
     rates: list[Rate] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Who is compared with whom, and the arithmetic that the parts of two_hosts.py share."""
+"""The sides that are compared, and the arithmetic that the parts of two_hosts.py share."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _LATENCY_SIZES = (4, 64, 1 * KB, 4 * KB)
 
 @dataclass(frozen=True)
 class _Bounds:
-    """What is asked of an all_reduce on a link; None: nothing."""
+    """The targets of an all_reduce on a link; None: nothing."""
 
     faster: float | None = None  # than gloo
     of_link: float | None = None

@@ -28,7 +28,7 @@ NUMBER = MeasureUnit("number", lambda number: f"{number:,.0f}")
 
 @dataclass(frozen=True)
 class Asked:
-    """What the project asks of a measure, and how the sentence about it begins."""
+    """The project's target of a measure, and how the sentence about it begins."""
 
     what: str
     bound: float
@@ -91,7 +91,7 @@ def targets(grids: Iterable[Grid], judged: bool) -> Sheet:
 def missing(
     grids: Iterable[Grid], wanted: Iterable[tuple[Asked, MeasureUnit]]
 ) -> list[tuple[Asked, MeasureUnit]]:
-    """What is asked and was not measured."""
+    """The targets that were not measured."""
     there = {measure.what for grid in grids for measure in grid.targets()}
     return [one for one in wanted if one[0].what not in there]
 
@@ -185,7 +185,7 @@ class Cells:
 
 
 def busiest(turn: EntryTurn) -> float:
-    """What the busiest host's interface carried in its busier direction, for one call."""
+    """The bytes the busiest host's interface carried in its busier direction, for one call."""
     return max(host.most for host in turn.traffic)
 
 

@@ -2,7 +2,7 @@
 
 All that WIIIIIDE adds to an ordinary script is the backend's name and `progress`. The working
 directory outlives a restart, so a checkpoint in it is enough to resume. On several machines each
-has its own, and a restart may be on others: all save, and whoever has the latest gives it to all.
+has its own, and a restart may be on others: all save, and the latest is given to all.
 """
 
 import argparse

@@ -3,7 +3,7 @@
 It learns to say a row of digits backwards. Each rank keeps a share of every weight, gradient and
 optimizer state; `fully_shard` gathers a layer just before it is needed. The checkpoint is one file
 with everything whole, so a later run may have more ranks or fewer. Every machine keeps one, as a
-restart may be on others: whoever has the latest gives it to all.
+restart may be on others: the latest is given to all.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What the demo says when all runs are over: a table, plain words, and what the model writes."""
+"""The demo's words when all runs are over: a table, plain words, and the model's text."""
 
 from collections.abc import Sequence
 
@@ -17,7 +17,7 @@ UNEQUAL_COMPUTE = 1.1
 
 
 def summarize(console: Console, records: Sequence[Record]) -> bool:
-    """What the runs made and took; False if their losses do not agree.
+    """The runs' results and times; False if their losses do not agree.
 
     The table comes late, so that it is still on a small screen when all is said.
     """
@@ -83,7 +83,7 @@ def agreement(records: Sequence[Record]) -> str:
 
 
 def counted(record: Record) -> list[str]:
-    """What the backend says of itself, where it counts; not what the table is made from."""
+    """The backend's own figures, where it counts; not what the table is made from."""
     if record.counters is None:
         return []
     counters = record.counters

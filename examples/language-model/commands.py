@@ -1,6 +1,6 @@
 """The commands of the demo as a person would type them: built, shown, and explained.
 
-What is shown is what is run, word for word; `WIIIIIDE_HOME` makes it work in another terminal too.
+Commands are shown as run, word for word; `WIIIIIDE_HOME` makes it work in another terminal too.
 """
 
 import os
@@ -28,7 +28,7 @@ def submission(record: Record, settings: dict[str, str]) -> list[str]:
 
 
 def introduce(console: Console, records: Sequence[Record], home: Path) -> None:
-    """What is going to happen, and how the daemon was started."""
+    """The plan of the demo, and how the daemon was started."""
     first = records[0]
     names = ", then ".join(record.way.name for record in records)
     say(

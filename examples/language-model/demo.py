@@ -1,6 +1,6 @@
 """Run one job three ways through a private daemon, and compare: wide.parallel, DDP, DDP over gloo.
 
-This is what `make demo` starts. It exists so that somebody new sees within a minute how the
+This is what `make demo` starts. It exists so that a newcomer sees within a minute how the
 product is used and what the backend does: a daemon is started, jobs are submitted, their logs are
 followed. job.toml and train.py beside this file are what a user would write; all else here only
 shows how it goes and puts the numbers next to each other.
@@ -23,7 +23,7 @@ def stop_at_once(_number: int, _frame: FrameType | None) -> None:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, stop_at_once)
 
-# What follows takes long enough to load for somebody to press Ctrl-C meanwhile.
+# These take long enough to load for a Ctrl-C to come meanwhile.
 import argparse  # noqa: E402
 
 from stop import Failed, Stopped, StopRequest  # noqa: E402

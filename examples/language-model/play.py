@@ -82,7 +82,7 @@ def take(daemon: PrivateDaemon, record: Record, item: Item, shown: View) -> None
 
 
 def failure(daemon: PrivateDaemon, record: Record, what: str, why: str) -> Failed:
-    """What is to be said of a job that did not end well, with its last words."""
+    """Words about a job that did not end well, with its last words."""
     done = len(record.losses)
     where = f"after step {done}" if done else "before the first step"
     try:

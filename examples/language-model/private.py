@@ -94,7 +94,7 @@ class PrivateDaemon:
         return text.splitlines()[-QUOTED_LINES:]
 
     def wiiiiide(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run the command as somebody would who types it."""
+        """Run the command as if it were typed."""
         return subprocess.run(
             [*COMMAND, *arguments],
             env=self.environment(),
@@ -129,7 +129,7 @@ class PrivateDaemon:
         shutil.rmtree(self.home, ignore_errors=True)
 
     def cancel_jobs(self) -> None:
-        """What still runs or waits; a daemon that is dead or stuck is passed over."""
+        """The jobs that still run or wait; a daemon that is dead or stuck is passed over."""
         if self.process is None or self.process.poll() is not None:
             return
         try:

@@ -1,4 +1,4 @@
-"""What is known of one run while it goes on: losses, times, and the numbers made from them.
+"""The record of one run while it goes on: losses, times, and the numbers made from them.
 
 Apart from the display, so that the live view, the plain lines and the closing table cannot come
 to different numbers for one run.
@@ -69,7 +69,7 @@ class Record:
 
     @property
     def sentence(self) -> str:
-        """What the daemon says of the job, with its state in front where the words lack it."""
+        """The daemon's words about the job, with its state in front where the words lack it."""
         if self.view is None:
             return "is submitted"
         why, state = self.view.why, self.view.state

@@ -1,4 +1,4 @@
-"""How the demo ends before its end: somebody asked for it, or something broke."""
+"""How the demo ends before its end: on request, or because something broke."""
 
 import signal
 from types import FrameType
@@ -7,11 +7,11 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Stopped(Exception):
-    """Somebody asked the demo to end."""
+    """The demo was asked to end."""
 
 
 class Failed(Exception):
-    """One sentence about what broke, and the last lines of whoever it was."""
+    """One sentence about what broke, and the last lines of the process."""
 
     def __init__(self, sentence: str, last_lines: list[str]) -> None:
         super().__init__(sentence)

@@ -134,7 +134,7 @@ class Trainer:
         self.world = dist.get_world_size()
         torch.manual_seed(options.seed)
         self.net: nn.Module = LanguageModel()
-        # What a step costs without any exchange is measured with a copy that nobody else sees.
+        # A step's cost without any exchange is measured with a copy that no other rank sees.
         self.alone = copy.deepcopy(self.net)
         self.alone_optimizer = adamw(self.alone)
         self.optimizer = adamw(self.net)
@@ -189,7 +189,7 @@ def sample(net: nn.Module, seed: int) -> str:
 
 
 def own_counters(backend: str) -> dict[str, float] | None:
-    """What wiiiiide counted about itself in this process; other backends have no such thing."""
+    """The counters of wiiiiide in this process; other backends have no such thing."""
     if backend != "wiiiiide":
         return None
     counted = stats()

@@ -43,7 +43,7 @@ def number(value: float | None, form: str, unit: str = "", scale: float = 1.0) -
 
 
 def difference(value: float | None, form: str, unit: str, scale: float) -> str:
-    """What one measurement is above another, if it is."""
+    """The excess of one measurement over another, if it is."""
     if value is not None and value <= 0.0:
         return "none"
     return number(value, form, unit, scale)

@@ -65,7 +65,7 @@ def watch(daemon: PrivateDaemon, jobs: Sequence[int]) -> Iterator[tuple[int, Ite
 
 
 def event_in(line: LogLine) -> dict[str, Any] | None:
-    """What train.py reports in a line; nothing for one that some library printed in between."""
+    """The report of train.py in a line; nothing for one that some library printed in between."""
     try:
         value = json.loads(line.text)
     except ValueError:

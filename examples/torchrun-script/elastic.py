@@ -4,7 +4,7 @@
     wiiiiide submit job.toml
 
 It takes its place from RANK, LOCAL_RANK and WORLD_SIZE, lets torch choose the backend, hands its
-exception to whoever started it (@record), and resumes from a snapshot after a restart. Machines
+exception to its starter (@record), and resumes from a snapshot after a restart. Machines
 have disks of their own, and a restart may be on others: each saves, and the latest is given to all.
 """
 

@@ -1,6 +1,6 @@
 """Ranks of different speeds, with a plain sampler: each takes its share of every global batch.
 
-What is learnt is what one process would learn from the whole batch, whoever takes how much of it:
+The ranks learn what one process would learn from the whole batch, however it is split:
 `run.samples` has the average of gradients count by samples. `wide.Batches` does all of this by
 itself; this is for scripts with a sampler of their own.
 """

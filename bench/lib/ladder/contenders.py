@@ -1,4 +1,4 @@
-"""What the ladder compares, as data: six stages as their documents describe them, and today's ways.
+"""The ladder's contenders, as data: six stages as their documents describe them, and today's ways.
 
 A stage is a parameter server with nodes over TCP. The stages differ in three things only:
 

@@ -1,4 +1,4 @@
-"""What the benchmark and its processes tell each other: a node's place, and what it counted."""
+"""Messages between the benchmark and its processes: a node's place, and what it counted."""
 
 from collections.abc import Sequence
 from ctypes import c_long
@@ -23,7 +23,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Count:
-    """What one node did between start and end. Of a stage the server has the loss."""
+    """One node's work between start and end. Of a stage the server has the loss."""
 
     batches: int
     seconds: float
@@ -36,7 +36,7 @@ class Count:
 
 @dataclass(frozen=True)
 class LadderRound:
-    """What all nodes of a contender did, once."""
+    """One run's work of all nodes of a contender."""
 
     nodes: Sequence[Count]
     memory_bytes: int

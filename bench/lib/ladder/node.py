@@ -1,4 +1,4 @@
-"""What runs in each of the node processes, whatever they compare: warm up, wait, train, report.
+"""The program of each node process, whatever is compared: warm up, wait, train, report.
 
     benchmark   ◄── ready ──   ── seconds ──►   ◄── Count ──   ── leave ──►
 
@@ -24,7 +24,7 @@ _WARM_UP_STEPS = 30
 
 
 class LadderTrainer(Protocol):
-    """What `StageNode` and `LadderRank` have in common."""
+    """The common part of `StageNode` and `Rank`."""
 
     backwards: int
 

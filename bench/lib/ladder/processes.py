@@ -29,7 +29,7 @@ _LEAVE_SECONDS = 8.0
 
 
 class ProcessFailure(NamedTuple):
-    """What a process says when it cannot go on."""
+    """A process's message when it cannot go on."""
 
     problem: str
 
@@ -103,7 +103,7 @@ class Processes:
         return ours
 
     def hear(self, controls: Sequence[Connection], seconds: float) -> list[Any]:
-        """What each of them says next; raises FleetError if one fails, has died or says nothing."""
+        """The next message of each; raises FleetError if one fails, has died or says nothing."""
         said: dict[Connection, Any] = {}
         deadline = time.monotonic() + seconds
         while silent := [control for control in controls if control not in said]:

@@ -73,7 +73,7 @@ class LadderRank:
             dist.destroy_process_group()
 
     def _exchange_s(self) -> float:
-        """What our counters say; gloo has none, and DDP exchanges in the backward: all of it."""
+        """Counted exchange time; gloo has none, and DDP exchanges in the backward: all of it."""
         return self._backward_s if self._way.backend == "gloo" else wide.stats().exchange_s
 
 

@@ -1,4 +1,4 @@
-"""What the rounds counted, in the columns of the first WIIIIIDE's documents, and what is asked."""
+"""The rounds' counts, in the columns of the first WIIIIIDE's documents, and what is asked."""
 
 import os
 import statistics
@@ -38,7 +38,7 @@ def sheet(taken: Rounds, nodes: int, seconds: float) -> Sheet:
 
 
 def targets(taken: Rounds) -> Chapter:
-    """What is asked, as far as its contenders were measured."""
+    """The targets, as far as its contenders were measured."""
     asked = []
     for contender, against, least in TARGETS:
         if contender in taken and against in taken:
