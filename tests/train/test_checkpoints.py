@@ -256,7 +256,7 @@ class Schedule(NamedTuple):
 
 
 def _say_other_speeds(me: Rank, seed: int) -> None:
-    """Ranks hear at once, and in each step, of speeds that nobody has measured."""
+    """Ranks hear at once, and in each step, of speeds that were not measured."""
     chance = random.Random(100 * seed + me.rank)
     balance.Balance.__init__.__defaults__ = (0.0, 0.0)
     speed = property(lambda clock: balance.RankSpeed(chance.uniform(1.0, 8.0), 1.0))

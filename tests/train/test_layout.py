@@ -1,4 +1,4 @@
-"""Who updates what: every element by one rank, evenly."""
+"""The division of updates: every element by one rank, evenly."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def _ways_of_training(me: Rank) -> None:
 
 
 def _buffers(me: Rank) -> None:
-    """Rank 0's buffers are everybody's in a training forward; in evaluation nobody meets."""
+    """Rank 0's buffers are all ranks' in a training forward; evaluation has no meeting."""
     model = nn.Sequential(nn.Linear(13, 5), nn.BatchNorm1d(5))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     parallel(model, optimizer)

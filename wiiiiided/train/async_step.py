@@ -7,7 +7,7 @@ Gradients are not averaged: N ranks make N small steps where synchronous ones ma
 No two runs give the same bits.
 
 staleness   no rank is more than k steps ahead of the slowest of its host: a gradient is at most so
-            old. A rank that has left its loop bounds nobody: it is gone, or waits in a collective
+            old. A rank that has left its loop bounds none: it is gone, or waits in a collective
 state       the optimizer's is shared too. With one of its own for each rank AdamW reached 1.86 to
             2.15 where shared state reached 1.75 to 1.99 and synchronous steps 1.75 to 1.91
             (docs/training.md has the table)
@@ -39,7 +39,7 @@ from wiiiiided.train.shared_model import SharedParameters
 from wiiiiided.train.state import Piece, SharedState
 
 _FIRST: Final = CallSignature.of("the first optimizer.step() of wide.parallel")
-_LOOK_NS: Final = 50_000_000  # how often sockets are looked at: who has died, who has left
+_LOOK_NS: Final = 50_000_000  # how often sockets are looked at: for ranks that died or left
 _NAP_NS: Final = 100_000_000
 
 
@@ -228,7 +228,7 @@ class AsyncStep:
     def _interrupted(self, place: int) -> bool:
         """A rank has said that it will not end its step, or is gone in the middle of it.
 
-        Its link says so too: a group that has failed takes no further note of who goes.
+        Its link says so too: a group that has failed takes no further note of ranks that go.
         """
         memory, group = self._memory, self._group
         began, rank = memory.began[place], group.team.ranks[place]

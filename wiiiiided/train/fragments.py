@@ -245,7 +245,7 @@ class Fragments:
             rank = group.team.ranks[int(self._arrived.argmin())]
             group.loop.look()
             if rank in group.gone:
-                raise PeerLost(f"rank {rank} is gone, and with it a part of what is under way")
+                raise PeerLost(f"rank {rank} is gone, and with it a part of the exchange")
             if (problem := group.problem()) is not None:
                 raise problem
             if time.monotonic() > until:

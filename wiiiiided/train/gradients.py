@@ -2,7 +2,7 @@
 
     backward    what another rank updates is copied to this rank's row there; what this rank
                 updates stays where the backward left it, if it is large (`layout` draws rows)
-    step        each rank adds up its part of everybody's gradients: of its own rows, in the
+    step        each rank adds up its part of all ranks' gradients: of its own rows, in the
                 order of ranks, and divides by the number of ranks
     several     the sums of its part go to the rank of each other host that updates the same part
     hosts       (collectives.wide.segment_exchange), and come back as the average of all

@@ -114,7 +114,7 @@ def read_state(saved: Mapping[str, Any]) -> tuple[HostNumber, Mapping[str, torch
         return HostNumber(saved["host"], saved["hosts"]), dict(saved["residuals"])
     except (KeyError, TypeError, ValueError):
         raise UsageError(
-            "this is not what state_dict() of wide.parallel or wide.compress_gradients gave: it "
+            "this is no state_dict() of wide.parallel or wide.compress_gradients: it "
             "has no residuals"
         ) from None
 

@@ -1,7 +1,7 @@
 """One step of all ranks together, from gradients to weights.
 
     meet      all ranks have their gradients where others can read them; what must agree is compared
-    average   each rank its part of everybody's gradients (`gradients`)
+    average   each rank its part of all ranks' gradients (`gradients`)
     update    … and that part of the weights, with the user's own optimizer
     meet      all parts are written: the next forward reads them where they lie
 

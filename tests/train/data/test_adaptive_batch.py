@@ -141,7 +141,7 @@ class Warmup(lr_scheduler.LRScheduler):
 
 
 class OwnPeak(lr_scheduler.LRScheduler):
-    """One whose rates nobody else can know of."""
+    """A scheduler with rates that no other can know of."""
 
     def get_lr(self) -> list[Any]:
         return [0.1 * min(1.0, (self.last_epoch + 1) / 5) for _ in self.base_lrs]

@@ -443,7 +443,7 @@ def test_the_steps_of_all_epochs_are_known_once_their_number_is() -> None:
         (lambda: Batches([1], seed=-1), "seed=-1 is not"),
         (lambda: Batches([1], epochs=0), "epochs=0 is not"),
         (lambda: Batches([1]).set_epoch(-1), "an epoch is"),
-        (lambda: Batches([1]).loader(shuffle=True), "shuffle is what wide.Batches decides"),
+        (lambda: Batches([1]).loader(shuffle=True), "wide.Batches decides shuffle"),
         (lambda: Batches([1]).loader(in_order=False), "in another order"),
         (lambda: Batches([1]).load_state_dict({"epoch": 1}), "no state of wide.Batches"),
     ],

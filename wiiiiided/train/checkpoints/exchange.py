@@ -33,7 +33,7 @@ from wiiiiided.train.checkpoints.writer import make_folder, sync_folder, tempora
 from wiiiiided.train.residuals import HostNumber
 
 _PIECE: Final = 16 << 20  # bytes of a message
-CANNOT_SAVE: Final = "save: what was there before stays"
+CANNOT_SAVE: Final = "save: the files of before stay"
 
 
 class FileExchange:

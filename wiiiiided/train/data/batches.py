@@ -581,7 +581,7 @@ class BatchLoader:
     def __init__(self, data: Batches, options: Mapping[str, Any]) -> None:
         for name in _OURS:
             if name in options:
-                raise UsageError(f"{name} is what wide.Batches decides: loader() does not take it")
+                raise UsageError(f"wide.Batches decides {name}: loader() does not take it")
         if options.get("in_order") is False:
             raise UsageError("in_order=False would hand out batches of one step in another order")
         self._data = data
