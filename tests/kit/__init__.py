@@ -1,1 +1,1 @@
-"""What the tests share: ranks in processes of their own, conditions with deadlines, leak checks."""
+"""Shared by the tests: ranks in processes of their own, conditions with deadlines, leak checks."""

@@ -245,7 +245,7 @@ def join_cluster(first: PrivateDaemon, daemon: PrivateDaemon, name: str, address
 
 
 def invitation(first: PrivateDaemon, name: str, address: str) -> m.Join:
-    """What a machine asks its daemon for that is to join, with a token that was just made."""
+    """The request of a machine that is to join, with a token that was just made."""
     token = first.client.create_token()
     host, _, port = token.address.rpartition(":")
     return m.Join(host, int(port), token.token, name, address, free_port(address))

@@ -95,7 +95,7 @@ class FakeConnection:
         return self._frames.pop(0)
 
     def blob(self) -> bytes:
-        """What the client sends, whole."""
+        """The client's bytes, whole."""
         found = b""
         while (received := self.frame())[0] == BLOB:
             found += received[1]

@@ -42,7 +42,7 @@ class Fault:
 
 @dataclass
 class FaultPlan:
-    """What is to happen to which rank. Give it to `watch_ranks` as `during`."""
+    """The faults and their ranks. Give it to `watch_ranks` as `during`."""
 
     faults: tuple[Fault, ...] = ()
     fired: dict[Fault, float] = field(default_factory=dict)  # time.monotonic() of each
@@ -107,7 +107,7 @@ def await_fault(me: Rank, rank: int) -> None:
 def together(me: Rank, what: str = "together") -> None:
     """Inside a rank: go on when all ranks are here, however late one of them comes.
 
-    A barrier does not do: who is late in leaving it may meet the fault of what comes next in it.
+    A barrier does not do: a rank late in leaving it may meet the fault of what comes next in it.
     """
     Path(me.folder, f"{what} {me.rank}").touch()
     everyone = [Path(me.folder, f"{what} {rank}") for rank in range(me.size)]

@@ -1,4 +1,4 @@
-"""What was sent, as whole frames: for tests that look at a stream's bytes.
+"""Sent bytes as whole frames: for tests that look at a stream's bytes.
 
 A link receives payloads straight into their place instead, and cuts nothing.
 """

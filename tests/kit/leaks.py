@@ -1,4 +1,4 @@
-"""What a process holds, so that a test can say: after this, it holds no more than before."""
+"""The belongings of a process, so that a test can say: after this, it holds no more than before."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Footprint:
         )
 
     def leaked_since(self, before: Footprint) -> list[str]:
-        """What is here now and was not before; empty is good."""
+        """Things here now that were not before; empty is good."""
         return [
             *(f"descriptor {what}" for what in sorted(self.descriptors - before.descriptors)),
             *(f"thread {what}" for what in sorted(self.threads - before.threads)),

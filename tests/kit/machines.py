@@ -86,7 +86,7 @@ mkdir "/run/machine/memory/$1"
 echo "$2" >"/run/machine/memory/$1/memory.limit_in_bytes"
 """
 
-# What the disk would do by itself is put off, so that only what is synced is sure to be on it: no
+# The disk's own activity is put off, so that only what is synced is sure to be on it: no
 # commit of the journal every 5 s, no early allocation for a file that replaces another.
 ATTACH = r"""
 set -eu
@@ -254,7 +254,7 @@ class Machine:
         self.run("sh", "-c", script, "write", path, owner, f"{mode:o}", stdin=text)
 
     def journal(self, unit: str = "wiiiiided") -> str:
-        """What a unit has said since the machine was booted."""
+        """A unit's lines since the machine was booted."""
         return self.run("journalctl", "--no-pager", "-o", "cat", "-u", unit).stdout
 
     def no_defects(self) -> None:
@@ -454,7 +454,7 @@ class Disk:
 
 
 def _trees() -> Iterator[Path]:
-    """What a Python of this venv reads: the venv, its base, this checkout; none inside another."""
+    """The tree of a Python of this venv: the venv, its base, this checkout; none inside another."""
     wanted = {Path(p).resolve() for p in (sys.prefix, sys.base_prefix, CHECKOUT)}
     for tree in sorted(wanted):
         if not any(tree != other and tree.is_relative_to(other) for other in wanted):

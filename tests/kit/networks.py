@@ -39,9 +39,9 @@ from tests.kit.ranks import Outcome, Rank, _context, watch_ranks
 
 _COMMAND_S = 60.0
 _END_S = 5.0
-# What a namespace's holder does before it only waits for its input to end. A host's /sys shows the
+# A namespace's holder does this before it only waits for its input to end. A host's /sys shows the
 # interfaces of the namespace it was mounted in, so it needs one of its own. Without name servers
-# nobody waits for one: torch's Store asks for the name of everyone who connects.
+# no process waits for one: torch's Store asks for the name of everyone who connects.
 _HOLD = (
     "mount -t sysfs none /sys; mount -t tmpfs none /dev/shm; "
     'echo "$0" > /proc/sys/kernel/hostname; printf "$1" > /dev/shm/hosts; '

@@ -94,7 +94,7 @@ def _is_a_starter(thing: object) -> bool:
 
 
 def _next(thing: object) -> Iterator[object]:
-    """What a thing of the tests' own is made of: what its code names, its methods, its parts."""
+    """The parts of a thing of the tests' own: what its code names, its methods, its parts."""
     if isinstance(thing, dict):
         yield from thing.values()
     elif isinstance(thing, list | tuple):

@@ -40,7 +40,7 @@ _context.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Rank:
-    """What a body gets: its rank and a folder all ranks share."""
+    """A body's argument: its rank and a folder all ranks share."""
 
     rank: int
     size: int
@@ -49,7 +49,7 @@ class Rank:
 
 @dataclass
 class Outcome:
-    """What became of one rank."""
+    """The outcome of one rank."""
 
     rank: int
     pid: int

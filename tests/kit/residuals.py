@@ -1,4 +1,4 @@
-"""What tests of lossy gradients ask of all ranks together."""
+"""Questions of tests of lossy gradients to all ranks together."""
 
 from __future__ import annotations
 

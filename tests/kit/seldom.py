@@ -18,7 +18,7 @@ def net() -> nn.Sequential:
 
 
 def batch(step: int, rank: int, samples: int = 4) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a rank learns in a step."""
+    """A rank's samples of a step."""
     source = torch.Generator().manual_seed(1000 * step + rank)
     x = torch.randn(samples, 6, generator=source)
     return x, x[:, :3].sin()

@@ -232,7 +232,7 @@ class Rank(RankProcess):
 
     @property
     def calls_left(self) -> int:
-        """What its program has still to call."""
+        """The number of calls its program still has."""
         return sum(map(len, self.calls.values()))
 
     def _heard(self) -> bool:

@@ -5,10 +5,10 @@
                            ranks of a host share is a real segment
       FakeNetwork          between hosts: virtual time, delay, tiny windows, cuts, silence
 
-Who does what next is drawn from the seed, and every draw is one that real processes could make: a
+Each next step is drawn from the seed, and every draw is one that real processes could make: a
 rank is slow, its sockets are looked at before its plans or after, a call comes late. A rank with
 nothing to do falls asleep as the driver does and only wakes by what would wake it: a socket, a
-bell. If nobody can move and nothing is in flight, that is a deadlock (or a lost bell): `run` fails
+bell. If no rank can move and nothing is in flight, that is a deadlock (or a lost bell): `run` fails
 and shows what every rank waits for.
 
 Inside `with`, the engine's clock is the network's: patrols, stall warnings and timeouts come when
@@ -262,7 +262,7 @@ class World:
             if self._patrol() or moved:
                 still_since = self.network.now
             elif self.network.now - still_since >= patience_s:
-                raise AssertionError(f"seed {self.seed}: nobody can move\n{self.describe()}")
+                raise AssertionError(f"seed {self.seed}: no rank can move\n{self.describe()}")
             else:
                 self._sleep()
         if steps == MOST_STEPS:
@@ -362,7 +362,7 @@ class World:
             stream.reset()
 
     def describe(self) -> str:
-        """What every rank waits for."""
+        """The wait of every rank."""
         return "\n".join(line for rank in self.ranks for line in _state(rank))
 
 

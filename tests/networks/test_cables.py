@@ -1,5 +1,5 @@
-"""Cables that are pulled, switches that fail, links that are slow: a lost host is named, and who is
-not is never called lost."""
+"""Cables that are pulled, switches that fail, links that are slow: a lost host is named, and a host
+that is not lost is never called so."""
 
 from __future__ import annotations
 

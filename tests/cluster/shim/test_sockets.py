@@ -1,4 +1,4 @@
-"""Whose is the other end of a connection? The kernel's tables, in every way they print it."""
+"""The process at the other end of a connection: the kernel's tables, in every way they print it."""
 
 from __future__ import annotations
 
