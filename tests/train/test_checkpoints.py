@@ -508,6 +508,19 @@ def test_the_model_is_exported_as_safetensors(tmp_path: Path) -> None:
     run_ranks(_exports, 2, str(tmp_path))
 
 
+def _exports_in_a_trial(me: Rank, base: str) -> None:
+    trained = Trained(f"{base}/ckpt")
+    trained.run.export(f"{base}/model.safetensors")
+    trained.model.register_buffer("odd", torch.zeros(2, dtype=torch.complex64))
+    with pytest.raises(UsageError, match=r"odd is torch\.complex64"):
+        trained.run.export(f"{base}/model.safetensors")
+
+
+def test_a_trial_exports_nothing(tmp_path: Path) -> None:
+    run_ranks(_exports_in_a_trial, 1, str(tmp_path), env={"WIIIIIDE_PROBE": "1"})
+    assert not os.listdir(tmp_path)
+
+
 def _without_a_batch(me: Rank, base: str) -> list[str]:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -163,6 +163,27 @@ def test_what_one_rank_cannot_save_is_raised_on_all(tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
 
 
+def _in_a_trial(me: Rank, base: str) -> str:
+    path = f"{base}/{'ab'[me.rank]}/x.wide"
+    wide.save(path, extra={"n": 2})
+    try:
+        wide.save(path, extra={"f": print} if me.rank else {})
+    except UsageError as problem:
+        return str(problem)
+    return ""
+
+
+def test_a_trial_checks_and_saves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = tmp_path / "a" / "x.wide"
+    wide.save(kept, extra={"n": 1})
+    for said in run_ranks(_in_a_trial, "ab", str(tmp_path), env={"WIIIIIDE_PROBE": "1"}):
+        assert "x.wide is not saved: " in said
+    monkeypatch.setenv("WIIIIIDE_PROBE", "1")
+    wide.save(kept, extra={"n": 2})
+    assert wide.load(kept) == {"n": 1}
+    assert [str(path) for path in tmp_path.rglob("*.*")] == [str(kept)]
+
+
 # -- without a group ----
 
 

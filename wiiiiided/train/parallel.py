@@ -35,7 +35,7 @@ from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
 from wiiiiided.train.checkpoints.resuming import Resumer
-from wiiiiided.train.checkpoints.safetensors import export
+from wiiiiided.train.checkpoints.safetensors import export, head_of
 from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.checks import MARK, Updates, agree, check_floats, check_states, refuse
 from wiiiiided.train.gradients import GradientStore
@@ -316,8 +316,13 @@ class Parallel:
         return loop_step.number
 
     def export(self, path: str | os.PathLike[str]) -> None:
-        """The model's tensors as a .safetensors file, on one rank alone."""
-        export(self._model.state_dict(), Path(path))
+        """The model's tensors as a .safetensors file, on one rank alone; none in a trial of
+        `wiiiiide plan`."""
+        state, path = self._model.state_dict(), Path(path)
+        if self._group.driver.config.probe:
+            head_of(state)
+        else:
+            export(state, path)
 
     def _savers(self, name: str) -> tuple[Saver, LoopStep]:
         if self._saver is None or self._loop_step is None:

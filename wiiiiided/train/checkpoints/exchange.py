@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
+from wiiiiided.config import Config
 from wiiiiided.errors import HostError, WiiiiideError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints.file import NewestFile, check
@@ -42,6 +43,8 @@ class FileExchange:
     def __init__(self, process_group: dist.ProcessGroup | None, group: Group | None) -> None:
         """`group`: of all ranks of `process_group`."""
         self._process_group, self._group = process_group, group
+        config = Config.read() if group is None else group.driver.config
+        self.is_trial = config.probe  # nothing is to stay of it
         self.who = f"pid {os.getpid()}" if group is None else group.who
         self.number = HostNumber(0, 1) if group is None else HostNumber.of(group)
         self.rank, self.ranks = (

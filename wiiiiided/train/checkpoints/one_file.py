@@ -52,7 +52,8 @@ class OneFile:
         optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Any] | None,
     ) -> None:
-        """On all ranks; raises on all of them if a host could not write it."""
+        """On all ranks; raises on all of them if a host could not write it. A trial of
+        `wiiiiide plan` writes nothing."""
         problem, value, image = "", {}, None
         digest = _ANY if model is None else model_digest(_plain_model(model), None)
         try:
@@ -66,6 +67,8 @@ class OneFile:
             if why:
                 raise UsageError(f"{self._path} is not saved: {why}")
         number, token = 1 + max(int(theirs) for theirs, *_ in told), told[0][1]
+        if self._exchange.is_trial:
+            return
         if self._exchange.writes(self._path, token):
             image = self._image(number, digest, token, value)
             problem = self._write(image)

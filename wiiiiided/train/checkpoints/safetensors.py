@@ -30,19 +30,7 @@ _NAMES: Final = {
 
 def export(state: Mapping[str, Any], path: Path) -> None:
     """Write tensors by name, atomically."""
-    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    at = 0
-    for name, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _NAMES:
-            kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise UsageError(f"{name} is {kind}: a safetensors file cannot hold it")
-        end = at + tensor.numel() * tensor.element_size()
-        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
-        head[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
-        at = end
-    raw = json.dumps(head).encode()
-    raw += b" " * (-len(raw) % 8)
-    path = path.absolute()
+    raw, path = head_of(state), path.absolute()
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -57,3 +45,19 @@ def export(state: Mapping[str, Any], path: Path) -> None:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(str(path.parent))
+
+
+def head_of(state: Mapping[str, Any]) -> bytes:
+    """The JSON that says where each tensor lies; UsageError: a file cannot hold one of them."""
+    head: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.dtype not in _NAMES:
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise UsageError(f"{name} is {kind}: a safetensors file cannot hold it")
+        end = at + tensor.numel() * tensor.element_size()
+        kind, shape = _NAMES[tensor.dtype], list(tensor.shape)
+        head[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, end]}
+        at = end
+    raw = json.dumps(head).encode()
+    return raw + b" " * (-len(raw) % 8)
