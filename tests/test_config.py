@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wiiiiided.config import Config, OnePort
+from wiiiiided.config import Config, JobHere, OnePort
 from wiiiiided.errors import UsageError
 
 
@@ -66,6 +66,17 @@ def test_the_one_port_is_read_with_its_company() -> None:
 
 def test_a_machine_alone_has_no_one_port() -> None:
     assert Config.read({**UNDER_A_DAEMON, "WIIIIIDE_DOOR": ""}).one_port is None
+
+
+def test_a_rank_of_a_daemon_knows_its_job() -> None:
+    given = {"WIIIIIDE_JOB": "17-19a2b3c4d5e", "WIIIIIDE_WORK": "/jobs/17/files/work"}
+    job = JobHere("17-19a2b3c4d5e", "/jobs/17/files/work", "")
+    assert Config.read(given).job == job
+    resuming = Config.read({**given, "WIIIIIDE_RESUMES": "12"}).job
+    assert resuming is not None
+    assert resuming.resumes == "12"
+    with pytest.raises(UsageError, match="WIIIIIDE_JOB='17'"):
+        Config.read({**given, "WIIIIIDE_JOB": "17"})
 
 
 @pytest.mark.parametrize(

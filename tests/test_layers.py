@@ -39,7 +39,7 @@ ALLOWED = {
     "backend/collectives": {"backend/engine", "backend/lossy", "backend/shm", "errors"},
     "train": {
         *("backend/collectives", "backend/engine", "backend/lossy", "backend/shm"),
-        *("backend/wire", "domain", "errors", "log"),
+        *("backend/wire", "config", "domain", "errors", "log"),
     },
     "torch": {
         *("train", "backend/collectives", "backend/engine", "backend/lossy", "backend/shm"),

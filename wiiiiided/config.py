@@ -8,6 +8,7 @@ values are refused by name: a mistyped number must not be a silent default.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,6 +46,25 @@ class OnePort:
 
 
 @dataclass(frozen=True)
+class JobHere:
+    """The job that a rank belongs to, for what it keeps in files."""
+
+    name: str  # WIIIIIDE_JOB: its number, and when it was submitted: no other job has both
+    work: str  # WIIIIIDE_WORK: its working directory
+    resumes: str  # WIIIIIDE_RESUMES: the number of the job that it goes on from
+
+    @classmethod
+    def read(cls, env: Mapping[str, str]) -> JobHere | None:
+        """None without a daemon."""
+        name, work = env.get("WIIIIIDE_JOB", ""), env.get("WIIIIIDE_WORK", "")
+        if not (name and work):
+            return None
+        if not re.fullmatch("[0-9]+-[0-9a-f]+", name, re.ASCII):
+            raise UsageError(f"WIIIIIDE_JOB={name!r} is not a number and a time: 17-19a2b3c4d5e")
+        return cls(name, work, _plain(env, "WIIIIIDE_RESUMES").strip())
+
+
+@dataclass(frozen=True)
 class Config:
     """A worker's settings from outside; every field names its variable."""
 
@@ -66,6 +86,7 @@ class Config:
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
     one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
+    job: JobHere | None = None  # WIIIIIDE_JOB and its company: under a daemon
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -90,6 +111,7 @@ class Config:
             host_id=_plain(env, "WIIIIIDE_HOST_ID"),
             store_host=env.get("MASTER_ADDR", ""),
             one_port=OnePort.read(env),
+            job=JobHere.read(env),
         )
 
 

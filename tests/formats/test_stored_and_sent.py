@@ -26,8 +26,11 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.cluster.trust import identity
+from wiiiiided.config import JobHere
 from wiiiiided.domain import metrics as f
 from wiiiiided.domain import node, plan, rank_layout, spec
+from wiiiiided.train.checkpoints.file import FileHead
+from wiiiiided.train.checkpoints.owner import FileOwner
 
 RECORDED = Path(__file__).with_name("recorded.txt")
 
@@ -133,6 +136,10 @@ FILES = {
 }
 
 
+HEAD = FileHead(120, 0, 1, 1, "90afb240d9bf7c50")
+APART = FileOwner(HEAD.model, JobHere("17-19a2b3c4d5e", "/work", ""), True)
+
+
 def formats(directory: Path) -> list[str]:
     """Everything, a line each."""
     shim = (
@@ -144,6 +151,8 @@ def formats(directory: Path) -> list[str]:
         *spelled(ROOTS, NAMES),
         *(spelled_dataclass(f"shim {name}", kind) for name, kind in shim),
         *(f"file of the {what}: {name}" for what, name in FILES.items()),
+        spelled_dataclass("head of a checkpoint", FileHead),
+        *(f"file of a checkpoint: {HEAD.name(series)}" for series in (HEAD.model, APART.series)),
         *schema(directory / "alone"),
         *state_files(directory / "coordinator"),
     ]

@@ -25,11 +25,13 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
+from wiiiiided.config import JobHere
 from wiiiiided.errors import HostError, UsageError
 from wiiiiided.torch import Batches, Between, Parallel, parallel
 from wiiiiided.train import balance, sync_step
 from wiiiiided.train.checkpoints import file, safetensors, saving, writer
 from wiiiiided.train.checkpoints.exchange import FileExchange
+from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy
 from wiiiiided.train.checkpoints.writer import NAME, prune
 
@@ -170,9 +172,10 @@ def test_hosts_that_went_on_apart_from_each_other_go_on_from_one_state(
 
 
 def _without_token(path: Path) -> None:
-    """As it was written before files had one."""
-    raw = re.sub(rb', "token": "[0-9a-f]*"', lambda m: b" " * len(m[0]), path.read_bytes())
-    assert b"token" not in raw
+    """As it was written before files had one, and a job."""
+    said = rb', "(?:token|job)": "[0-9a-f]*"'
+    raw, count = re.subn(said, lambda m: b" " * len(m[0]), path.read_bytes())
+    assert count == 2
     digest = hashlib.sha256(raw[writer.DIGESTED_FROM :]).digest()
     path.write_bytes(writer.MAGIC + digest + raw[writer.DIGESTED_FROM :])
 
@@ -345,6 +348,94 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
     assert max(resumed) > 0 or seed != 7  # each may have been killed before its first save
     seen = [sample for samples in trained.values() for sample in samples]
     assert sorted(seen) == [(epoch, n) for epoch in range(EPOCHS) for n in range(LENGTH)]
+
+
+# -- jobs that save to one folder ----
+
+MODEL = "0123456789abcdef"
+
+
+def _job(number: int, work: Path, resumes: str = "") -> JobHere:
+    return JobHere(f"{number}-19a2b3c4d5e", str(work), resumes)
+
+
+def _put(folder: Path, step: int, job: JobHere | None, keep: int | None = None) -> Path:
+    owner = FileOwner.of(MODEL, folder, job)
+    head = file.FileHead(step, 0, 1, 1, MODEL, job=owner.job_name)
+    path = folder / head.name(owner.series)
+    writer.write(str(path), file.FileImage.of(head, {"step": step}).chunks(), 0, keep)
+    return path
+
+
+def _found(folder: Path, job: JobHere | None) -> tuple[int, tuple[str, ...]]:
+    found = file.newest(folder, FileOwner.of(MODEL, folder, job), 0)
+    return found.step, found.passed_over
+
+
+def test_jobs_in_one_folder_go_on_from_their_own_files_alone(tmp_path: Path) -> None:
+    folder, work = tmp_path / "all", tmp_path / "work"
+    folder.mkdir()
+    first, second, third = (_job(number, work) for number in (9, 17, 18))
+    kept = [_put(folder, step, first, keep=2) for step in (100, 200, 300)][1:]
+    assert _put(folder, 200, second, keep=1).exists()
+    assert all(path.exists() for path in kept)
+    assert _found(folder, first)[0] == 300
+    assert _found(folder, second)[0] == 200
+    step, (said,) = _found(folder, third)
+    assert step == 0
+    assert said.startswith(f"{folder} has checkpoints of jobs 9, 17, which this job leaves alone.")
+    assert "wiiiiide submit --resume 17" in said
+    assert _found(folder, _job(18, work, resumes="9"))[0] == 300
+    assert _found(folder, None)[0] == 300  # a run by hand
+    _put(folder, 50, None)
+    assert _found(folder, third)[0] == 50
+
+
+def test_a_jobs_half_and_damaged_files_are_left_to_it(tmp_path: Path) -> None:
+    folder, work = tmp_path / "all", tmp_path / "work"
+    folder.mkdir()
+    theirs = _put(folder, 300, _job(9, work))
+    os.truncate(theirs, 100)
+    half = folder / f"{theirs.name}.0-{'0' * 16}.tmp"
+    half.touch()
+    mine = _put(folder, 100, _job(17, work), keep=1)
+    assert _found(folder, _job(17, work))[0] == 100
+    assert sorted(folder.iterdir()) == sorted([mine, theirs, half])
+
+
+def test_a_jobs_file_that_was_copied_is_known_by_its_head(tmp_path: Path) -> None:
+    folder, work = tmp_path / "all", tmp_path / "work"
+    for path in (folder, work):
+        path.mkdir()
+    path = _put(work, 100, _job(9, work))
+    assert path.name == f"step-0000000100.host-0.{MODEL}.wide"
+    path.replace(folder / path.name)
+    assert _found(folder, _job(17, work))[0] == 0
+    assert _found(folder, _job(9, work))[0] == 100
+
+
+def test_all_that_lies_in_a_jobs_directory_is_its_own(tmp_path: Path) -> None:
+    folder = tmp_path / "work" / "ckpt"
+    folder.mkdir(parents=True)
+    _put(folder, 100, _job(9, tmp_path / "work"))
+    assert _found(folder, _job(17, tmp_path / "work")) == (100, ())
+    _put(folder, 200, _job(17, tmp_path / "work"), keep=1)
+    assert [path.name[:15] for path in _files(folder)] == ["step-0000000200"]
+
+
+def test_jobs_with_one_folder_begin_each_for_itself(tmp_path: Path) -> None:
+    base = str(tmp_path / "all")
+    work = str(tmp_path / "work")
+    jobs = [{"WIIIIIDE_JOB": f"{n}-1", "WIIIIIDE_WORK": work} for n in (9, 17)]
+    for job in jobs:
+        run_ranks(_until, "ab", base, "ss", 5, {"keep": 1}, env=job)
+    names = [path.name for path in _files(tmp_path / "all" / "s")]
+    assert len(names) == 4  # of two jobs on two hosts
+    for job in jobs:
+        found = run_ranks(_state, "ab", base, "ss", {}, env=job)
+        assert [step for step, _ in found] == [5, 5]
+        assert found[0][1] == found[1][1]
+    assert [path.name for path in _files(tmp_path / "all" / "s")] == names
 
 
 # -- damaged files, full disks ----
@@ -569,11 +660,11 @@ def test_what_a_killed_writer_leaves_is_no_checkpoint_and_goes_with_the_next(
     theirs = tmp_path / f"step-0000000007.host-1.{model}.wide.123.tmp"
     for left in (mine, theirs):
         left.write_bytes(image.front)
-    found = file.newest(tmp_path, model, 0)
+    found = file.newest(tmp_path, FileOwner(model), 0)
     assert found == file.NewestFile()
     path = tmp_path / f"step-0000000008.host-0.{model}.wide"
     saving.writer.write(str(path), image.chunks(), 0, 1)
-    assert file.newest(tmp_path, model, 0).step == 8
+    assert file.newest(tmp_path, FileOwner(model), 0).step == 8
     assert not mine.exists()
     assert theirs.exists()  # that host's writer may be at work
 
@@ -658,7 +749,7 @@ def test_a_head_that_makes_no_sense_is_a_damaged_file(tmp_path: Path) -> None:
     raw = struct.pack("<QQQ", len(head), 0, 64 + len(head)) + head
     path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
     path.write_bytes(writer.MAGIC + hashlib.sha256(raw).digest() + raw)
-    found = file.newest(tmp_path, "0123456789abcdef", 0)
+    found = file.newest(tmp_path, FileOwner("0123456789abcdef"), 0)
     assert found.path is None
     assert "its head makes no sense" in found.passed_over[0]
 
@@ -668,7 +759,10 @@ def test_a_step_that_is_no_number_is_a_damaged_file(tmp_path: Path) -> None:
     front = image.front.replace(b'"step": 7', b'"step":[]')
     path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
     writer.write(str(path), [front, *list(image.chunks())[1:]], 0, 1)
-    assert "its head makes no sense" in file.newest(tmp_path, "0123456789abcdef", 0).passed_over[0]
+    assert (
+        "its head makes no sense"
+        in file.newest(tmp_path, FileOwner("0123456789abcdef"), 0).passed_over[0]
+    )
 
 
 # -- the writer's priority ----
@@ -744,7 +838,7 @@ def test_a_newer_format_is_passed_over_and_left_alone(tmp_path: Path) -> None:
     newer = image.front.replace(b'"format": 1', b'"format": 2')
     path = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide"
     saving.writer.write(str(path), [newer, *list(image.chunks())[1:]], 0, 1)
-    found = file.newest(tmp_path, "0123456789abcdef", 0)
+    found = file.newest(tmp_path, FileOwner("0123456789abcdef"), 0)
     assert found.path is None
     assert "a newer wiiiiided wrote it" in found.passed_over[0]
     assert path.exists()

@@ -34,6 +34,7 @@ from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
+from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.resuming import Resumer
 from wiiiiided.train.checkpoints.safetensors import export, head_of
 from wiiiiided.train.checkpoints.saving import Saver
@@ -106,9 +107,10 @@ class Parallel:
             self._shared, self._gradients, state = shared, shared.gradients, shared.state
             if not loop.is_empty:
                 if loop.save is not None:
-                    digest = model_digest(model, optimizer)
-                    self._saver = Saver(loop.save, digest, process_group, group, self._collect)
-                    self._resumer = Resumer(self._saver.folder, digest, process_group, group)
+                    digest, job = model_digest(model, optimizer), group.driver.config.job
+                    owner = FileOwner.of(digest, loop.save.path, job)
+                    self._saver = Saver(loop.save, owner, process_group, group, self._collect)
+                    self._resumer = Resumer(self._saver.folder, owner, process_group, group)
                 self._loop_step = LoopStep(
                     self._steps,
                     loop,

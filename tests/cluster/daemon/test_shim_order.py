@@ -20,7 +20,7 @@ from wiiiiided.cluster.allocation.shim_order import (
     secret_lines,
 )
 from wiiiiided.cluster.allocation.spawn import JobAccount
-from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.job import Job, Saved
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.node import Node
@@ -134,6 +134,17 @@ def test_ranks_know_the_signal_that_warns_them() -> None:
     assert job.attempt is not None
     order = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings())
     assert order.env["WIIIIIDE_WARN_SIGNAL"] == "SIGUSR2"
+
+
+def test_ranks_know_their_job_and_which_it_goes_on_from() -> None:
+    job = replace(placed(spec(resources={"use": ("b",)})), submitted_at=1.5e9)
+    assert job.attempt is not None
+    env = order_for(job, 1, job.attempt.layout, "/w", HERE, Settings()).env
+    assert env["WIIIIIDE_JOB"] == f"{job.id}-{1_500_000_000_000:x}"
+    assert "WIIIIIDE_RESUMES" not in env
+    resuming = replace(job, resumes=Saved(12, ("b",)))
+    env = order_for(resuming, 1, job.attempt.layout, "/w", HERE, Settings()).env
+    assert env["WIIIIIDE_RESUMES"] == "12"
 
 
 def test_the_jobs_own_environment_wins() -> None:

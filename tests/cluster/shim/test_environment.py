@@ -96,6 +96,7 @@ def test_ranks_of_the_second_node_know_their_place() -> None:
         "WIIIIIDE_ATTEMPT_DIR": "/j/17/2",
         "WIIIIIDE_STATS": "/j/17/2/stats-4",
         "WIIIIIDE_STACKS": "/j/17/2/stacks-4",
+        "WIIIIIDE_WORK": "/w",
     }
     assert expected.items() <= made.items()
     assert not {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "WIIIIIDE_SECRETS"} & set(made)

@@ -161,6 +161,10 @@ def environment(job: Job, python: str, here: HostContext) -> dict[str, str]:
     base["WIIIIIDE_GRADIENTS"] = job.spec.network.gradients
     base["WIIIIIDE_EVERY"] = str(job.spec.network.every)
     base["WIIIIIDE_WARN_SIGNAL"] = job.spec.policy.warn_signal
+    # A number may be given anew, by a coordinator that was restored from an old copy.
+    base["WIIIIIDE_JOB"] = f"{job.id}-{round(job.submitted_at * 1000):x}"
+    if job.resumes is not None:
+        base["WIIIIIDE_RESUMES"] = str(job.resumes.job)
     if job.spec.network.interface != "auto":
         base["WIIIIIDE_INTERFACE"] = job.spec.network.interface
     return {**base, **job.spec.run.env}

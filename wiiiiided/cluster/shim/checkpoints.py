@@ -43,7 +43,8 @@ if TYPE_CHECKING:
 
 ASIDE = "aside-"
 READ_BYTES = 1 << 20
-_WIDE = re.compile(r"(?:(.*)/)?step-([0-9]{10})\.host-[0-9]+\.([0-9a-f]{16})\.wide", re.DOTALL)
+_SERIES = r"[0-9a-f]{16}(?:\.job-[0-9]+-[0-9a-f]+)?"  # the job: of a file from a folder elsewhere
+_WIDE = re.compile(rf"(?:(.*)/)?step-([0-9]{{10}})\.host-[0-9]+\.({_SERIES})\.wide", re.DOTALL)
 
 
 def newest_steps(paths: Iterable[str]) -> tuple[int, ...]:

@@ -2,6 +2,7 @@
 
 policy        where to save, how often, how many to keep
 file          the bytes of a file, its name, its checks
+owner         whose a file is, where jobs save to one folder
 writer        a process of its own that writes one: atomically, and only then removes old ones
 signals       what warn_signal and SIGTERM ask for
 saving        when to save, the copy between two steps, the writer's end

@@ -131,9 +131,9 @@ def _newest(path: Path) -> Path:
         return path
     found = [(NAME.fullmatch(one.name), one) for one in path.glob("*.wide")]
     ours = sorted((-int(m[1]), int(m[2]), m[3], one) for m, one in found if m)
-    models = {model for _, _, model, _ in ours}
-    if len(models) > 1:
-        raise UsageError(f"{path} has checkpoints of {len(models)} models: name a file")
+    series = {of for _, _, of, _ in ours}
+    if len(series) > 1:
+        raise UsageError(f"{path} has checkpoints of {len(series)} models or jobs: name a file")
     why = ""
     for *_, one in ours:
         try:

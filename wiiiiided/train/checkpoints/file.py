@@ -3,7 +3,7 @@
     0     "wideCKP1"                       zeros in a file that is half written
     8     sha256 of all from byte 40 on
     40    bytes of JSON, of the structure, of the whole file (u64 each, little endian)
-    64    JSON: format, step, host, hosts, ranks, model, token; for people: names
+    64    JSON: format, step, host, hosts, ranks, model, token, job; for people: names
     …     structure (`backend/wire/tensors`)
     4096n data: each tensor at a multiple of 64, so that a mapped file is read in place
 
@@ -13,7 +13,8 @@ folder without touching each other's files.
 
 `token` is drawn once an attempt of a run, and is the same on all its hosts. Two hosts that have
 gone on apart from each other may both come to step 100, with other weights: a state is known by its
-step and its token. Files of before there were tokens have none, which counts as one.
+step and its token. Files of before there were tokens have none, which counts as one. `job` is the
+daemon's job that wrote the file (`owner`); those of runs by hand have none.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ import torch
 
 from wiiiiided.backend.wire.tensors import PackedTensors, pack, unpack
 from wiiiiided.backend.wire.tensors_memory import bytes_tensor
-from wiiiiided.errors import HostError, UsageError
+from wiiiiided.errors import HostError, UsageError, WiiiiideError
+from wiiiiided.train.checkpoints.owner import FileOwner, job_of, model_of
 from wiiiiided.train.checkpoints.writer import CHUNK, DIGESTED_FROM, MAGIC, NAME
 
 _FORMAT: Final = 1
@@ -55,11 +57,11 @@ class FileHead:
     ranks: int
     model: str
     token: str = ""
+    job: str = ""
 
-    @property
-    def name(self) -> str:
+    def name(self, series: str) -> str:
         """The file's name."""
-        return f"step-{self.step:010}.host-{self.host}.{self.model}.wide"
+        return f"step-{self.step:010}.host-{self.host}.{series}.wide"
 
 
 def model_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
@@ -165,7 +167,7 @@ def _check(path: Path, model: str | None, file: Any, with_digest: bool) -> FileH
     if said["format"] != _FORMAT:
         raise UsageError(f"{path} has format {said['format']}: a newer wiiiiided wrote it")
     numbers = [said[name] for name in ("step", "host", "hosts", "ranks")]
-    texts = [said["model"], said.get("token", "")]
+    texts = [said["model"], said.get("token", ""), said.get("job", "")]
     if any(type(n) is not int for n in numbers) or any(type(text) is not str for text in texts):
         raise TypeError
     head = FileHead(*numbers, *texts)
@@ -205,16 +207,16 @@ class NewestFile:
     passed_over: tuple[str, ...] = ()  # and why, a sentence each
 
 
-def newest(folder: Path, model: str, host: int) -> NewestFile:
-    """The newest good file of a model, this host's before another's.
+def newest(folder: Path, owner: FileOwner, host: int) -> NewestFile:
+    """The newest good file that a run may go on from, this host's before another's.
 
     A damaged one is renamed, so that it does not count among those that are kept. UsageError: the
     folder cannot be read.
     """
     why: list[str] = []
-    for step, _, path in candidates(folder, model, host, why):
+    for step, path in candidates(folder, owner, host, why):
         try:
-            head = check(path, model)
+            head = check(path, owner.model)
             return NewestFile(path, head.step, head.token, tuple(why))
         except UsageError as problem:
             why.append(f"{problem}: step {step} is passed over")
@@ -226,19 +228,32 @@ def newest(folder: Path, model: str, host: int) -> NewestFile:
     return NewestFile(passed_over=tuple(why))
 
 
-def candidates(folder: Path, model: str, host: int, why: list[str]) -> list[tuple[int, bool, Path]]:
-    """Files that are a model's by their names, the newest first; `why`: what others are.
-    UsageError: the folder cannot be read."""
-    found = []
+def candidates(folder: Path, owner: FileOwner, host: int, why: list[str]) -> list[tuple[int, Path]]:
+    """Files of the model, by their names, that the run may go on from, the newest first; `why`:
+    what others are. UsageError: the folder cannot be read."""
+    found, others = [], set()
     for path in _files(folder):
         said = NAME.fullmatch(path.name)
         if said is None:
             why.append(f"{path} is no checkpoint by its name: passed over")
-        elif said[3] != model:
+            continue
+        step, of_host, series = int(said[1]), int(said[2]), said[3]
+        if model_of(series) != owner.model:
             why.append(f"{path} is of another model or optimizer: passed over")
+        elif owner.is_apart and not owner.takes(job := _job(path, series)):
+            others.add(job)
         else:
-            found.append((int(said[1]), int(said[2]) == host, path))
-    return sorted(found, reverse=True)
+            found.append((step, series == owner.series, of_host == host, path))
+    if others:
+        why.append(owner.passes_over(folder, others))
+    return [(step, path) for step, _, _, path in sorted(found, reverse=True)]
+
+
+def _job(path: Path, series: str) -> str:
+    """Of which job a file is; "": of none, or it does not say."""
+    with contextlib.suppress(WiiiiideError):
+        return job_of(series) or read_head(path).job
+    return ""
 
 
 def _files(folder: Path) -> list[Path]:

@@ -24,6 +24,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import UsageError, WiiiiideError
 from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, NewestFile, load, newest
+from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.writer import make_folder, taken_name, temporary_name, write
 
 
@@ -31,10 +32,10 @@ class Resumer:
     """Finds what a run goes on from."""
 
     def __init__(
-        self, folder: Path, model: str, process_group: dist.ProcessGroup, group: Group
+        self, folder: Path, owner: FileOwner, process_group: dist.ProcessGroup, group: Group
     ) -> None:
         """`group`: of all ranks."""
-        self._folder, self._model = folder, model
+        self._folder, self._owner = folder, owner
         self._exchange = FileExchange(process_group, group)
 
     def find(self) -> dict[str, Any] | None:
@@ -42,13 +43,13 @@ class Resumer:
         mine, problem = NewestFile(), ""
         if self._exchange.is_first:
             try:
-                mine = newest(self._folder, self._model, self._exchange.number.host)
+                mine = newest(self._folder, self._owner, self._exchange.number.host)
             except UsageError as error:
                 problem = str(error)
             for why in mine.passed_over:
                 log.warn(self._exchange.who, why)
         self._exchange.settle(problem, "look for checkpoints")
-        path = self._exchange.bring(mine, self._folder, "", self._model)
+        path = self._exchange.bring(mine, self._folder, "", self._owner.model)
         return None if path is None else load(path)
 
     def take(self, path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
@@ -57,7 +58,7 @@ class Resumer:
         told = exchange.tell("1" if exchange.is_first and path.exists() else "")
         if "1" not in told:
             raise UsageError(f"no host has {path}")
-        named = temporary_name(taken_name(self._model), exchange.number.host)
+        named = temporary_name(taken_name(self._owner.series), exchange.number.host)
         here, problem, mine = self._folder / named, "", NewestFile()
         if exchange.rank == told.index("1"):
             try:
@@ -66,7 +67,7 @@ class Resumer:
             except (OSError, WiiiiideError) as error:
                 problem = str(error)
         exchange.settle(problem, f"start from {path}")
-        found = exchange.bring(mine, self._folder, "", self._model)
+        found = exchange.bring(mine, self._folder, "", self._owner.model)
         assert found is not None
         value = load(found)
         exchange.tell("")  # all ranks have mapped it
@@ -76,5 +77,5 @@ class Resumer:
 
     def _write(self, path: Path, value: dict[str, Any]) -> None:
         make_folder(path.parent)
-        head = FileHead(1, *self._exchange.number, self._exchange.ranks, self._model)
+        head = FileHead(1, *self._exchange.number, self._exchange.ranks, self._owner.model)
         write(str(path), FileImage.of(head, value).chunks(), head.host, None)

@@ -43,6 +43,7 @@ from wiiiiided.errors import HostError, UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints import writer
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, candidates
+from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy, SaveWish
 from wiiiiided.train.checkpoints.signals import StopSignals
 from wiiiiided.train.data.shared_memory import available_bytes
@@ -63,17 +64,17 @@ class Saver:
     def __init__(
         self,
         policy: SavePolicy,
-        model: str,
+        owner: FileOwner,
         process_group: dist.ProcessGroup,
         group: Group,
         collect: Collect,
     ) -> None:
         """`collect`: the host's state but for random generators. A collective call."""
-        self._process_group, self._group, self._collect, self._model = (
+        self._process_group, self._group, self._collect, self._owner = (
             process_group,
             group,
             collect,
-            model,
+            owner,
         )
         self._policy, self.folder = policy, policy.path
         self.number = HostNumber.of(group)
@@ -110,13 +111,13 @@ class Saver:
 
     def _in_the_way(self) -> str:
         try:
-            mine = candidates(self.folder, self._model, self.number.host, [])
+            mine = candidates(self.folder, self._owner, self.number.host, [])
         except UsageError as problem:
             return str(problem)
         if not mine:
             return ""
         return (
-            f"there is a checkpoint of an earlier run, {mine[0][2]}: call run.resume() before the "
+            f"there is a checkpoint of an earlier run, {mine[0][1]}: call run.resume() before the "
             "first step to go on from it, or save to another folder"
         )
 
@@ -220,9 +221,9 @@ class Saver:
             _warn(self._group.who, step, problem.strerror or str(problem))
 
     def _image_of(self, step: int, value: dict[str, Any]) -> tuple[FileImage, str]:
-        ranks = self._process_group.size()
-        head = FileHead(step, *self.number, ranks, self._model, self._token)
-        return FileImage.of(head, value), str(self.folder / head.name)
+        ranks, owner = self._process_group.size(), self._owner
+        head = FileHead(step, *self.number, ranks, owner.model, self._token, owner.job_name)
+        return FileImage.of(head, value), str(self.folder / head.name(owner.series))
 
     def _say_busy(self, step: int, busy: int) -> None:
         if not self._says_busy:

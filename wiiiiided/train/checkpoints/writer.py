@@ -33,7 +33,8 @@ from pathlib import Path
 MAGIC = b"wideCKP1"
 DIGESTED_FROM = len(MAGIC) + 32  # behind the magic: the sha256 of all from here on
 CHUNK = 4 << 20
-NAME = re.compile(r"step-(\d{10})\.host-(\d+)\.([0-9a-f]{16})\.wide")
+# The step, the host, and the series: the model's digest, and a job's name if it shares the folder.
+NAME = re.compile(r"step-(\d{10})\.host-(\d+)\.([0-9a-f]{16}(?:\.job-\d+-[0-9a-f]+)?)\.wide")
 NOW = "now"  # on standard input: ranks wait
 
 # Of a file by its whole name, and the host that writes it; old ones have a process's number.
@@ -108,14 +109,14 @@ def make_folder(folder: Path) -> None:
             sync_folder(str(folder.parent))
 
 
-def taken_name(model: str) -> str:
+def taken_name(series: str) -> str:
     """Of a checkpoint of torch's, while ranks read it; with the end of a half file."""
-    return f".taken.{model}.wide"
+    return f".taken.{series}.wide"
 
 
 def prune(newest: Path, host: int, keep: int) -> None:
     """Remove what is older than the `keep` newest steps up to this one, damaged files but for the
-    newest, and half files. Of the same model only."""
+    newest, and half files. Of the same series only."""
     mine = NAME.fullmatch(newest.name)
     assert mine is not None
     names = os.listdir(newest.parent)
