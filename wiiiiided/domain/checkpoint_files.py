@@ -9,12 +9,25 @@ uses it need not say where they are, and the newest of them is found without rea
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import Final
 
 from wiiiiided.domain.spec import Output
 
 WIDE_FILES: Final = "**/step-*.host-*.wide"
+_WIDE: Final = re.compile(r"(?:.*/)?step-[0-9]{10}\.host-[0-9]+\.[^/]*\.wide", re.DOTALL)
 
 
 def checkpoint_globs(output: Output) -> tuple[str, ...]:
     return output.checkpoints or (WIDE_FILES,)
+
+
+def globs_of(paths: Iterable[str]) -> tuple[str, ...]:
+    """That match these files alone, whatever is in their names."""
+    return tuple(re.sub(r"[*?[]", r"[\g<0>]", path) for path in paths)
+
+
+def are_wide(globs: Iterable[str]) -> bool:
+    """Whether they match nothing but files of `wide.parallel`."""
+    return all(glob == WIDE_FILES or _WIDE.fullmatch(glob) for glob in globs)

@@ -289,6 +289,27 @@ def test_a_machine_that_was_only_among_the_last_ones_need_not_have_the_files(
     run(scene())
 
 
+def test_the_newest_step_of_each_folder_is_sent_alone(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path, "a", named=False) as here:
+            other = {f"x[1]*?/{Path(wide(step)).name}": "x" * 900 for step in (40, 50)}
+            here.node("a").give({wide(step): "y" * 900 for step in (300, 400)}, here.job)
+            here.node("a").give({**other, wide(400, 1): "z"}, here.job)
+            here.fail(on="b")
+            here.limit = 12_000  # a tar has whole blocks, and ends with 10 kB
+            files = await here.files()
+            assert files is not None
+            assert sorted(files) == sorted([wide(400), wide(400, 1), [*other][1]])
+            here.fail(on="b")
+            here.limit = 1000
+            with pytest.raises(
+                HostError, match=r"more than .* \(limits\.outputs\), to be raised on"
+            ):
+                await here.files()
+
+    run(scene())
+
+
 def test_where_the_newest_is_gone_before_it_is_sent_what_the_nodes_have_stays(
     tmp_path: Path,
 ) -> None:

@@ -22,7 +22,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
-from wiiiiided.domain.checkpoint_files import WIDE_FILES
+from wiiiiided.domain.checkpoint_files import are_wide
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
 from wiiiiided.errors import HostError
 
@@ -186,7 +186,7 @@ class LocalAllocations:
         """Half of one machine's checkpoints and half of another's are no set; but each file of
         `wide.parallel` is whole by itself."""
         number = request.id
-        if request.globs != (WIDE_FILES,) and self.runs.is_placing(number):
+        if not are_wide(request.globs) and self.runs.is_placing(number):
             text = f"those on {self.node} were being exchanged when that was cut short"
             raise Refuse(FAILED, text)
         if any(job == number for job, _ in self.workers.shims):

@@ -21,7 +21,9 @@ from wiiiiided.cluster.handlers.merge_tars import BadTar, TarMember, TarReader
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc.errors import Refuse
-from wiiiiided.cluster.shim.checkpoints import newest_steps
+from wiiiiided.cluster.shim.checkpoints import newest_files, newest_steps
+from wiiiiided.cluster.shim.collect_files import MAX_PATTERNS
+from wiiiiided.domain.checkpoint_files import globs_of
 from wiiiiided.domain.exit_codes import NO_SUCH
 from wiiiiided.text import plain
 
@@ -48,6 +50,12 @@ class Holders:
         steps = {node: newest_steps(names) for node, names in self.files.items()}
         before = sorted(steps, key=lambda node: node not in first)
         return sorted(before, key=lambda node: steps[node], reverse=True)
+
+    def newest_of(self, node: str, globs: tuple[str, ...]) -> tuple[str, ...]:
+        """Globs of its files of `wide.parallel` that have the newest step of their folder and
+        model: a run goes on from these. `globs`: of all, which it is where there are too many."""
+        newest = globs_of(newest_files(self.files[node]))
+        return newest if len(newest) <= MAX_PATTERNS else globs
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@
       no node answers: the attempt fails, and says so; it never begins with half a set
 
 That is so for files that the job file names. Those of `wide.parallel` are found by their names: the
-node with the newest step gives them, of all that the job was ever on, and if that is one of the
+node with the newest step gives that one, of all that the job was ever on, and if it is one of the
 attempt's nodes none are sent: `run.resume` brings them from host to host. Whether a job has any is
 not known before nodes are asked, so that where none answers an attempt begins without, and the
 story says so; what others have stays there, and the newest step counts the next time. A job that
@@ -158,7 +158,8 @@ class Checkpoints:
                     self.controller.tell(job, text)
                 path.write_bytes(NOTHING)
                 return path
-            asked = p.NodePull(saved.job, globs, checkpoints=True)
+            wanted = globs if job.spec.output.checkpoints else found.newest_of(node, globs)
+            asked = p.NodePull(saved.job, wanted, checkpoints=True)
             if said := await self._try(job, node, asked, path, missing):
                 since = f", since {_listed(missing)}" if missing else ""
                 self.controller.tell(job, f"{said}{since}")
@@ -182,7 +183,8 @@ class Checkpoints:
         except (Refuse, NoAnswer, BadTar) as no:
             missing[node] = plain(str(no))
         except TooLarge as no:
-            raise HostError(f"those on {node} are too large: {no}") from no
+            text = f"those on {node} are too large: {no}, to be raised on all nodes"
+            raise HostError(text) from no
         except OSError as problem:
             why = f"those of {node} cannot be kept on {self.node_rpc.own}: {problem.strerror}"
             raise HostError(why) from problem

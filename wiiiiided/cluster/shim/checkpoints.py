@@ -50,11 +50,22 @@ _WIDE = re.compile(rf"(?:(.*)/)?step-([0-9]{{10}})\.host-[0-9]+\.({_SERIES})\.wi
 def newest_steps(paths: Iterable[str]) -> tuple[int, ...]:
     """Of files of `wide.parallel` the newest step of each folder and model, the highest first; ():
     there are none. Of two machines the one with the greater tuple has gone on further."""
-    newest: dict[tuple[str, str], int] = {}
-    for name in filter(None, map(_WIDE.fullmatch, paths)):
-        series = (name[1] or "", name[3])
-        newest[series] = max(int(name[2]), newest.get(series, 0))
-    return tuple(sorted(newest.values(), reverse=True))
+    return tuple(sorted((max(steps) for steps in _by_series(paths)), reverse=True))
+
+
+def newest_files(paths: Iterable[str]) -> list[str]:
+    """Those of them that have the newest step of their folder and model."""
+    return [path for steps in _by_series(paths) for path in steps[max(steps)]]
+
+
+def _by_series(paths: Iterable[str]) -> Iterable[dict[int, list[str]]]:
+    """Of each folder and model the files of each step."""
+    found: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for path in paths:
+        if name := _WIDE.fullmatch(path):
+            steps = found.setdefault((name[1] or "", name[3]), {})
+            steps.setdefault(int(name[2]), []).append(path)
+    return found.values()
 
 
 @dataclass(frozen=True)
@@ -101,7 +112,7 @@ def _copy_own(given: Placing, staging: str) -> None:
     is_wanted = matcher(given.patterns)
     try:
         own = [path for path in _paths(given.other) if _WIDE.fullmatch(path) and is_wanted(path)]
-        own = [path for path in own if _is_plain(given.other, path)]
+        own = newest_files(path for path in own if _is_plain(given.other, path))
         size = sum(os.path.getsize(f"{given.other}/{path}") for path in own)
     except OSError:
         return  # what was brought will do
