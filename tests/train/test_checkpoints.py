@@ -325,8 +325,8 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
 ) -> None:
     chance = random.Random(seed)
     resumed: list[int] = []
-    trained: dict[int, set[tuple[int, int]]] = {}  # by step, as the last attempt at it had it
-    attempts = ["aab", "ab", "cab", "a", "aab"]
+    trained: dict[int, list[tuple[int, int]]] = {}  # by step, as the last attempt at it had it
+    attempts = ["abc", "ab", "cab", "a", "aab"]
     if seed != 7:
         chance.shuffle(attempts)
     how, shares = Schedule.of(seed), set[tuple[float, ...]]()
@@ -341,7 +341,7 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
             trained = {step: ids for step, ids in trained.items() if step <= started[0]}
         for outcome in outcomes:
             for said in (said for _, said in outcome.notes if said[0] == "step"):
-                trained.setdefault(said[1], set()).update(said[2])
+                trained.setdefault(said[1], []).extend(said[2])
                 shares.add(said[3])
     assert any(max(found) > 2 * min(found) for found in shares) or seed != 7
     assert all(("done",) in [said for _, said in o.notes] for o in outcomes), outcomes
