@@ -12,9 +12,10 @@ import re
 import resource
 import signal
 import struct
+import subprocess
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +30,7 @@ from wiiiiided.config import JobHere
 from wiiiiided.errors import HostError, UsageError
 from wiiiiided.torch import Batches, Between, Parallel, parallel
 from wiiiiided.train import balance, sync_step
-from wiiiiided.train.checkpoints import file, safetensors, saving, writer
+from wiiiiided.train.checkpoints import exchange, file, safetensors, saving, writer
 from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy
@@ -348,6 +349,108 @@ def test_kills_and_other_numbers_of_hosts_lose_and_double_no_sample(
     assert max(resumed) > 0 or seed != 7  # each may have been killed before its first save
     seen = [sample for samples in trained.values() for sample in samples]
     assert sorted(seen) == [(epoch, n) for epoch in range(EPOCHS) for n in range(LENGTH)]
+
+
+class Large:
+    """A run whose files have some chunks, so that a writer can be met in the middle of one."""
+
+    def __init__(self, folder: str) -> None:
+        torch.manual_seed(5)
+        self.model = nn.Linear(1024, 2048)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.run = parallel(self.model, self.optimizer, save=folder, save_every=1, keep=9)
+
+    def forward(self) -> torch.Tensor:
+        """The step before it is saved as this begins."""
+        found: torch.Tensor = self.model(torch.ones(1, 1024)).square().mean()
+        return found
+
+    def step(self) -> None:
+        self.forward().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def weights(self) -> tuple[int, str]:
+        """Of which step, and their digest."""
+        raw = self.model.weight.detach().numpy().tobytes()
+        return self.run.state_dict()["step"], hashlib.sha256(raw).hexdigest()
+
+
+def _writer_of(run: Parallel) -> subprocess.Popen[str]:
+    assert run._saver is not None
+    ((_, process),) = run._saver._writing
+    return process
+
+
+def _grows_to(folder: Path, size: int, process: subprocess.Popen[str]) -> None:
+    """Return once the file that is being written has so many bytes, or the writer is done."""
+    while process.poll() is None:
+        with contextlib.suppress(FileNotFoundError):  # it has been renamed
+            if any(path.stat().st_size > size for path in folder.glob("*.tmp")):
+                return
+
+
+def _kills_writers(me: Rank, base: str, seed: int, together: bool) -> list[str]:
+    """The writer of every other step is killed, until it was so in the middle of a file."""
+    if together:
+        os.setpgid(0, 0)
+    chance, folder, halves = random.Random(seed), Path(base), list[str]()
+    large = Large(base)
+    large.run.resume()
+    large.step()
+    note(large.weights())
+    large.run.save()
+    size = max(path.stat().st_size for path in folder.glob("*.wide"))
+    while len(halves) < 2:
+        large.step()
+        note(large.weights())
+        large.run.save()  # the last good one, unless the writer of the next is too fast
+        large.step()
+        note(large.weights())
+        loss = large.forward()
+        process = _writer_of(large.run)
+        _grows_to(folder, chance.randrange(size), process)
+        if together:
+            os.killpg(0, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        halves += [path.name for path in folder.glob("*.tmp")]
+        loss.backward()
+        large.optimizer.step()
+        large.optimizer.zero_grad()
+        note(large.weights())
+        large.run.save()
+        assert not list(folder.glob("*.tmp"))
+    return halves
+
+
+def _goes_on(me: Rank, base: str) -> tuple[int, tuple[int, str]]:
+    large = Large(base)
+    resumed = large.run.resume(), large.weights()
+    large.step()
+    large.run.save()
+    return resumed
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_a_writer_that_is_killed_in_the_middle_of_a_file_leaves_the_last_good_one(
+    tmp_path: Path, together: bool
+) -> None:
+    halves = 0
+    for seed in range(20):
+        (outcome,) = watch_ranks(_kills_writers, 1, str(tmp_path), seed, together)
+        assert outcome.exit_code == (-signal.SIGKILL if together else 0), outcome
+        halves += len(list(tmp_path.glob("*.tmp"))) if together else len(outcome.value)
+        good = _files(tmp_path)
+        for path in good:
+            file.check(path, None)
+        step = file.read_head(good[-1]).step
+        wanted = dict(said for _, said in outcome.notes)[step]
+        assert run_ranks(_goes_on, 1, str(tmp_path)) == [(step, (step, wanted))]
+        assert not list(tmp_path.glob("*.tmp"))
+        if halves >= 2:
+            return
+    pytest.fail("no writer was killed in the middle of a file")
 
 
 # -- jobs that save to one folder ----
@@ -731,6 +834,44 @@ def test_an_export_that_fails_leaves_no_half_file(
     with pytest.raises(OSError, match="No space left"):
         safetensors.export({"w": torch.ones(3)}, tmp_path / "model.safetensors")
     assert not os.listdir(tmp_path)
+
+
+def _keeps_received(path: Path) -> None:
+    half = Path(f"{path}.tmp")
+    writer.write(str(half), _image().chunks(), 0, None)
+    assert exchange._keep(half, path, None) == ""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: writer.write(str(path), _image().chunks(), 0, None),
+        lambda path: safetensors.export({"w": torch.ones(3)}, path),
+        _keeps_received,
+    ],
+    ids=["written", "exported", "received"],
+)
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_its_name_before_all_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    path, made = tmp_path / "step-0000000007.host-0.0123456789abcdef.wide", list[str]()
+    fsync, replace = os.fsync, os.replace
+
+    def synced(fd: int) -> None:
+        made.append("folder" if os.readlink(f"/proc/self/fd/{fd}") == str(tmp_path) else "file")
+        fsync(fd)
+
+    def renamed(source: Any, target: Any) -> None:
+        made.append("rename" if Path(target) == path else "other")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", renamed)
+    make(path)
+    assert made[made.index("rename") - 1 :] in (
+        ["file", "rename", "folder"],
+        ["folder", "rename", "folder"],  # received: the folder knows the half file too
+    )
 
 
 def test_the_parent_of_a_new_folder_is_synced(
