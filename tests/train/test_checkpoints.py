@@ -527,8 +527,8 @@ def test_all_that_lies_in_a_jobs_directory_is_its_own(tmp_path: Path) -> None:
 
 
 def test_jobs_with_one_folder_begin_each_for_itself(tmp_path: Path) -> None:
-    base = str(tmp_path / "all")
-    work = str(tmp_path / "work")
+    base, work = str(tmp_path / "all"), str(tmp_path / "work")
+    os.mkdir(work)
     jobs = [{"WIIIIIDE_JOB": f"{n}-1", "WIIIIIDE_WORK": work} for n in (9, 17)]
     for job in jobs:
         run_ranks(_until, "ab", base, "ss", 5, {"keep": 1}, env=job)
@@ -619,6 +619,38 @@ def test_a_full_disk_is_a_warning_and_the_last_good_one_stays(
     assert not list(tmp_path.glob("*.tmp"))
     ((step, _),) = run_ranks(_resumes, 1, str(tmp_path))
     assert step == 3
+
+
+def _little_room(me: Rank, base: str) -> list[tuple[int, str]]:
+    """Steps and what was said after them, as the disk has less and less room."""
+    said: list[str] = []
+    saving.log.warn = lambda who, text: said.append(text)  # type: ignore[assignment]
+    trained = Trained(f"{base}/ckpt")
+    trained.run.resume()
+    disk, told = os.statvfs(base), list[tuple[int, str]]()
+    for step, free in ((2, 600 << 20), (3, 500 << 20)):
+        blocks = free // disk.f_frsize
+        now = os.statvfs_result([*disk[:3], blocks, blocks, *disk[5:]])
+        saving.os.statvfs = lambda path, now=now: now  # type: ignore[misc]
+        trained.train(step)
+        trained.run.save()
+        told.append((trained.run.state_dict()["step"], "".join(said)))
+    return told
+
+
+def test_a_job_leaves_the_room_on_its_disk_that_the_daemon_leaves(tmp_path: Path) -> None:
+    for work, lacks in ((tmp_path, True), (Path("/proc"), False)):  # the latter: another disk
+        folder = tmp_path / str(lacks)
+        folder.mkdir()
+        job = {"WIIIIIDE_JOB": "9-1", "WIIIIIDE_WORK": str(work)}
+        ((first, second),) = run_ranks(_little_room, 1, str(folder), env=job)
+        assert first == (2, "")
+        step, said = second
+        assert step == 3
+        assert len(_files(folder / "ckpt")) == (1 if lacks else 2)
+        if lacks:
+            assert f"could not be saved: the disk of {folder}/ckpt lacks 13 MiB" in said
+            assert "it takes 1 MiB, and 512 MiB stay free there. Training goes on" in said
 
 
 def _cannot_fork(me: Rank, base: str) -> tuple[int, list[str]]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.daemon.connections import pair, run
-from wiiiiided.cluster.allocation import archive_cache as module
 from wiiiiided.cluster.allocation.archive_cache import SEND_BYTES, Archives
+from wiiiiided.domain import disk_room
 from wiiiiided.errors import UsageError
 
 DATA = b"bytes of an archive" * 1000
@@ -56,8 +56,8 @@ def test_too_much_is_refused_while_it_arrives(archives: Archives) -> None:
 def test_no_archive_takes_the_room_that_the_state_needs(
     archives: Archives, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "ROOM_BYTES", 1 << 60)
-    monkeypatch.setattr(module, "ROOM_SHARE", 2.0)
+    monkeypatch.setattr(disk_room, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(disk_room, "ROOM_SHARE", 2.0)
     with pytest.raises(OSError, match="would be left on the disk") as caught:
         receive(archives, DATA)
     assert caught.value.errno == errno.ENOSPC

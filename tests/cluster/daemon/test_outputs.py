@@ -19,7 +19,6 @@ from tests.cluster.daemon.connections import FakeNode, run, until
 from tests.cluster.daemon.requesting import Coordinator, coordinator
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, node_states, private_cluster
-from wiiiiided.cluster.allocation import archive_cache
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.handlers import collect_outputs
 from wiiiiided.cluster.handlers.collect_outputs import Collector, sentence
@@ -27,6 +26,7 @@ from wiiiiided.cluster.handlers.output_store import CollectedPart, Collection
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.domain import disk_room
 from wiiiiided.domain.spec import Output
 
 GIB = 1 << 30
@@ -340,8 +340,8 @@ def test_what_is_too_large_is_not_kept_and_the_nodes_still_have_it(tmp_path: Pat
 def test_a_disk_that_would_be_full_keeps_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive_cache, "ROOM_BYTES", 1 << 60)
-    monkeypatch.setattr(archive_cache, "ROOM_SHARE", 2.0)
+    monkeypatch.setattr(disk_room, "ROOM_BYTES", 1 << 60)
+    monkeypatch.setattr(disk_room, "ROOM_SHARE", 2.0)
 
     async def scene() -> None:
         async with site(tmp_path) as here:

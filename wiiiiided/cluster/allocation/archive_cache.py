@@ -20,13 +20,12 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.domain.disk_room import room_on
 from wiiiiided.errors import HostError, UsageError
 from wiiiiided.metrics.forecast import as_bytes
 
 SEND_BYTES = 1 << 18
 PIECE_WITHIN_S = 30.0  # a sender that was stopped must not keep the others from sending
-# Stays free, as the queue's own state is on the same disk; of a small disk a tenth.
-ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1
 
 
 class Archives:
@@ -153,6 +152,6 @@ class Upload:
 def check_room(fd: int, size: int) -> None:
     """OSError where `size` more bytes in that file would leave too little room on its disk."""
     disk = os.fstatvfs(fd)
-    room = min(ROOM_BYTES, int(disk.f_blocks * disk.f_frsize * ROOM_SHARE))
+    room = room_on(disk)
     if disk.f_bavail * disk.f_frsize < room + size:
         raise OSError(errno.ENOSPC, f"less than {as_bytes(room)} would be left on the disk")

@@ -39,6 +39,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment, page_up
 from wiiiiided.backend.wire.tensors import pack, unpack
+from wiiiiided.domain.disk_room import room_on
 from wiiiiided.errors import HostError, UsageError
 from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints import writer
@@ -211,6 +212,9 @@ class Saver:
         image, path = self._image_of(step, value)
         try:
             writer.make_folder(self.folder)
+            if lacking := self._lacking(image.nbytes):
+                _warn(self._group.who, step, lacking)
+                return
             room = self._room(image.nbytes)
             if room is None:
                 writer.write(path, image.chunks(), self.number.host, self._policy.keep)
@@ -219,6 +223,20 @@ class Saver:
             self._start(step, room, image.nbytes, path)
         except OSError as problem:
             _warn(self._group.who, step, problem.strerror or str(problem))
+
+    def _lacking(self, nbytes: int) -> str:
+        """In a job: what its disk lacks for one more file, and for what stays free where the
+        daemon's state may be; "": nothing."""
+        job, disk = self._owner.job, os.statvfs(self.folder)
+        if job is None:
+            return ""
+        is_daemons = os.stat(self.folder).st_dev == os.stat(job.work).st_dev
+        left = room_on(disk) if is_daemons else 0
+        lacking = nbytes + left - disk.f_bavail * disk.f_frsize
+        if lacking <= 0:
+            return ""
+        also = f", and {_mib(left)} stay free there" if left else ""
+        return f"the disk of {self.folder} lacks {_mib(lacking)}: it takes {_mib(nbytes)}{also}"
 
     def _image_of(self, step: int, value: dict[str, Any]) -> tuple[FileImage, str]:
         ranks, owner = self._process_group.size(), self._owner
@@ -266,7 +284,7 @@ class Saver:
             return self._image
         if not self._says_synchronous:
             self._says_synchronous = True
-            text = f"a checkpoint takes {nbytes / 2**20:,.0f} MiB, more than is free in memory"
+            text = f"a checkpoint takes {_mib(nbytes)}, more than is free in memory"
             log.warn(self._group.who, f"{text}: it is written while the ranks wait")
         return None
 
@@ -282,6 +300,10 @@ class Saver:
 
     def _end_writer(self) -> None:
         _finish(self._writing, self._group.who)
+
+
+def _mib(nbytes: int) -> str:
+    return f"{-(-nbytes // 2**20):,} MiB"
 
 
 def _make_room(nbytes: int) -> Segment | None:
