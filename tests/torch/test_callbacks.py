@@ -26,7 +26,8 @@ def _wait_inside_callbacks(me: Rank) -> list[float]:
         assert outer is not None
         results.append(outer.get_future().then(then).wait())
     threads = [t for t in threading.enumerate() if t.name == "wiiiiide"]
-    assert len(threads) <= 4, threads
+    # Not one for each callback; how many depends on when the machine lets them run.
+    assert len(threads) <= len(results) // 2, threads
     return results
 
 

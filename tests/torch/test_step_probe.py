@@ -247,7 +247,8 @@ def test_a_script_is_known_by_how_it_divides_its_batches(
     ("between", "said"),
     [
         ("own", (None, None)),
-        ("Between()", ("exact", 1)),
+        ("Between()", (None, None)),
+        ("Between(every=16)", (None, 16)),
         ("Between(gradients='int8', every='auto')", ("int8", "auto")),
         ("Between(every=64, fragments=4)", (None, None)),
     ],
