@@ -1,4 +1,4 @@
-"""What stays of a plan, and what it says of a job of that name that is queued. Pure.
+"""The record of a plan, and its word on a job of that name that is queued. Pure.
 
     measures, rows ──► KeptPlan      of each row's machines: a step of theirs, and an exchange in
                                      each codec that was timed
@@ -90,7 +90,7 @@ def _fewer(plan: KeptPlan, machines: int, every: int | str, gradients: str) -> s
 def _predicted(
     plan: KeptPlan, found: MachineSet, every: int | str, gradients: str
 ) -> _Setting | None:
-    """What these machines would do; None: what their exchange takes is not known."""
+    """The setting of these machines and its speed; None: their exchange's time is not known."""
     exchange_s = found.exchange_s.get(gradients)
     if exchange_s is None:
         return None

@@ -1,19 +1,19 @@
 """The training layer: one copy of the weights a host, and gradients that meet where they lie.
 
-parallel        `Parallel`, what a user holds: the hooks on model and optimizer
+parallel        `Parallel`, the object a user holds: the hooks on model and optimizer
 checks          which models, optimizers and ranks cannot be trained this way, in a sentence each
 layout          pure: where parameters and gradients lie, and which rank updates which part
 memory          the host's segment: control words, weights, rows of gradients
 shared_model    a model's parts on this host: memory, weights, pieces, state, gradients
 weights         parameters in shared memory, and writes from outside
-gradient        what stands in `p.grad` between backward and step
-between         what a user says of the exchange between hosts
+gradient        the tensor in `p.grad` between backward and step
+between         a user's choices for the exchange between hosts
 round_length    how many steps between two exchanges, and how their average is applied
 outer_step      every step inside a host, every H steps between hosts
 fragments       parts of the weights, which travel at once or while ranks compute on
 outer_optimizer the optimizer that applies what hosts have learnt, fragment by fragment
 side_groups     process groups that a run makes for itself
-residuals       what lossy gradients leave for the next exchange, by parameter
+residuals       the rest that lossy gradients leave for the next exchange, by parameter
 gradients       from each rank's backward to the average of all
 training_loop   the loop's data and scheduler, and their states
 loop_step       a step, weighted by samples, that commits them

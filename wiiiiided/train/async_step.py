@@ -67,7 +67,7 @@ class AsyncStep:
         """The optimizer's state."""
         return self._state
 
-    # -- what the divided optimizer calls ----
+    # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
         """Apply this rank's gradients."""
@@ -153,7 +153,7 @@ class AsyncStep:
     def loaded_optimizer(self) -> None:
         """Never called: `check_load` refuses."""
 
-    # -- what `Parallel` calls ----
+    # -- calls of `Parallel` ----
 
     def count_samples(self, count: float) -> None:
         """Refuse: there is nothing to weight."""

@@ -1,4 +1,4 @@
-"""What part of the work each rank or host should take, by the speed it is measured at. Pure.
+"""The part of the work each rank or host should take, by the speed it is measured at. Pure.
 
     step n       │ forward, backward ──────────── │ wait │ average, update │   a fast rank
                  │ forward, backward ───────────────────│ average, update │   a slow one
@@ -35,7 +35,7 @@ _MOST: Final = 256  # steps of a stretch that are looked at
 
 
 class RankSpeed(NamedTuple):
-    """What a rank tells of itself, or of its host."""
+    """A rank's word on its own speed, or its host's."""
 
     samples_per_s: float  # 0: not known
     measured_s: float  # since the last change
@@ -117,7 +117,7 @@ class StepClock:
 
 
 class Parts(NamedTuple):
-    """What is divided, in words, and how before anything is measured."""
+    """The work that is divided, in words, and its parts before anything is measured."""
 
     taker: str  # "rank" or "host"
     whole: str  # "a global batch" or "a round"

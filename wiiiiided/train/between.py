@@ -1,4 +1,4 @@
-"""What a user says of the exchange between hosts: `wide.parallel(…, between=wide.Between(…))`."""
+"""A user's choices for the exchange between hosts: `wide.parallel(…, between=wide.Between(…))`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Which models, optimizers and ranks cannot be trained with one copy of the weights, and why.
 
-Each refusal is one sentence that says what to do instead. What only this process knows is checked
-before any rank waits for another; what the ranks must agree on is compared in words, so that the
-rank and the parameter that differ are named everywhere.
+Each refusal is one sentence that says what to do instead. Facts that only this process knows
+are checked before any rank waits for another; what the ranks must agree on is compared in words, so
+that the rank and the parameter that differ are named everywhere.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@
     meanwhile   sent := weights, delta as above ─────── sum over hosts ── anchor := outer(anchor)
                 └ this host makes steps ─────────────────────────────┘    weights += anchor - sent
 
-What a host has learnt while a fragment was under way stays in its weights, and is part of the next
+A host's progress while a fragment was under way stays in its weights, and is part of the next
 delta. One fragment is under way at a time.
 
 The host's memory   │ delta │ sent │ arrived: a word for each rank │   of the longest fragment
@@ -88,7 +88,7 @@ class Fragment:
                 yield here, slice(at + low, at + low + here.numel())
 
     def fill_delta(self, weight: float, keep: bool) -> None:
-        """What this host's weights have changed by, as far as this host counts.
+        """The change of this host's weights, as far as this host counts.
 
         `keep`: also the weights as they are, since they may change before the others' are there.
         """

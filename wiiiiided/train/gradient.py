@@ -1,4 +1,4 @@
-"""What stands in `p.grad` between backward and step: a gradient that is not averaged yet.
+"""The tensor in `p.grad` between backward and step: a gradient that is not averaged yet.
 
 A backward leaves each rank its own gradient, and the average is made in `optimizer.step()`. So
 between the two no tensor exists that `p.grad` could truly be; showing this rank's own part would
@@ -32,7 +32,7 @@ from wiiiiided.errors import UsageError
 
 _T = torch.Tensor
 
-# What tells about a tensor and nothing of what is in it.
+# Names that tell about a tensor and nothing of what is in it.
 _PROPERTIES = (
     *("shape", "dtype", "device", "layout", "ndim", "requires_grad", "grad_fn", "is_leaf", "grad"),
     *("is_sparse", "is_sparse_csr", "is_quantized", "is_mkldnn", "is_nested", "is_meta", "is_cpu"),
@@ -107,7 +107,7 @@ class UnaveragedGradient(torch.Tensor):
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """What Python code does with it."""
+        """A use by Python code."""
         if func in _ABOUT:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
@@ -181,7 +181,7 @@ class ScatteredGradient(UnaveragedGradient):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """What autograd does with it, past `__torch_function__`."""
+        """A use by autograd, past `__torch_function__`."""
         first = args[0]
         if func is torch.ops.aten.add_.Tensor and isinstance(first, ScatteredGradient):
             first.check_new()

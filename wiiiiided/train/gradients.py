@@ -144,7 +144,7 @@ class GradientStore:
         self._can_measure = dtypes == {torch.float32}
         self._wide: dict[str, Array] = {}  # by dtype: float32 sums of half precision
         self._averages = [self._lasting_average(placed) for placed in layout.mine.placed]
-        # What stands in a parameter's `grad` between backward and step.
+        # The tensors in a parameter's `grad` between backward and step.
         self._staged = [self._staged_slot(i) for i in range(len(parameters))]
         self.pending: list[UnaveragedGradient] = [
             ScatteredGradient(self, i, parameters[i], process_group)
@@ -397,8 +397,8 @@ class GradientStore:
     def _exchange_measured(self, present: Presence, numbers: Sequence[int]) -> float:
         """Exchange coded, and return this host's part of the squared norm of the exact average.
 
-        The average less what this host's coding has added to it, times this host's sum. What
-        other hosts' coding has added does not depend on that, and cancels in the mean.
+        The average less what this host's coding has added to it, times this host's sum. The
+        errors of other hosts' coding do not depend on that, and cancel in the mean.
         """
         sums = [self.average_of(k).clone() for k in numbers]
         left = [self._left_of(k) for k in numbers]
@@ -440,7 +440,7 @@ class GradientStore:
         return Residuals(self._group, parts, self._parameters, self._names)
 
     def _residual(self, begin: int, count: int) -> Array | None:
-        """What is left of so many elements, from this byte of this rank's row on."""
+        """The residual of so many elements, from this byte of this rank's row on."""
         if self.residuals is None:
             return None
         sizes = [p.element_size() for p in self._parameters]

@@ -19,7 +19,7 @@ from wiiiiided.train.agreement import tell_all
 
 
 class GroupSettings:
-    """What can be told in words of one optimizer's groups."""
+    """The settings of one optimizer's groups that can be told in words."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, process_group: dist.ProcessGroup) -> None:
         self._optimizer, self._process_group = optimizer, process_group

@@ -1,9 +1,9 @@
-"""What learning rates are made from: all of it is multiplied, and not the present rate alone.
+"""The sources of learning rates: all of them are multiplied, and not the present rate alone.
 
 A scheduler computes the next rate from the present one, from rates of its own (`base_lrs`, the
 `max_lrs` of CyclicLR, the `eta_min` of CosineAnnealingLR) or from some that it keeps in the
-optimizer's groups (the `max_lr` of OneCycleLR). What torch's schedulers compute is f times as large
-if all of these are: a schedule that is scaled goes on as if it had begun with scaled rates.
+optimizer's groups (the `max_lr` of OneCycleLR). The rates of torch's schedulers are f times as
+large if all of these are: a schedule that is scaled goes on as if it had begun with scaled rates.
 
 A scheduler of the script's own may keep its rates anywhere. At the beginning a copy of it makes
 some steps, for no optimizer: its rates must double with those that are found here.
@@ -83,7 +83,7 @@ def _follows(scheduler: Any) -> bool:
 
 
 def _rates_ahead(scheduler: Any, factor: float) -> list[float]:
-    """What it makes of rates multiplied by a factor, in its next steps."""
+    """The scheduler's rates in its next steps, from rates multiplied by a factor."""
     optimizer, found = scheduler.optimizer, []
     groups = [dict(group) for group in optimizer.param_groups]
     shown = SimpleNamespace(param_groups=groups, step=optimizer.step, _opt_called=True)

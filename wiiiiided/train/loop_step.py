@@ -24,7 +24,7 @@ from wiiiiided.train.training_loop import TrainingLoop
 
 
 class LoopStep:
-    """What the divided optimizer calls, where the run has the loop's data."""
+    """The step that the divided optimizer calls, where the run has the loop's data."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class LoopStep:
         self._before = step - self._steps.number
 
     def noise_state(self) -> dict[str, Any]:
-        """What a checkpoint has of the gradient noise: the same on all ranks of a host."""
+        """The gradient noise as a checkpoint has it: the same on all ranks of a host."""
         noise = self._steps.noise
         return {} if noise is None else {"noise_scale": noise.state()}
 
@@ -66,7 +66,7 @@ class LoopStep:
         if self._data is not None and self._steps.samples is None and not self._is_left_out:
             self._steps.count_samples(float(self._data.samples_of_step()))
 
-    # -- what the divided optimizer calls ----
+    # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of all ranks, and what follows from it."""

@@ -64,7 +64,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Record(NamedTuple):
-    """What a rank publishes at a meeting: words, and a byte for each parameter."""
+    """A rank's record at a meeting: words, and a byte for each parameter."""
 
     words: Words
     present: Bytes
@@ -260,14 +260,14 @@ class HostMemory:
     # -- meetings ----
 
     def write_record(self, words: Words, present: Bytes) -> None:
-        """What this rank tells the others at the next meeting; it stays until the one after."""
+        """This rank's record for the others at the next meeting; it stays until the one after."""
         self._parity ^= 1
         mine = self._records[self._parity][self.place]
         mine.words[:] = words
         mine.present[:] = present
 
     def records(self) -> list[Record]:
-        """What the ranks of this host have told, in order of places; they have met."""
+        """The records of this host's ranks, in order of places; they have met."""
         return self._records[self._parity]
 
     def all_alike(self) -> bool:
@@ -296,7 +296,7 @@ class HostMemory:
             raise PeerLost(f"rank {rank} left optimizer.step() number {step} with an error")
 
     def fence(self) -> None:
-        """What was written before is seen before what is read after: a lock orders memory."""
+        """Writes before it are seen before reads after it: a lock orders memory."""
         with self._order:
             pass
 

@@ -26,7 +26,7 @@ from wiiiiided.train.checks import MARK
 
 
 class Stepper(Protocol):
-    """What a divided optimizer asks of its `Parallel`."""
+    """The calls of a divided optimizer to its `Parallel`."""
 
     def step(self, inner: Callable[[], Any]) -> None: ...
     def state_dict(self, make: Callable[[], dict[str, Any]]) -> dict[str, Any]: ...
@@ -92,7 +92,7 @@ class DividedOptimizer(torch.optim.Optimizer):
 
 
 class _Mark:
-    """What hangs on a divided optimizer."""
+    """The mark on a divided optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
         self.stepper = stepper

@@ -8,7 +8,7 @@
 
 A delta is the anchor less a host's weights; their mean, by the samples that each host has seen, is
 to the outer optimizer what a gradient is to an inner one. All hosts compute the same from the same,
-so after an exchange they have the same bits. What stays a host's own: the inner optimizer's state,
+so after an exchange they have the same bits. A host keeps as its own the inner optimizer's state,
 residuals of lossy deltas, random numbers.
 
 Inside a host the anchor lies in shared memory beside the weights; rank r of a host exchanges and
@@ -69,7 +69,7 @@ from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 from wiiiiided.train.training_metrics import tell_own_steps, tell_round
 
-# What a mismatch shows: a host that left its loop early calls something else (barrier) meanwhile.
+# A mismatch shows it: a host that left its loop early calls something else (barrier) meanwhile.
 _REPORT: Final = CallSignature.of(
     "the exchange at a round's end (hosts must leave a loop at the same exchange: docs/data.md, "
     '"Leaving a loop")'
@@ -167,7 +167,7 @@ class OuterStep:
         parts = [ParameterPart(i, 0, p.numel()) for i, p in enumerate(parameters)]
         return Residuals(self._group, parts, parameters, self.shared.names)
 
-    # -- what the divided optimizer calls ----
+    # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
         """A step of this host, and the exchange if it is the last of its round."""
@@ -185,7 +185,7 @@ class OuterStep:
     def ran_out(self) -> bool:
         """The loop has got all of its epoch: the round ends here, if its last step did not end it.
 
-        What no step has taken goes with the next one; other hosts may have stepped all of theirs.
+        Batches no step has taken go with the next one; other hosts may have stepped all of theirs.
         """
         if not self._rounds.batches:
             return False
@@ -229,7 +229,7 @@ class OuterStep:
         """This rank has loaded the inner optimizer."""
         self._inner.loaded_optimizer()
 
-    # -- what `Parallel` calls ----
+    # -- calls of `Parallel` ----
 
     @property
     def number(self) -> int:
@@ -239,7 +239,7 @@ class OuterStep:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What part of a round each rank takes."""
+        """The part of a round that each rank takes."""
         hosts = self._wide.hosts
         by_host = self._rounds.shares or [
             len(ranks) / self._process_group.size() for ranks in hosts
@@ -448,7 +448,7 @@ class OuterStep:
         self._average_buffers(self._weight([report.samples for report in told]))
         reports, why = host_reports(told, self._wide.hosts), ""
         if self._between.every == AUTO:
-            # What was told is of the exchanges before this one: all ranks know the same.
+            # The times told are of the exchanges before this one: all ranks know the same.
             step_s = self._rounds.round_s(reports)
             busy_s, link_s = max(row.busy_s for row in told), max(row.link_s for row in told)
             self._length, why = next_length(
@@ -506,7 +506,7 @@ class OuterStep:
     # -- saving and loading ----
 
     def outer_state(self) -> dict[str, Any]:
-        """What this host has besides its model and its optimizer."""
+        """The state of this host besides its model and its optimizer."""
         self.shared.memory.whole()
         number = HostNumber.of(self._group)
         under_way = self._fragments.state()  # residuals are whole once it has come

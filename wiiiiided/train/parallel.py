@@ -131,7 +131,7 @@ class Parallel:
         self._shared.weights.remember()
         meet(group, _START)
 
-    # -- what users call ----
+    # -- calls of users ----
 
     def samples(self, count: float) -> None:
         """This rank's batch had so many samples: the next step weights its gradient by them.
@@ -202,7 +202,7 @@ class Parallel:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What part of a global batch each rank should take, by its measured speed; their sum is 1.
+        """The part of a global batch each rank should take, by its measured speed; their sum is 1.
 
         The same on all ranks. Even until ranks have said for a minute how many samples they had
         (`samples`, or data=); they change seldom, after a step, and rank 0 says why.
@@ -215,7 +215,7 @@ class Parallel:
 
     @property
     def share(self) -> float:
-        """What part of a global batch this rank should take (`shares`)."""
+        """The part of a global batch this rank should take (`shares`)."""
         return self.shares[self._rank]
 
     @property
@@ -223,7 +223,7 @@ class Parallel:
         return None if self._gradients is None else self._gradients.residuals
 
     def state_dict(self) -> dict[str, Any]:
-        """What this host has besides model and optimizer: the residuals of lossy gradients, and
+        """This host's state besides model and optimizer: the residuals of lossy gradients, and
         with `every` the weights on which all hosts agreed last and the outer optimizer's state.
 
         Where `wide.parallel` was given data or a scheduler also their states, the number of the
@@ -290,8 +290,8 @@ class Parallel:
 
         With `every` this ends the round: hosts exchange what they have. Where they make different
         numbers of steps, a call in the loop over the data returns at once, and the save comes with
-        the round's end; a loop that is left before that has none. What cannot be written is a
-        warning.
+        the round's end; a loop that is left before that has none. A file that cannot be written
+        is a warning.
         """
         saver, loop_step = self._savers("save")
         if isinstance(self._steps, OuterStep) and self._steps.saves_at_exchange:
@@ -332,7 +332,7 @@ class Parallel:
         return self._saver, self._loop_step
 
     def _collect(self) -> dict[str, Any]:
-        """What a host saves, but for its ranks' random generators."""
+        """The state that a host saves, but for its ranks' random generators."""
         assert self._loop_step is not None
         return {
             "model": self._model.state_dict(),
@@ -454,7 +454,7 @@ class _CopiedWeights(NamedTuple):
 
 
 class _Handle:
-    """What hangs on the model. A copy of the model (deepcopy, pickle) is an ordinary model.
+    """The mark on the model. A copy of the model (deepcopy, pickle) is an ordinary model.
 
     It keeps the run: as long as the weights are shared, they are looked after.
     """

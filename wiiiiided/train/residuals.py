@@ -1,4 +1,4 @@
-"""What rounding has left of a host's gradients, until the next exchange takes it along.
+"""The rest that rounding leaves of a host's gradients, until the next exchange takes it along.
 
     the host's memory   │ part 0 │ part 1 │ …        float32; parts of parameters, as they are given
 
@@ -9,8 +9,7 @@ optimizer may be), and another rank may take over a part.
 Rules for a saved state. Residuals of one host are part of what *that* host still has to send: added
 on another they would count twice, and its own not at all. So they are taken back by the host with
 the same number in a group of as many hosts, name by name; a parameter that is not there, or has
-another shape, begins at zero, and with other hosts all of them do. What is lost by that is one
-rounding.
+another shape, begins at zero, and with other hosts all of them do. One rounding is lost by that.
 """
 
 from __future__ import annotations

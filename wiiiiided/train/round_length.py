@@ -12,7 +12,7 @@ only by what ranks do themselves (delta, outer step), provided the link keeps up
 
 H follows what is measured by at most a factor of two
 a round, and not at all for less than a quarter: times on machines that do other things too vary.
-What is aimed at is a quarter more than that least H, so that an H that stays is not below it.
+The aim is a quarter more than that least H, so that an H that stays is not below it.
 Both times are medians of the last few, so that a pause in the loop (an evaluation, a checkpoint) or
 one slow exchange does not count as what steps and exchanges take.
 
@@ -42,7 +42,7 @@ _STEPS, _EXCHANGES = 31, 3  # whose medians count: a long one among three exchan
 
 
 class RoundTimes:
-    """What the last steps and exchanges of this rank have taken."""
+    """The times of this rank's last steps and exchanges."""
 
     def __init__(self) -> None:
         self._steps: deque[float] = deque(maxlen=_STEPS)
@@ -103,7 +103,7 @@ class OuterConstants(NamedTuple):
 
 
 def outer_constants(steps: int) -> OuterConstants:
-    """What suits rounds of so many steps."""
+    """The constants that suit rounds of so many steps."""
     return OuterConstants(1.0, 0.0) if steps < _LONG else OuterConstants(0.7, 0.9)
 
 

@@ -1,4 +1,4 @@
-"""What ranks tell each other at the end of a leg of a round, and what of it must agree. Pure.
+"""Ranks' reports to each other at the end of a leg of a round, and what in them must agree. Pure.
 
 All ranks hear the same reports and decide the same: they go on, or raise the same sentence.
 """
@@ -18,7 +18,7 @@ Hosts = Sequence[Sequence[int]]  # the ranks of each
 
 
 class RoundReport(NamedTuple):
-    """What a rank tells at the end of a leg."""
+    """A rank's report at the end of a leg."""
 
     samples: float  # of this round
     counted_steps: float  # before which run.samples() was called

@@ -29,7 +29,7 @@ _APART: Final = 1.25  # between two hosts' steps: more is worth a sentence
 
 
 class HostReport(NamedTuple):
-    """What a host tells at the end of a round."""
+    """A host's report at the end of a round."""
 
     steps: int
     batches: int  # that its loop has got; 0: the run does not know
@@ -65,7 +65,7 @@ class StepRounds:
         self._length = length
 
     def round_s(self, told: Sequence[HostReport]) -> float:
-        """What a step of a round takes: that of the slowest host."""
+        """The time of a round's step: that of the slowest host."""
         return max(host.step_s for host in told)
 
     def end(self, length: int, told: Sequence[HostReport], may_differ: bool) -> str:
@@ -173,7 +173,7 @@ class DataRounds:
         return min(self.batches * legs // max(1, self._sizes.counts[self._host]), legs - 1)
 
     def round_s(self, told: Sequence[HostReport]) -> float:
-        """What a step of a round takes: the slowest host's time for its part, a global step."""
+        """The time of a round's step: the slowest host's for its part, a global step."""
         counts = self._sizes.counts
         per_step = [c * host.step_s for c, host in zip(counts, told, strict=True)]
         return max(per_step) / (self._length * self._batches_of_step)

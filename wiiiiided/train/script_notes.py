@@ -1,4 +1,4 @@
-"""What a training script asks of this package, for a trial of `wiiiiide plan`.
+"""The requests of a training script to this package, for a trial of `wiiiiide plan`.
 
 Public calls write it down as they are made, and the trial's probe (torch/step_probe) reads it: what
 a step of several machines would be follows from it, and cannot be seen on one. The probe finds here
@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 
 class GlobalBatches(Protocol):
-    """What a trial asks of wide.Batches."""
+    """The part of wide.Batches that a trial calls."""
 
     def halve(self) -> None:
         """Hand out half of each part from now on."""

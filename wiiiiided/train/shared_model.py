@@ -146,7 +146,7 @@ class SharedModel(SharedParameters):
         ]
 
     def _piece_tensor(self, part: ParameterPart) -> torch.Tensor:
-        """What the optimizer is shown: a flat slice, or the parameter itself."""
+        """The tensor that the optimizer is shown: a flat slice, or the parameter itself."""
         parameter = self.parameters[part.parameter]
         if not self.divided:
             return parameter

@@ -43,7 +43,7 @@ State = MutableMapping[Any, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Piece:
-    """What a rank's optimizer updates: a part of a parameter, as the tensor it is given."""
+    """A part of a parameter, as the tensor that a rank's optimizer is given and updates."""
 
     part: ParameterPart
     tensor: torch.Tensor  # the key of its state
@@ -184,7 +184,7 @@ class SharedState:
         self._hand_out()
 
     def _union(self, mine: dict[tuple[int, str], tuple[Any, torch.Tensor]]) -> list[StateEntry]:
-        """What any rank has, in one order; raises on all ranks what one cannot share."""
+        """The entries of any rank, in one order; raises on all ranks if one cannot share."""
         problem, rows = "", []
         try:
             kinds = [self._describe(i, key, *found) for (i, key), found in mine.items()]

@@ -5,7 +5,7 @@
     update    … and that part of the weights, with the user's own optimizer
     meet      all parts are written: the next forward reads them where they lie
 
-What ranks tell each other at a meeting is a *record*: words, and a byte for each parameter that
+Ranks tell each other a *record* at a meeting: words, and a byte for each parameter that
 says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
 Every rank looks at the same records and decides the same: go on, raise, or first take over what
 a rank has loaded and then meet again.
@@ -85,10 +85,10 @@ class SyncStep:
         self.wishes_save = SaveWish.NO  # this rank wants a checkpoint after the next step
         self.save_wished = SaveWish.NO  # a rank did, before the last step: all know
 
-    # -- what users call ----
+    # -- calls of users ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """What the divided optimizer calls in place of its own step."""
+        """The divided optimizer calls this in place of its own step."""
         number = self.number + 1
         self._memory.begin(number)
         try:
@@ -159,7 +159,7 @@ class SyncStep:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """What part of a global batch each rank should take."""
+        """The part of a global batch that each rank should take."""
         self._uses_shares = True
         return self.balance.shares
 
@@ -240,7 +240,7 @@ class SyncStep:
         return anywhere
 
     def _hear_noise(self, records: Sequence[Record]) -> None:
-        """What ranks tell of the step before this one, if it was measured."""
+        """Ranks tell the norms of the step before this one, if it was measured."""
         told = [record.words[_OWN_NORM : _MEAN_NORM + 1].view(np.float64) for record in records]
         own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
         if self.noise is not None and self._measured and own and math.isfinite(own):
@@ -255,7 +255,7 @@ class SyncStep:
         return BatchSizes.of([_float(record, _SAMPLES) for record in records])
 
     def _hear_speeds(self, records: Sequence[Record]) -> None:
-        """What ranks tell of their speeds, once a step (clip_grad_norm_ meets before it)."""
+        """Ranks tell their speeds, once a step (clip_grad_norm_ meets before it)."""
         if not self._is_whole or self._heard == self.number + 1 or not is_told(self.number + 1):
             return
         self._heard = self.number + 1
@@ -383,7 +383,9 @@ class SyncStep:
         return ages
 
     def _take_over(self, records: Sequence[Record]) -> None:
-        """What ranks have loaded since the last meeting; then all must have the same settings."""
+        """Take over the state that ranks have loaded since the last meeting; then all must have the
+        same settings.
+        """
         flags = [int(record.words[_FLAGS]) for record in records]
         self._flags = 0
         loaders = [rank for rank, flag in enumerate(flags) if flag & _LOADED_MODEL]
@@ -411,7 +413,7 @@ class SyncStep:
 
 
 def _weighting(records: Sequence[Record]) -> Weights:
-    """What each rank counts for, if they differ."""
+    """The weights of ranks, if they differ."""
     said = [int(record.words[_SAMPLES]) for record in records]
     if all(word == -1 for word in said):
         return None

@@ -1,4 +1,4 @@
-"""What a run knows of the training loop besides model and optimizer: its data and its scheduler.
+"""A run's knowledge of the training loop besides model and optimizer: its data and its scheduler.
 
 Both are the same on all ranks, and so is their state. A random generator's state is a rank's own.
 
@@ -43,7 +43,7 @@ class TrainingLoop:
             check_rates(self.scheduler)
 
     def __str__(self) -> str:
-        """What ranks must agree on, in words."""
+        """The part on which ranks must agree, in words."""
         said = "" if self.data is None else f", data={self.data!r}"
         said += f", scheduler={type(self.scheduler).__name__}" if self.scheduler else ""
         return said + (f", {self.save}" if self.save is not None else "")

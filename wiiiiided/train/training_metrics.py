@@ -1,4 +1,4 @@
-"""What a run measures of itself, told to `wiiiiide top` and the report by the rank's stats page.
+"""A run's measurements of itself, told to `wiiiiide top` and the report by the rank's stats page.
 
     NoiseScale ── every 64 steps ─┐
     Balance ───── every 16 steps ─┼─► words of the stats page ──► daemon ──► top, report, metrics

@@ -40,7 +40,7 @@ TURN_S: Final = 15.0  # how long a peer that was asked to connect may take
 
 
 class StoreNotes(Protocol):
-    """An incarnation's keys in the Store. What others wrote is JSON of any form."""
+    """An incarnation's keys in the Store. Others' notes are JSON of any form."""
 
     def publish(self, name: str, value: object) -> None: ...
     def read_all(self, names: list[str]) -> list[object]: ...

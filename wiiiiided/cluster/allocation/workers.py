@@ -243,8 +243,8 @@ class Workers:
             case Starting():
                 self.prepare(given, attempt.number)
             case Stopping(reason=reason, now=now):
-                # A stop begins to follow what is not followed yet, if only to take its claim. What
-                # is followed learns first how the queue sees the job.
+                # A stop begins to follow what is not followed yet, if only to take its claim. A
+                # followed allocation learns first how the queue sees the job.
                 if self._allocations.get(key, Allocation(key, "")).is_of(job):
                     self._take(key, RunningFound(job), ordered=True)
                 self.stop(job, attempt.number, 0.0 if now else job.spec.policy.grace_s, reason)

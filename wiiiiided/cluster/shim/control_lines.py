@@ -118,7 +118,7 @@ class StacksReport:
 
 
 def read_command(line: bytes) -> ShimCommand | None:
-    """What the daemon wants; ValueError when the line is no command at all."""
+    """The daemon's command, if it is a known one; ValueError when the line is no command at all."""
     fields = _fields(line)
     match fields.get("do"):
         case "stop":
@@ -134,7 +134,7 @@ def read_command(line: bytes) -> ShimCommand | None:
 
 
 def read_report(line: bytes) -> ShimStatus | StacksReport | None:
-    """What the shim says; ValueError when the line is no report at all."""
+    """The shim's report, if it is a known one; ValueError when the line is no report at all."""
     fields = _fields(line)
     match fields.get("event"):
         case "status":

@@ -216,7 +216,7 @@ def read_dcp(
 
 
 def _first_of(problem: BaseException) -> str:
-    """What went wrong first; torch's own text has a traceback in it."""
+    """The first failure; torch's own text has a traceback in it."""
     failures = getattr(problem, "failures", None)
     return str(next(iter(failures.values()))[0] if failures else problem)
 

@@ -9,7 +9,7 @@
 Hosts that went on apart from each other may both have a step, with other weights: the number alone
 does not say that two files are of one state (`file`).
 
-What travels are the bytes of `file`, tensors as they lie in memory; nothing is unpickled.
+The bytes of `file` travel, tensors as they lie in memory; nothing is unpickled.
 """
 
 from __future__ import annotations

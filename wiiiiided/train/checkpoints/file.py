@@ -49,7 +49,7 @@ _PIECE: Final = 16 << 20  # bytes that one thread copies at a time
 
 @dataclass(frozen=True)
 class FileHead:
-    """What a file says of itself."""
+    """The head of a file: its step and host, its model and job."""
 
     step: int
     host: int
@@ -137,7 +137,7 @@ def check(path: Path, model: str | None) -> FileHead:
 
 
 def read_head(path: Path) -> FileHead:
-    """What a file says of itself, without reading all of it; raises as `check` does."""
+    """The head of a file, without reading all of it; raises as `check` does."""
     return _read(path, None, with_digest=False)
 
 
@@ -199,7 +199,7 @@ def load(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class NewestFile:
-    """What a folder has."""
+    """The outcome of a look through a folder."""
 
     path: Path | None = None  # the newest good file
     step: int = 0

@@ -1,9 +1,9 @@
-"""Whose checkpoints they are: jobs that save to one folder leave each other's files alone.
+"""The owner of checkpoints: jobs that save to one folder leave each other's files alone.
 
     ckpt/step-….host-0.MODEL.wide                 of a run by hand; of a job, in its own directory
     /data/step-….host-0.MODEL.job-17-19a2….wide   of a job, in a folder elsewhere
 
-What lies in a job's working directory is its own, whatever job wrote it: the daemon has brought it
+A file in a job's working directory is its own, whatever job wrote it: the daemon has brought it
 there for `--resume`, or it came with the submitted folder. A folder elsewhere is anyone's. Under
 the daemon a run takes up there what the same job has saved, in an earlier attempt, and what a run
 by hand has; it goes on from another job only if it is told so. The job has its part in the file's

@@ -12,7 +12,7 @@ from wiiiiided.errors import UsageError
 
 
 class SaveWish(IntEnum):
-    """What a rank tells the others in a step; the most that one of them says counts."""
+    """A rank's wish, told to the others in a step; the most that one of them says counts."""
 
     NO = 0
     DUE = 1  # it is time: written while training goes on
@@ -22,7 +22,7 @@ class SaveWish(IntEnum):
 
 @dataclass(frozen=True)
 class SavePolicy:
-    """What a user says of checkpoints."""
+    """A user's choices for checkpoints."""
 
     folder: str | os.PathLike[str]
     every: str | int = "60s"  # a duration, or a number of steps
@@ -56,5 +56,5 @@ class SavePolicy:
         return Path(self.folder).absolute()
 
     def __str__(self) -> str:
-        """What ranks must agree on: the folder may be another on each host."""
+        """The part on which ranks must agree: the folder may be another on each host."""
         return f"save_every={self.every}, keep={self.keep}"

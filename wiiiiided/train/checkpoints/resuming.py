@@ -1,4 +1,4 @@
-"""What a run goes on from: the newest step that any host has whole, or another checkpoint.
+"""The place that a run goes on from: the newest step any host has whole, or another checkpoint.
 
     each host's place 0    looks through its folder, newest first, and checks digests
     the newest of all      is brought to the hosts that lack it (`exchange`)
@@ -53,7 +53,7 @@ class Resumer:
         return None if path is None else load(path)
 
     def take(self, path: Path, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any]:
-        """What `read(path)` gives on one host that has the path, on all ranks. Collective."""
+        """The result of `read(path)` on one host that has the path, on all ranks. Collective."""
         exchange = self._exchange
         told = exchange.tell("1" if exchange.is_first and path.exists() else "")
         if "1" not in told:

@@ -263,7 +263,7 @@ class Saver:
 
     def _prepare(self, step: int) -> None:
         """After the first step, when the optimizer has its state: have the memory by the first
-        save. What the kernel needs to find and clear it is several times a copy."""
+        save. The kernel needs several times as long to find and clear it as a copy takes."""
         self._is_prepared = True
         if self._group.team.rank == 0:
             image, _ = self._image_of(step, {"step": step, **self._collect()})

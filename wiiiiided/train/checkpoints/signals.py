@@ -5,11 +5,11 @@
                   (again, after more than 2 s: end at once, for a process that makes no more steps;
                   a shim and a torchrun below it both send one, at the same time)
 
-A handler only notes what was asked for: the ranks agree in their next step, and save after it. What
-the script has installed itself is respected. Its handler is called when the signal comes, and then
-it is the script that ends the process or does not; a signal that it ignores stays ignored, and one
-that is caught outside of Python stays as it is. A handler that it installs after its first step
-replaces this one.
+A handler only notes what was asked for: the ranks agree in their next step, and save after it. A
+handler of the script's own is respected. It is called when the signal comes, and then it is the
+script that ends the process or does not; a signal that it ignores stays ignored, and one that is
+caught outside of Python stays as it is. A handler that it installs after its first step replaces
+this one.
 
 A forked child inherits handlers, and no run: there a signal does what it did before.
 """
@@ -28,7 +28,7 @@ _AGAIN_S: Final = 2.0
 
 
 class StopSignals:
-    """What signals ask of one run."""
+    """The requests of signals to one run."""
 
     def __init__(self, warn_signal: str, say: Callable[[str], None]) -> None:
         """Installs nothing yet."""

@@ -10,7 +10,7 @@ It works at a low priority, so that it takes what the ranks leave of the cores, 
 it: then its standard input says so, and the rest is written at theirs (`yielding`).
 
 Half files. Hosts may share a folder, and processes of two containers may have one number, so names
-are drawn. What a killed writer has left goes with the next file of its host; that of another host,
+are drawn. A killed writer's half file goes with the next file of its host; that of another host,
 which may be at work, once nothing has been written to it for an hour.
 
 Run by its path, with nothing but the standard library (`python -I -S`: 15 ms), it starts without
@@ -92,7 +92,7 @@ def _writing(
 
 
 def sync_folder(folder: str) -> None:
-    """What has been renamed there stays so."""
+    """Files that have been renamed there stay so."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

@@ -7,7 +7,7 @@ packing         pure: a nest of tensors, arrays and strings as one stretch of by
 shared_memory   memory of one host that ranks and DataLoader workers map
 shared          `wide.shared_dataset`: built by one rank of a host, mapped by the others
 permutation     pure: the i-th number of a shuffled order, without the order
-loader_worker   what a worker of a DataLoader does at SIGTERM
+loader_worker   a worker of a DataLoader at SIGTERM
 order           pure: the order of an epoch, its batches, and the ranks' parts of them
 cursor          pure: what was handed out, and what counts
 batches         `wide.Batches`: each rank's part of each global batch, and a DataLoader over them

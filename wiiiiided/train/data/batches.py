@@ -13,7 +13,7 @@ another rank has too, and `samples_of_step()` says 0: weighted by that, its grad
 
 How batches are divided may change in the middle of a loop: ranks' shares, the size of a batch, the
 rounds of hosts (`divide`, `begin_rounds`, `end_round`), a trial that wants to see a smaller part
-(`halve`). What was fetched ahead is then thrown away, and the loop goes on from what it has got.
+(`halve`). Batches fetched ahead are then thrown away, and the loop goes on from what it has got.
 
 A DataLoader of others cannot throw away what it has fetched, and its loop is not ours: the script
 says of each batch that it has got it (`got_batch`), and how batches are divided stays as it is
@@ -156,7 +156,7 @@ class Batches:
     # -- loops ----
 
     def __iter__(self) -> Iterator[Any]:
-        """What is left of this epoch."""
+        """The rest of this epoch."""
         if sys._getframe(1).f_globals.get("__name__") in _SAMPLING:
             # When a number is asked for: an iterator of a DataLoader that did not begin cannot end.
             return map(_no_number, (0,))
@@ -173,7 +173,7 @@ class Batches:
     def batch_sampler(self) -> RankSampler:
         """The numbers of this rank's samples, batch by batch, for a DataLoader of the script's own.
 
-        What a DataLoader asks for is not what the loop has got: call `got_batch` for each batch.
+        A DataLoader asks for batches before the loop gets them: call `got_batch` for each batch.
         """
         if self.adaptive is not None:
             raise UsageError(
@@ -380,7 +380,7 @@ class Batches:
         return EpochPlace(epoch, position, self._left(position, state.get("left", ()))), generation
 
     def _left(self, position: int, stretches: Iterable[Any]) -> PlacesLeft:
-        """What hosts have left behind, as it was saved."""
+        """The places that hosts have left behind, as they were saved."""
         try:
             left = tuple(PlaceRange(int(begin), int(end)) for begin, end in stretches)
         except (TypeError, ValueError):
@@ -488,7 +488,7 @@ class Batches:
         return self._loop
 
     def draw(self) -> Iterator[list[int]]:
-        """What a DataLoader asks of `batch_sampler`."""
+        """The lists of numbers that a DataLoader asks of `batch_sampler`."""
         if isinstance(self._cursor, RoundCursor):
             raise UsageError(
                 "every=H changes batches in the middle of a loop, of which a DataLoader over "
@@ -576,7 +576,7 @@ class Batches:
 
 
 class BatchLoader:
-    """A DataLoader over this rank's parts. What its workers have fetched ahead is not counted."""
+    """A DataLoader over this rank's parts. Batches that workers have fetched ahead do not count."""
 
     def __init__(self, data: Batches, options: Mapping[str, Any]) -> None:
         for name in _OURS:

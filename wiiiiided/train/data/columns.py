@@ -138,7 +138,7 @@ class StringColumn(Sequence[str]):
 
 
 class Constant(NamedTuple):
-    """What is no column: a number, a string, None, a tensor without dimensions."""
+    """A value that is no column: a number, a string, None, a tensor without dimensions."""
 
     value: Any
 

@@ -1,6 +1,6 @@
 """A DataLoader's worker outlives the SIGTERM that ends its job, until its rank has saved.
 
-What ends a job sends SIGTERM to all its processes. A worker that died of it would take its rank
+The end of a job is a SIGTERM to all its processes. A worker that died of it would take its rank
 along, in the middle of a step: torch raises in the rank as soon as a worker is gone. So a worker
 takes SIGTERM from its own rank alone (a DataLoader ends a worker so that hangs), and goes when its
 rank goes. The signal is blocked from its first instruction on: it inherits that from its rank.

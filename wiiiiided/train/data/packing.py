@@ -13,8 +13,8 @@ A list of strings is one leaf, not a million; a list of numbers becomes an array
 pickled: what is read back is bytes and names of dtypes.
 
 It comes last because memory is taken column by column, and each column's source is let go of
-before the next one is copied: a data set is never there twice, only its largest array. What lies in
-the memory already (`PackingMemory.find`) stays where it is.
+before the next one is copied: a data set is never there twice, only its largest array. An array
+that lies in the memory already (`PackingMemory.find`) stays where it is.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ def columns_of(node: Node, memory: torch.Tensor) -> Tree:
 
 
 def values_of(node: Node, memory: torch.Tensor) -> Any:
-    """What was packed, its tensors, arrays and strings where they lie in the memory."""
+    """The nest that was packed, its tensors, arrays and strings where they lie in the memory."""
     match node:
         case ["dict", keys, nodes]:
             return {key: values_of(one, memory) for key, one in zip(keys, nodes, strict=True)}

@@ -6,7 +6,7 @@ rounds of their own may be stopped in the middle of one: then each has left a pa
     order       ── trained ──│ left by 0 │ trained │ left by 1 │────── not begun ──────►
     numbered                   position ─│─────────│───── tail ──────────────────────►
 
-What is left is numbered so that the last part keeps its places' numbers (from `tail` on a number is
+The rest is numbered so that the last part keeps its places' numbers (from `tail` on a number is
 a place), and what was left behind lies directly before it. So the first number that is left is also
 the count of what was trained, and batches, parts and rounds are cut from numbers as if nothing were
 missing.

@@ -11,7 +11,7 @@ equal counts have equal counts there too.
 
 A loop may have been stopped in the middle of a round (an exchange that a checkpoint asks for), or
 have gone beyond its end (accumulation: a step takes several batches, and the last one crossed the
-end). What each host has got is told at the exchange as a number of batches; all hosts compute from
+end). Each host tells at the exchange how many batches it has got; all hosts compute from
 these numbers what is left.
 """
 
@@ -26,7 +26,7 @@ from wiiiiided.train.data.places import PlaceRange
 
 
 class HostSizes(NamedTuple):
-    """What hosts take in a round, by host."""
+    """The batches of a round, by host: their sizes and counts."""
 
     batches: tuple[int, ...]  # samples of a host's batch
     counts: tuple[int, ...]  # batches of a round
@@ -81,7 +81,7 @@ def rounds_from(position: int, end: int, sizes: HostSizes) -> Iterator[HostRound
 
 
 class RoundEnd(NamedTuple):
-    """What rounds have come to at an exchange."""
+    """The place that rounds have reached at an exchange."""
 
     end: int  # all before it was given to a host
     left: list[PlaceRange]  # and this of it was not trained

@@ -5,8 +5,8 @@
                                                      │
         a failure of any host's make() is told to all: each raises it, none waits
 
-A `make` that takes a parameter gets `empty`, and fills the shared memory itself. What any other
-returns is copied there array by array, and each is freed before the next one is copied.
+A `make` that takes a parameter gets `empty`, and fills the shared memory itself. The result of
+any other is copied there array by array, and each is freed before the next one is copied.
 
 The telling goes over the whole group, so that a data set which cannot be built on one host stops
 the ranks of the others too, at this line and with this cause, not later with a lost peer.
@@ -38,7 +38,7 @@ Make = Callable[..., Any]  # without a parameter, or with one: `GrowingMemory.em
 
 
 class SharedDataset(ColumnDataset):
-    """What `make` returned, in shared memory: samples, parts by name, and all of it as `value`."""
+    """The result of `make` in shared memory: samples, parts by name, and all of it as `value`."""
 
     def __init__(self, buffer: SharedBuffer, node: Node, where: str = "value") -> None:
         self._buffer, self._node = buffer, node
@@ -46,7 +46,7 @@ class SharedDataset(ColumnDataset):
 
     @property
     def value(self) -> Any:
-        """What `make` returned, where it lies: a change is seen by this process alone."""
+        """The result of `make`, where it lies: a change is seen by this process alone."""
         return values_of(self._node, self._buffer.tensor)
 
     def __getitem__(self, which: Any) -> Any:

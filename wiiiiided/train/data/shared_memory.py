@@ -115,7 +115,7 @@ class SharedBuffer:
 
 
 def _send(buffer: SharedBuffer) -> tuple[Any, ...]:
-    """What multiprocessing sends to a process that it starts, or through its queues."""
+    """A buffer as multiprocessing sends it to a process that it starts, or through its queues."""
     return _received, (DupFd(buffer._fd), buffer._nbytes)
 
 
@@ -144,7 +144,7 @@ def _mib(nbytes: int) -> str:
 
 
 def available_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """What can be allocated without pushing anything out of memory."""
+    """The bytes that can be allocated without pushing anything out of memory."""
     free = [psutil.virtual_memory().available]
     try:
         path = Path("/proc/self/cgroup").read_text().rpartition("::")[2].strip().lstrip("/")
