@@ -310,7 +310,7 @@ def _by_data(me: Rank) -> None:
     assert _is_common(_flat(model), me)
 
 
-def test_an_epoch_ends_on_all_hosts_in_the_same_slot() -> None:
+def test_an_epoch_ends_on_all_hosts_in_the_same_leg() -> None:
     run_ranks(_by_data, "aab")
 
 
