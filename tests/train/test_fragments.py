@@ -279,6 +279,32 @@ def test_a_model_may_be_loaded_while_a_fragment_is_under_way() -> None:
     run_ranks(_loads, "aab", {0, 2})
 
 
+def _looks_meanwhile(me: Rank) -> None:
+    """Rank 1 looks for writes from outside while rank 0 has loaded a part of the model."""
+    model = net()
+
+    def pause(*_: object) -> None:
+        dist.barrier()
+        dist.barrier()
+
+    if me.rank == 0:  # before any hook of ours
+        model[0].register_load_state_dict_post_hook(pause)
+    optimizer = sgd(model.parameters())
+    run = parallel(model, optimizer)
+    make_step(run, model, optimizer, 0, me)
+    if me.rank == 0:
+        model.load_state_dict({name: v + 1 for name, v in model.state_dict().items()})
+    else:
+        dist.barrier()
+        run._shared.weights.check()
+        dist.barrier()
+    make_step(run, model, optimizer, 1, me)
+
+
+def test_a_rank_that_loads_is_not_taken_for_a_write_from_outside() -> None:
+    run_ranks(_looks_meanwhile, 2)
+
+
 def _ends(me: Rank) -> None:
     model, optimizer, run = _made(Between(every=4, fragments=2))
     for step in range(9):

@@ -327,9 +327,18 @@ class HostMemory:
 
     # -- loading ----
 
-    def count_load(self) -> None:
-        """This rank has loaded weights: the others need not wonder which rank changed them."""
-        self._loaded[self.place] += 1
+    def begin_load(self) -> None:
+        """This rank begins to load weights: the others need not wonder which rank changes them."""
+        self._loaded[self.place] |= 1  # odd: it is loading
+
+    def end_load(self) -> None:
+        """This rank has loaded weights."""
+        self._loaded[self.place] = (self._loaded[self.place] | 1) + 1
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a rank of this host is loading weights."""
+        return bool((self._loaded & 1).any())
 
     def loads(self) -> bytes:
         """How often each rank of this host has loaded weights."""

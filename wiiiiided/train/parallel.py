@@ -386,6 +386,7 @@ class Parallel:
             module.register_state_dict_pre_hook(handle.before_state_dict)  # type: ignore[no-untyped-call]
             # torch puts a mark on the hook, which a method cannot carry.
             module.register_state_dict_post_hook(functools.partial(handle.after_state_dict))  # type: ignore[no-untyped-call]
+            module.register_load_state_dict_pre_hook(handle.before_load)  # type: ignore[no-untyped-call]
             module.register_load_state_dict_post_hook(handle.after_load)  # type: ignore[no-untyped-call]
         self._unhooked = dict(enumerate(self._shared.parameters))
         self._hook_gradients()
@@ -435,6 +436,10 @@ class Parallel:
         assert not isinstance(self._steps, AsyncStep)
         (self._loop_step or self._steps).left_out()
 
+    def loading_model(self) -> None:
+        """This rank begins to load the model, or a part of it."""
+        self._shared.weights.loading()
+
     def loaded_model(self) -> None:
         """This rank has loaded the model, where all ranks of its host see it."""
         self._steps.loaded_model()
@@ -480,6 +485,10 @@ class _Handle:
     ) -> None:
         if self._run is not None:
             self._run.after_state_dict(module, saved, prefix)
+
+    def before_load(self, module: torch.nn.Module, *_: Any) -> None:
+        if self._run is not None:
+            self._run.loading_model()
 
     def after_load(self, module: torch.nn.Module, incompatible: Any) -> None:
         if self._run is not None:

@@ -77,9 +77,13 @@ class SharedWeights:
         self._versions = [parameter._version for parameter in self._parameters]
         self._probes = self._bytes[self._probe_at]
 
+    def loading(self) -> None:
+        """This rank is about to load the model, where all ranks of its host see it."""
+        self._memory.begin_load()
+
     def loaded(self) -> None:
-        """This rank has loaded the model, where all ranks of its host see it."""
-        self._memory.count_load()
+        """It has loaded it."""
+        self._memory.end_load()
         self._versions = [parameter._version for parameter in self._parameters]
 
     def written(self) -> None:
@@ -100,8 +104,10 @@ class SharedWeights:
     def check(self) -> None:
         """Raise if a weight was changed outside the optimizer since `remember`."""
         self.check_own()
-        if self._loads == self._memory.loads() and (changed := self._changed_probe()) is not None:
-            raise _changed_outside(changed)
+        changed = self._changed_probe()
+        if changed is None or self._memory.is_loading or self._loads != self._memory.loads():
+            return  # looked at after the weights: a rank says that it loads before it writes
+        raise _changed_outside(changed)
 
     def check_own(self) -> None:
         """The same, of what this rank has changed in place: others may be writing all the time."""
