@@ -9,6 +9,9 @@ ifeq ($(PIP_FIND_LINKS)$(PIP_INDEX_URL)$(PIP_EXTRA_INDEX_URL),)
 TORCH_INDEX := --extra-index-url https://download.pytorch.org/whl/cpu
 endif
 
+# Bytecode is kept, whatever the environment says: collecting the tests takes 5 s with it, 12 without.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install demo quick test lint format bench soak clean
 
 install: $(VENV)/.installed

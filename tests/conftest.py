@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from tests.kit.examples import load_profile
 from tests.kit.machines import has_debians_python
@@ -60,6 +61,10 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 
 def pytest_configure(config: pytest.Config) -> None:
     load_profile(config.option.markexpr)
+    # torch's threads wait for each other by spinning: where processes are as many as cores that
+    # took 24 s for a file of tests that needs 2.5. Here, and in processes that tests start:
+    torch.set_num_threads(1)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups

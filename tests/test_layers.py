@@ -6,7 +6,8 @@ import ast
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from tests.kit.source import parse
@@ -122,32 +123,44 @@ MAY_IMPORT_NUMPY = {"backend/shm/kernels.py", "backend/shm/slots.py", *SERIALIZE
 MODULES = sorted(str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py"))
 
 
-def _parse(module: str) -> ast.Module:
-    return parse((PACKAGE / module).read_text())
+@dataclass(frozen=True)
+class Module:
+    """A module's full names of imports (`from a.b import c` is a.b.c), and how it names the
+    process's environment."""
 
-
-_tree = functools.cache(_parse)
-
-
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Full names of everything imported anywhere below: `from a.b import c` is a.b.c."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, "relative imports hide the layer"
-            assert node.module is not None
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    anywhere: frozenset[str]
+    at_import: frozenset[str]  # when the module is: not what stands inside functions
+    reads_environment: bool
 
 
 @functools.cache
-def _at_import(module: str) -> set[str]:
-    """What is imported when the module is: not what stands inside functions."""
-    tree = _parse(module)  # its own: the bodies are taken out
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            node.body = [ast.Pass()]
-    return set(_imports(tree))
+def _module(path: str) -> Module:
+    anywhere: set[str] = set()
+    at_import: set[str] = set()
+    environment = False
+    left: list[tuple[ast.AST, bool]] = [(parse((PACKAGE / path).read_text()), False)]
+    while left:
+        node, late = left.pop()
+        match node:
+            case ast.Import() | ast.ImportFrom():
+                names = set(_names(node))
+                anywhere |= names
+                at_import |= set() if late else names
+                continue
+            case ast.Attribute(attr=name) | ast.Name(id=name):
+                environment |= name in ("environ", "getenv", "environb")
+        late = late or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        left += ((each, late) for each in ast.iter_child_nodes(node))
+    return Module(frozenset(anywhere), frozenset(at_import), environment)
+
+
+def _names(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    else:
+        assert node.level == 0, "relative imports hide the layer"
+        assert node.module is not None
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 def _layer(module: str) -> str:
@@ -156,7 +169,7 @@ def _layer(module: str) -> str:
     return f"{first}/{rest.partition('/')[0]}" if first in ROOFS else first
 
 
-def _layers_of(imports: set[str]) -> set[str]:
+def _layers_of(imports: Iterable[str]) -> set[str]:
     paths = (name.replace(".", "/").partition("/")[2] for name in imports if _is_ours(name))
     return {_layer(path) for path in paths} - {"__version__"}
 
@@ -171,10 +184,12 @@ def test_a_module_imports_only_from_below() -> None:
             continue
         layer = _layer(module)
         assert layer in ALLOWED, f"{module} belongs to no layer"
-        found = _layers_of(set(_imports(_tree(module)))) - {layer}
+        found = _layers_of(_module(module).anywhere) - {layer}
         late = {to for source, to in LATE if source == layer}
         assert found - late <= ALLOWED[layer], f"{module} imports {found - ALLOWED[layer]}"
-        assert not late & _layers_of(_at_import(module)), f"{module} imports {late} too early"
+        assert not late & _layers_of(_module(module).at_import), (
+            f"{module} imports {late} too early"
+        )
 
 
 def test_the_architecture_names_every_folder_and_no_other() -> None:
@@ -194,14 +209,16 @@ def test_the_layers_have_no_circle() -> None:
 
 def test_the_bottom_imports_nothing_heavy() -> None:
     for layer in BOTTOM:
-        heavy = {"torch", "numpy"} & {name.split(".")[0] for name in _at_import(f"{layer}.py")}
+        heavy = {"torch", "numpy"} & {
+            name.split(".")[0] for name in _module(f"{layer}.py").at_import
+        }
         assert not heavy, f"{layer} imports {heavy}"
-    assert _at_import("__init__.py") == set()
+    assert not _module("__init__.py").at_import
 
 
 def test_torch_and_numpy_are_imported_where_they_are_needed_only() -> None:
     for module in MODULES:
-        roots = {name.split(".")[0] for name in _at_import(module)}
+        roots = {name.split(".")[0] for name in _module(module).at_import}
         layer = _layer(module)
         if "torch" in roots:
             assert layer in TORCH_LAYERS or module in MAY_IMPORT_TORCH, module
@@ -211,13 +228,13 @@ def test_torch_and_numpy_are_imported_where_they_are_needed_only() -> None:
 
 def test_daemon_and_commands_load_neither_torch_nor_numpy() -> None:
     for module in MODULES:
-        roots = {name.split(".")[0] for name in _imports(_tree(module))}
+        roots = {name.split(".")[0] for name in _module(module).anywhere}
         assert not module.startswith(LIGHT) or not roots & {"torch", "numpy"}, module
 
 
 def test_the_shim_uses_the_standard_library_alone() -> None:
     modules = [module for module in MODULES if _layer(module) == "cluster/shim"]
-    for module, name in ((m, name) for m in modules for name in _imports(_tree(m))):
+    for module, name in ((m, name) for m in modules for name in _module(m).anywhere):
         if _is_ours(name):
             inside = name.replace(".", "/").partition("/")[2]
             used = {"cluster/shim"} if _layer(inside) == "cluster/shim" else set()
@@ -229,26 +246,20 @@ def test_the_shim_uses_the_standard_library_alone() -> None:
 
 def test_what_the_shim_borrows_is_of_the_standard_library_too() -> None:
     for module in SHIM_USES - {"cluster/shim"}:
-        roots = {name.split(".")[0] for name in _imports(_tree(module))}
+        roots = {name.split(".")[0] for name in _module(module).anywhere}
         assert roots - {"wiiiiided"} <= sys.stdlib_module_names, module
 
 
 def test_the_control_plane_has_no_clock_no_chance_and_no_io() -> None:
     for module in MODULES:
         if _layer(module) == "cluster/control":
-            roots = {name.split(".")[0] for name in _imports(_tree(module))}
+            roots = {name.split(".")[0] for name in _module(module).anywhere}
             allowed = {"__future__", "bisect", "collections", "heapq", "typing"}
             allowed |= {"msgspec", "wiiiiided"}
             assert roots <= allowed, f"{module} imports {roots - allowed}"
 
 
 def test_the_environment_is_read_in_one_place() -> None:
-    readers = {
-        module
-        for module in MODULES
-        for node in ast.walk(_tree(module))
-        if (isinstance(node, ast.Attribute) and node.attr in ("environ", "getenv", "environb"))
-        or (isinstance(node, ast.Name) and node.id in ("environ", "getenv"))
-    }
+    readers = {module for module in MODULES if _module(module).reads_environment}
     # Every `import torch` runs autoload, which imports nothing to look at its one variable.
     assert readers <= {"config.py", "autoload.py", BOOTSTRAP}
