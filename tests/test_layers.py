@@ -26,7 +26,7 @@ ALLOWED = {
     "config": {"errors"},
     "autoload": set(),
     "domain": {"errors"},
-    "metrics": {"domain"},
+    "metrics": {"domain", "text"},
     # how tensors move
     "backend/codec": {"errors"},
     "backend/lossy": {"backend/codec", "errors"},
@@ -48,9 +48,9 @@ ALLOWED = {
         *("errors", "config", "log", "autoload"),
     },
     # which job runs where
-    "cluster/archive": {"errors"},
+    "cluster/archive": {"errors", "text"},
     "cluster/trust": {"errors"},
-    "cluster/control": {"domain", "errors"},
+    "cluster/control": {"domain", "errors", "text"},
     "cluster/shim": {"backend/wire", "cluster/archive", "errors"},
     "cluster/system": {"config", "domain", "errors", "log"},
     "cluster/rpc": {"cluster/trust", "domain", "errors", "log"},
@@ -63,7 +63,7 @@ ALLOWED = {
     "cluster/allocation": {
         *("cluster/control", "cluster/peering", "cluster/rpc", "cluster/shim", "cluster/state"),
         *("cluster/system", "cluster/trust", "backend/shm"),
-        *("config", "domain", "errors", "log", "metrics", "text"),
+        *("config", "domain", "errors", "log", "text"),
     },
     "cluster/port": {
         *("cluster/allocation", "cluster/rpc", "cluster/shim", "backend/wire", "errors", "log"),

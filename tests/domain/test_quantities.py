@@ -27,7 +27,7 @@ from wiiiiided.domain import quantities
     ],
 )
 def test_a_duration_is_seconds(text: str, seconds: float) -> None:
-    assert quantities.duration(text) == pytest.approx(seconds)
+    assert quantities.parse_duration(text) == pytest.approx(seconds)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_duration_is_seconds(text: str, seconds: float) -> None:
     ],
 )
 def test_what_is_no_duration_is_none(text: str) -> None:
-    assert quantities.duration(text) is None
+    assert quantities.parse_duration(text) is None
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,8 @@ def test_a_duration_is_guessed(written: object, meant: str) -> None:
 
 @given(st.integers(1, 10**9))
 def test_a_duration_that_is_said_is_understood(milliseconds: int) -> None:
-    said = quantities.spoken_duration(milliseconds / 1000)
-    assert quantities.duration(said) == pytest.approx(milliseconds / 1000)
+    said = quantities.write_duration(milliseconds / 1000)
+    assert quantities.parse_duration(said) == pytest.approx(milliseconds / 1000)
     assert re.search(quantities.DURATION_PATTERN, said)
 
 
@@ -95,12 +95,12 @@ def test_a_duration_that_is_said_is_understood(milliseconds: int) -> None:
     ],
 )
 def test_a_size_is_bytes(text: str, count: int) -> None:
-    assert quantities.size(text) == count
+    assert quantities.parse_size(text) == count
 
 
 @pytest.mark.parametrize("text", ["", "8", "8G", "8gib", "8 GiB", "-1GiB", "GiB", "8GiB\n", "1PiB"])
 def test_what_is_no_size_is_none(text: str) -> None:
-    assert quantities.size(text) is None
+    assert quantities.parse_size(text) is None
 
 
 @pytest.mark.parametrize(
@@ -127,12 +127,12 @@ def test_what_is_no_size_is_none(text: str) -> None:
 )
 def test_a_size_is_guessed(written: object, meant: str) -> None:
     assert quantities.guess_size(written) == meant
-    assert not meant or quantities.size(meant) is not None
+    assert not meant or quantities.parse_size(meant) is not None
 
 
 @given(st.integers(0, 10**15))
 def test_a_size_that_is_said_is_understood(count: int) -> None:
-    understood = quantities.size(quantities.spoken_size(count))
+    understood = quantities.parse_size(quantities.write_size(count))
     assert understood == pytest.approx(count, rel=1e-3)
 
 
@@ -151,7 +151,7 @@ def test_a_size_that_is_said_is_understood(count: int) -> None:
     ],
 )
 def test_nodes_are_at_least_and_at_most(value: object, wanted: object) -> None:
-    assert quantities.nodes(value) == wanted
+    assert quantities.parse_nodes(value) == wanted
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,9 @@ from wiiiiided.domain.plan import (
 )
 from wiiiiided.metrics.plan import (
     exchange_of,
-    link_rate,
-    megabytes,
     plan_rows,
     predict,
-    step_time,
     steps_between,
-    three_digits,
 )
 
 MB = 1_000_000
@@ -336,26 +332,6 @@ def test_ddp_gets_the_rows_that_apply_to_it() -> None:
         "exact",
         "int8",
     }
-
-
-@pytest.mark.parametrize(
-    ("said", "meant"),
-    [
-        (step_time(0.0841), "84.1 ms"),
-        (step_time(0.9996), "1 s"),
-        (step_time(2.213), "2.21 s"),
-        (step_time(123.4), "123 s"),
-        (step_time(1234.0), "1234 s"),
-        (megabytes(26_117_632), "26.1 MB"),
-        (megabytes(5e9), "5000 MB"),
-        (megabytes(41_000), "41 kB"),
-        (link_rate(94.1e6), "94.1 Mbit/s"),
-        (link_rate(941.2e6), "941 Mbit/s"),
-        (three_digits(61.04), "61"),
-    ],
-)
-def test_figures_have_three_digits(said: str, meant: str) -> None:
-    assert said == meant
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ docs/cli.md has them for people. A job's own code comes through `wait` and `subm
 
 from __future__ import annotations
 
+import signal
 from typing import Final
 
 FAILED: Final = 1
@@ -19,3 +20,13 @@ TIMED_OUT: Final = 124  # as timeout(1) has it
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143  # also of an allocation whose end no process saw
 PIPE_CLOSED: Final = 141
+
+
+def code_words(code: int | None) -> str:
+    """An exit code with what it stands for: "0", "1", "137 (SIGKILL)"."""
+    if code is None:
+        return "-"
+    try:
+        return f"{code} ({signal.Signals(code - 128).name})" if code > 128 else str(code)
+    except ValueError:
+        return str(code)

@@ -41,7 +41,7 @@ _SPOKEN = {
 _GUESSED = 40  # characters; what is longer was no slip of the pen
 
 
-def duration(text: str) -> float | None:
+def parse_duration(text: str) -> float | None:
     """Seconds; None when it is no duration."""
     match = _DURATION.fullmatch(text)
     if match is None:
@@ -56,10 +56,10 @@ def guess_duration(value: object) -> str:
     text = re.sub(r"[a-z]+", lambda unit: _SPOKEN.get(unit[0], unit[0]), text)
     if re.fullmatch(_NUMBER, text):
         text += "s"
-    return text if duration(text) else ""
+    return text if parse_duration(text) else ""
 
 
-def size(text: str) -> int | None:
+def parse_size(text: str) -> int | None:
     """Bytes; None when it is no size."""
     match = _SIZE.fullmatch(text)
     return None if match is None else round(float(match[1]) * _UNIT_BYTES[match[2]])
@@ -68,7 +68,7 @@ def size(text: str) -> int | None:
 def guess_size(value: object) -> str:
     """A likely value; a small number is taken for GiB, a large one for bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and 4096 <= value < 1 << 60:
-        return spoken_size(value)
+        return write_size(value)
     if isinstance(value, int | float) and re.fullmatch(_NUMBER, _squeezed(value)):
         return f"{value}GiB"
     match = re.fullmatch(rf"({_NUMBER})([kmgt]?)(i?)b?(?:ytes?)?", _squeezed(value).lower())
@@ -78,7 +78,7 @@ def guess_size(value: object) -> str:
     return f"{match[1]}{match[2].upper()}{binary}B" if match[2] else f"{match[1]}B"
 
 
-def nodes(value: object) -> tuple[int, int | None] | None:
+def parse_nodes(value: object) -> tuple[int, int | None] | None:
     """At least and at most; None when it is neither a number, a range nor "all"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, value
@@ -114,7 +114,7 @@ def _squeezed(value: object) -> str:
     return "".join(text.split()) if len(text) <= _GUESSED else ""
 
 
-def spoken_duration(seconds: float) -> str:
+def write_duration(seconds: float) -> str:
     """Seconds as a duration of the file: 5400 is "1h30m"."""
     text = ""
     for unit, unit_s in _UNIT_S.items():
@@ -124,7 +124,7 @@ def spoken_duration(seconds: float) -> str:
     return text or "0s"
 
 
-def spoken_size(count: int) -> str:
+def write_size(count: int) -> str:
     """Bytes as a size of the file: 8589934592 is "8GiB"."""
     for unit, unit_bytes in reversed(_UNIT_BYTES.items()):
         if count and count % unit_bytes == 0 and count // unit_bytes < 10**9:

@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from wiiiiided.domain.metrics import RunForecast, RunRecord
-
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+from wiiiiided.text import count, format_duration, format_size
 
 
 def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
@@ -27,8 +26,8 @@ def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
     wire = max(sent, default=None)
     parts = [
         _times(*time_s) if time_s is not None else "",
-        f"up to {as_bytes(memory)} of memory a rank" if memory is not None else "",
-        f"up to {as_bytes(wire)} sent to other hosts" if wire else "",
+        f"up to {format_size(memory)} of memory a rank" if memory is not None else "",
+        f"up to {format_size(wire)} sent to other hosts" if wire else "",
         "nothing sent to other hosts" if wire == 0 else "",
     ]
     said = ", ".join(part for part in parts if part) or "no figures"
@@ -49,32 +48,11 @@ def speeds(name: str, records: Sequence[RunRecord]) -> dict[int, float]:
 
 def _runs(done: Sequence[RunRecord]) -> str:
     sizes = sorted({run.workers for run in done})
-    of = f"{sizes[0]} to {sizes[-1]} workers" if len(sizes) > 1 else _count(sizes[0], "worker")
+    of = f"{sizes[0]} to {sizes[-1]} workers" if len(sizes) > 1 else count(sizes[0], "worker")
     number = "the last run" if len(done) == 1 else f"the last {len(done)} runs"
     return f"{number} of this name ({of})"
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
 def _times(least: float, most: float) -> str:
-    one, other = as_time(least), as_time(most)
+    one, other = (format_duration(each, fine=True) for each in (least, most))
     return one if one == other else f"{one} to {other}"
-
-
-def as_bytes(number: float) -> str:
-    """Three digits and a unit: 1.21 GiB."""
-    for unit in UNITS:
-        if number < 1000 or unit == UNITS[-1]:
-            break
-        number /= 1024
-    return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.3g} {unit}"
-
-
-def as_time(seconds: float) -> str:
-    """As one would say it: 4.2 s, 41 s, 12 min, 3 h 05 min."""
-    if seconds < 59.5:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -21,9 +21,9 @@ from wiiiiided.metrics.plan import (
     computing,
     machine_set,
     steps_between,
-    three_digits,
     together_s,
 )
+from wiiiiided.text import three_digits
 
 
 def keep(probe: TrialMeasures, rows: Sequence[PlanRow], at: float) -> KeptPlan:

@@ -54,6 +54,7 @@ from wiiiiided.domain.plan import (
     TrialMeasures,
     Way,
 )
+from wiiiiided.text import format_size_decimal, format_step_time
 
 COMPUTING: Final = 0.9  # of the time, at least, with exchanges every H steps
 MOST_STEPS: Final = 16_384  # as every="auto"
@@ -189,17 +190,17 @@ def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exch
     if whole_s - step.seconds > 0.5 * whole_s:
         if exchange.fixed_s > 0.5 * exchange.seconds:
             return (
-                f"the batch is too small: a step computes {step_time(step.seconds)}, and meeting "
-                f"takes {step_time(exchange.fixed_s)}"
+                f"the batch is too small: a step computes {format_step_time(step.seconds)}, and "
+                f"meeting takes {format_step_time(exchange.fixed_s)}"
             )
-        size = megabytes(probe.script.gradient_bytes)
-        return f"{exchange.limit} carries {size} a step in {step_time(exchange.seconds)}"
+        size = format_size_decimal(probe.script.gradient_bytes)
+        return f"{exchange.limit} carries {size} a step in {format_step_time(exchange.seconds)}"
     if step.own_s:
         slow, second, *_ = sorted(step.own_s, key=lambda name: -step.own_s[name])
         if step.own_s[slow] > _SLOWER * step.own_s[second]:
             return (
-                f"machine {slow} takes {step_time(step.own_s[slow])} a step, the next "
-                f"{step_time(step.own_s[second])}: the others wait for it"
+                f"machine {slow} takes {format_step_time(step.own_s[slow])} a step, the next "
+                f"{format_step_time(step.own_s[second])}: the others wait for it"
             )
     return (
         _small_part(step, whole_s) or f"computes {100 * step.seconds / whole_s:.0f} % of the time"
@@ -217,7 +218,7 @@ def _small_part(step: JointStep, whole_s: float) -> str:
     if step.fixed_s <= 0.5 * whole_s:
         return ""
     return (
-        f"the batch is too small: {step_time(step.fixed_s)} of a step stay however small a "
+        f"the batch is too small: {format_step_time(step.fixed_s)} of a step stay however small a "
         "machine's part is"
     )
 
@@ -306,28 +307,3 @@ def _why_alone(rows: Sequence[PlanRow], alone: PlanRow) -> str:
     best = max(others, key=lambda row: row.samples_per_s)
     gain = best.samples_per_s / alone.samples_per_s
     return f"use one machine: the best of several gives {gain:.2f} times its samples/s ({best.why})"
-
-
-# ---- figures of a plan, in words
-
-
-def three_digits(value: float) -> str:
-    """Of any size, and none of its digits made a zero."""
-    return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
-
-
-def step_time(seconds: float) -> str:
-    """`84 ms`, `2.21 s`."""
-    if seconds < 0.9995:
-        return f"{three_digits(1e3 * seconds)} ms"
-    return f"{three_digits(seconds)} s"
-
-
-def megabytes(size: float) -> str:
-    """`26.1 MB`, `41 kB`."""
-    return f"{three_digits(size / 1e6)} MB" if size >= 1e5 else f"{three_digits(size / 1e3)} kB"
-
-
-def link_rate(bits_per_s: float) -> str:
-    """`94.1 Mbit/s`."""
-    return f"{three_digits(bits_per_s / 1e6)} Mbit/s"

@@ -18,7 +18,7 @@ import pytest
 from wiiiiided.cluster.archive import pack as module
 from wiiiiided.cluster.archive.ignore import left_out
 from wiiiiided.cluster.archive.pack import Packed, pack
-from wiiiiided.cluster.archive.scan import Limits, PackError, size_words, survey
+from wiiiiided.cluster.archive.scan import Limits, PackError, survey
 from wiiiiided.cluster.archive.unpack import unpack
 
 
@@ -470,20 +470,6 @@ def test_a_survey_reads_no_content(work: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_add_file", None)
     found = survey(str(work))
     assert (found.files, found.bytes, found.notes) == (3, 7, ())
-
-
-@pytest.mark.parametrize(
-    ("size", "words"),
-    [
-        (0, "0 bytes"),
-        (1023, "1023 bytes"),
-        (1536, "1.5 KiB"),
-        (512 << 20, "512 MiB"),
-        (5 << 30, "5.0 GiB"),
-    ],
-)
-def test_sizes_in_words(size: int, words: str) -> None:
-    assert size_words(size) == words
 
 
 def test_too_many_files_name_the_folder_deep_inside_that_has_them(work: Path) -> None:

@@ -17,13 +17,11 @@ from wiiiiided.cluster.control.node_texts import (
     refusal_to_lose,
     refusal_to_remove,
     refusal_to_resume,
-    span,
     told,
 )
 from wiiiiided.cluster.control.placement import NeverRuns, plan
 from wiiiiided.cluster.control.state import State
 from wiiiiided.cluster.control.step import step
-from wiiiiided.cluster.control.version_check import listed
 from wiiiiided.cluster.handlers.resumption import waited_for
 from wiiiiided.cluster.state.views import view
 from wiiiiided.domain.limits import problems_of
@@ -766,18 +764,6 @@ def test_how_a_node_stands_in_one_sentence() -> None:
     world.declare_lost("b")
     world.feed(e.NodeResumed(world.now, "b", "root"))
     assert node_why(world.state, "b", world.now) == "not heard of for 40 s, declared lost"
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(-3.0, "0 s"), (40.9, "40 s"), (300.0, "5 min"), (86400.0, "24 h"), (2.6e5, "3 days")],
-)
-def test_a_span_is_told_as_exactly_as_one_wants_to_know_it(seconds: float, words: str) -> None:
-    assert span(seconds) == words
-
-
-def test_names_are_listed_as_one_says_them() -> None:
-    assert [listed(list(names)) for names in ("a", "ab", "abc")] == ["a", "a and b", "a, b and c"]
 
 
 def test_the_log_says_what_happened_to_a_node() -> None:

@@ -174,7 +174,7 @@ def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
             keep(cluster)
             assert (await cluster.one(submit(spec=large), ADA)).id
             no = await cluster.one(submit(spec=large), ADA)
-            assert "of text, and a user's may have 9.77 KiB" in no.message
+            assert "of text, and a user's may have 9.8 KiB" in no.message
             assert no.hint == "put long texts into files of the working directory"
             for _ in range(5):
                 assert (await cluster.one(submit(spec=large), ROOT)).id
@@ -265,7 +265,7 @@ def test_archives_of_all_jobs_have_an_end_and_those_of_ended_ones_go_first(tmp_p
             assert "submit the job again" in no.hint
             assert (await cluster.one(m.Requeue(numbers[1]))).state == "starting"
             no = await sent(cluster, ROOT, b"much" * 500)
-            text = "the working directories of all jobs would have more than 2.93 KiB"
+            text = "the working directories of all jobs would have more than 2.9 KiB"
             assert no.message == f"{text} (limits.archives); nothing was queued"
 
     run(scene())
@@ -277,8 +277,8 @@ def test_one_users_archives_are_a_part_of_all(tmp_path: Path) -> None:
             cluster.settings = replace(cluster.settings, archives_bytes=8000)
             assert (await sent(cluster, ADA, b"a" * 1500)).id
             no = await sent(cluster, ADA, b"b" * 1500)
-            text = "the working directories of ada's jobs that are not over would have 2.93 KiB"
-            assert no.message == f"{text}, and a user's may have 1.95 KiB; nothing was queued"
+            text = "the working directories of ada's jobs that are not over would have 2.9 KiB"
+            assert no.message == f"{text}, and a user's may have 2 KiB; nothing was queued"
             assert (await sent(cluster, ADA, b"a" * 1500)).id  # the same one is there once
             assert (await sent(cluster, EVE, b"b" * 1500)).id
 

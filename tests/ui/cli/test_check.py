@@ -38,7 +38,7 @@ def test_a_right_file_is_ok_with_its_plan(
         "  wants     1 worker on 1 node, which it has for itself",
         "  command   python train.py",
         "  python    the daemon's own",
-        f"  ships     2 files, {len(JOB)} bytes from .",
+        f"  ships     2 files, {len(JOB)} B from .",
     ]
 
 

@@ -161,9 +161,9 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "ada is not in",
         "usermod --append --groups wiiiiide ada",
     ),
-    (replace(WELL, state_free=10 << 20), "state", "fail", "10.0 MiB free", "make room"),
-    (replace(WELL, state_free=1 * GIB), "state", "warn", "1.0 GiB free", "make room"),
-    (replace(WELL, jobs_free=1 * GIB), "jobs", "warn", "wiiiiide-jobs: 1.0 GiB", "make room"),
+    (replace(WELL, state_free=10 << 20), "state", "fail", "10 MiB free", "make room"),
+    (replace(WELL, state_free=1 * GIB), "state", "warn", "1 GiB free", "make room"),
+    (replace(WELL, jobs_free=1 * GIB), "jobs", "warn", "wiiiiide-jobs: 1 GiB", "make room"),
     (replace(PERSON, state_writable=False), "state", "fail", "cannot be written", "owner"),
     (
         replace(WELL, unit=Unit("not-found", "inactive", "", False)),
@@ -223,8 +223,8 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "/opt/wiiiiide/bin/python -m pip install torch==2.13.0 --index-url",
     ),
     (replace(WELL, cpu_quota=0.5), "cores", "warn", "by quota 0.5", "raise the quota"),
-    (replace(WELL, swap_used=2 * GIB), "swap", "warn", "2.0 GiB in use", "memory"),
-    (replace(WELL, shm=64 << 20), "/dev/shm", "warn", "64.0 MiB", "--shm-size"),
+    (replace(WELL, swap_used=2 * GIB), "swap", "warn", "2 GiB in use", "memory"),
+    (replace(WELL, shm=64 << 20), "/dev/shm", "warn", "64 MiB", "--shm-size"),
     (replace(WELL, shm=None), "/dev/shm", "warn", "none", "tmpfs"),
     (replace(WELL, open_files=1024), "open files", "warn", "1024", "LimitNOFILE"),
     (replace(ALONE, addresses=None), "hostname", "warn", "does not resolve", "/etc/hosts"),
@@ -285,7 +285,7 @@ def test_a_machine_without_the_service_is_not_blamed_for_its_users() -> None:
 
 def test_a_limit_of_memory_is_shown_beside_the_whole() -> None:
     words = found(replace(WELL, memory_limit=4 * GIB), "memory").sentence
-    assert words == "4.0 GiB by limit, of 32.0 GiB"
+    assert words == "4 GiB by limit, of 32 GiB"
 
 
 def test_a_hostname_on_loopback_is_fine_on_one_machine() -> None:

@@ -8,7 +8,7 @@ from tests.kit.fake_daemon import FakeDaemon, machine
 from tests.ui.cli.kit import Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.node import Node
-from wiiiiided.ui.cli.text import columns
+from wiiiiided.text import columns
 
 NASTY = "[red]x\x1b[2J\n\u202e漢字"
 A = Node("a", 8, 32 << 30, 1, address="10.0.0.1", port=9461, version="0.1.0")
@@ -33,7 +33,7 @@ def test_machines_are_listed_with_all_that_matters(cli: Cli, daemon: FakeDaemon)
     assert heading.split() == [
         *("NAME", "STATE", "ADDRESS", "CORES", "MEMORY", "GPUS", "JOBS", "VERSION", "WHY")
     ]
-    head = ["a", "*", "ok", "10.0.0.1:9461", "8", "32.0", "GiB", "1", "3,17", "0.1.0"]
+    head = ["a", "*", "ok", "10.0.0.1:9461", "8", "32", "GiB", "1", "3,17", "0.1.0"]
     assert first.split()[:10] == head
     assert first.endswith("runs jobs 3 and 17")
     assert second.split()[:3] == ["lab-b", "drained", "[fd00::5]:9461"]

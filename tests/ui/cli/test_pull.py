@@ -38,7 +38,7 @@ def test_files_arrive_in_a_folder_named_after_the_job(
     sends(daemon, directory("runs"), ("runs/a", b"12345"), ("b", b""), link("runs/last", "a"))
     result = cli("pull", "17")
     assert (result.code, result.out) == (0, "job-17/b\njob-17/runs/a\njob-17/runs/last\n")
-    assert result.err == "3 files, 6 bytes, in job-17\n"
+    assert result.err == "3 files, 6 B, in job-17\n"
     assert (here / "job-17/runs/a").read_bytes() == b"12345"
     assert os.readlink(here / "job-17/runs/last") == "a"
     assert os.listdir(here) == ["job-17"]
@@ -163,7 +163,7 @@ def test_a_link_that_leads_out_is_named_and_the_rest_arrives(
     assert first == (
         "note: left out 'l00' -> '/srv/data': the link leads out of the job's working directory"
     )
-    assert (more, last) == ("note: and 2 more links", "2 files, 6 bytes, in job-17")
+    assert (more, last) == ("note: and 2 more links", "2 files, 6 B, in job-17")
 
 
 def test_results_do_not_travel_with_the_next_job(cli: Cli, daemon: FakeDaemon, here: Path) -> None:

@@ -16,9 +16,9 @@ from tests.ui.cli.kit import Cli, Program
 from tests.ui.report import strategies
 from tests.ui.report.runs import diverged, hostile, records, restarted, run, unmeasured
 from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.text import columns
 from wiiiiided.ui.cli import charts
 from wiiiiided.ui.cli.report_lines import BoldLine, ReportStyle, lines
-from wiiiiided.ui.cli.text import columns
 
 
 @pytest.fixture

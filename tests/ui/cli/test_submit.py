@@ -85,7 +85,7 @@ def test_the_number_is_all_there_is_on_stdout(cli: Cli, daemon: FakeDaemon, fold
     assert (result.code, result.out, result.err) == (
         0,
         "17\n",
-        "sent 10.0 KiB\njob 17 (digits): runs on a\n",
+        "sent 10 KiB\njob 17 (digits): runs on a\n",
     )
     with tarfile.open(fileobj=io.BytesIO(got[0])) as archive:
         assert archive.getnames() == ["job.toml", "train.py"]
@@ -110,7 +110,7 @@ def test_a_job_that_goes_on_from_another_is_asked_for_as_such(
 def test_on_a_terminal_it_is_friendly(program: Program, daemon: FakeDaemon, folder: Path) -> None:
     accepts(daemon, "waits for a \x1b[2J")
     shown = program.on_terminal("submit", str(folder)).out
-    assert shown == "sent 10.0 KiB\njob 17 (digits): waits for a \\x1b[2J\n"
+    assert shown == "sent 10 KiB\njob 17 (digits): waits for a \\x1b[2J\n"
 
 
 def test_json_has_the_number(cli: Cli, daemon: FakeDaemon, folder: Path) -> None:
@@ -297,7 +297,7 @@ def test_following_shows_the_log_and_ends_with_the_jobs_code(
     result = cli("submit", "-f", str(folder))
     assert (result.code, result.out) == (143, "0 │ hello\n")
     assert result.err.splitlines() == [
-        "sent 10.0 KiB",
+        "sent 10 KiB",
         "job 17 (digits): waits for a",
         "job 17 (digits): runs on a",
         "job 17 (digits) failed: rank 0 was killed by SIGTERM; it ran for 3m10s",
@@ -486,7 +486,7 @@ def test_both_amounts_of_memory_have_their_unit(cli: Cli, folder: Path, node: No
     words = ("--set", "resources.min_memory=900GiB")
     result = cli("submit", "--dry-run", str(folder), *words)
     assert result.code == 7
-    assert "a has 1.0 GiB of memory, the job needs 900.0 GiB" in result.err
+    assert "a has 1 GiB of memory, the job needs 900 GiB" in result.err
 
 
 @pytest.mark.parametrize("name", ["🚀 lift-off", 'a "quoted" \\ name', "Zoë", "17"])

@@ -72,7 +72,7 @@ def test_the_id_is_all_there_is_on_stdout_and_the_folder_is_sent_once(
     result = cli("submit", str(folder), *LR, *SEED, "--set", "policy.priority=80", "--after", "3")
     assert (result.code, result.out) == (0, "s12\n")
     assert result.err.splitlines() == [
-        "sent 10.0 KiB",
+        "sent 10 KiB",
         "sweep s12 (digits): jobs 12 to 17; job 12 is being started on a; job 17 starts within 2 h",
     ]
     assert len(got) == 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from wiiiiided.text import columns
 from wiiiiided.ui.cli.table import TableColumn, render
-from wiiiiided.ui.cli.text import columns
 
 COLUMNS = (
     TableColumn("ID", right=True),

@@ -11,10 +11,10 @@ from tests.kit.fake_daemon import view
 from tests.ui.report.runs import HOSTILE, point, rank, run
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.text import columns
 from wiiiiided.ui.cli import charts
 from wiiiiided.ui.cli.report_lines import ReportStyle
 from wiiiiided.ui.cli.sweep_lines import lines
-from wiiiiided.ui.cli.text import columns
 from wiiiiided.ui.report.page import sweep_page as page
 from wiiiiided.ui.report.sweep import LINES, POINTS, Comparison, Trial, compare, trial_of
 

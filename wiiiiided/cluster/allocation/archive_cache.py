@@ -22,7 +22,7 @@ from pathlib import Path
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.domain.disk_room import room_on
 from wiiiiided.errors import HostError, UsageError
-from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import format_size
 
 SEND_BYTES = 1 << 18
 PIECE_WITHIN_S = 30.0  # a sender that was stopped must not keep the others from sending
@@ -154,4 +154,4 @@ def check_room(fd: int, size: int) -> None:
     disk = os.fstatvfs(fd)
     room = room_on(disk)
     if disk.f_bavail * disk.f_frsize < room + size:
-        raise OSError(errno.ENOSPC, f"less than {as_bytes(room)} would be left on the disk")
+        raise OSError(errno.ENOSPC, f"less than {format_size(room)} would be left on the disk")

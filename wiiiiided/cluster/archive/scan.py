@@ -16,6 +16,7 @@ from wiiiiided.cluster.archive.ignore import OURS, BadRules, Rules
 from wiiiiided.cluster.archive.safe_paths import link_stays
 from wiiiiided.cluster.archive.tar_entries import BLOCK
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.text import format_size
 
 LIMIT_BYTES = 512 << 20
 LIMIT_FILES = 100_000
@@ -168,9 +169,9 @@ def _unreadable(path: str, problem: OSError) -> str:
 
 
 def _too_large(directory: str, limits: Limits, sizes: Counter[str]) -> str:
-    largest = ", ".join(f"{name!r} {size_words(size)}" for name, size in sizes.most_common(3))
+    largest = ", ".join(f"{name!r} {format_size(size)}" for name, size in sizes.most_common(3))
     return (
-        f"the working directory {directory} is too large: more than {size_words(limits.bytes)} "
+        f"the working directory {directory} is too large: more than {format_size(limits.bytes)} "
         f"would be shipped. Largest: {largest}. List what the job does not need in "
         f"{os.path.join(directory, OURS)}"
     )
@@ -211,12 +212,3 @@ def _narrowed(name: str, counts: Counter[str], inner: dict[str, set[str]]) -> st
             break
         name = best
     return name
-
-
-def size_words(size: float) -> str:
-    """1536 as "1.5 KiB"."""
-    for unit in ("bytes", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} GiB"

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
-from wiiiiided.cluster.control.placement import count
 from wiiiiided.cluster.control.state import State
+from wiiiiided.text import count, format_duration_words
 
 SHOWN = 3  # jobs, or nodes, that a sentence names
 
 
 def silence(state: State, name: str, now: float) -> str:
     """`b has not been heard of for 40 s`."""
-    return f"{name} has not been heard of for {span(now - state.absent[name])}"
-
-
-def span(seconds: float) -> str:
-    """`40 s`, `5 min`, `3 h`: as exactly as a person wants to know it."""
-    for size, most, unit in ((1, 120, "s"), (60, 120, "min"), (3600, 48, "h")):
-        if seconds < size * most:
-            return f"{max(0.0, seconds) // size:.0f} {unit}"
-    return f"{seconds // 86400:.0f} days"
+    return f"{name} has not been heard of for {format_duration_words(now - state.absent[name])}"
 
 
 def jobs_on(state: State, *names: str) -> str:
@@ -39,7 +31,7 @@ def node_why(state: State, name: str, now: float) -> str:
     busy = jobs_on(state, name) if state.on(name) else ""
     drained = drained_by(state, name) if name in state.drained else ""
     if name in state.absent:
-        said = f"not heard of for {span(now - state.absent[name])}"
+        said = f"not heard of for {format_duration_words(now - state.absent[name])}"
         if name in state.lost:
             said += ", declared lost"
         elif busy:
@@ -141,6 +133,6 @@ def missing(state: State, job: Job, now: float) -> str:
     ends_at = state.counts_as_ended_at(job, first)
     until = "until it is"
     if ends_at is not None:
-        until += f", or for another {span(ends_at - now)} (policy.stop_alone)"
+        until += f", or for another {format_duration_words(ends_at - now)} (policy.stop_alone)"
     advice = f"wiiiiide nodes lost {first}, if that machine is off for good"
     return f"{who}, and its part counts as running {until} ({advice})"

@@ -13,6 +13,7 @@ from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import AllocationSpec, Layout
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.text import count, format_size
 
 REFUSALS = 5  # that are spelled out
 
@@ -52,8 +53,8 @@ def unfit(spec: JobSpec, node: Node) -> str | None:
         if have < need:
             return f"{node.name} has {have} {what}, the job needs {need}"
     if node.memory < wanted.min_memory:
-        have_gib, need_gib = node.memory / 2**30, wanted.min_memory / 2**30
-        return f"{node.name} has {have_gib:.1f} GiB of memory, the job needs {need_gib:.1f} GiB"
+        memory, wants = format_size(node.memory), format_size(wanted.min_memory)
+        return f"{node.name} has {memory} of memory, the job needs {wants}"
     return None
 
 
@@ -108,11 +109,6 @@ def place(spec: JobSpec, fit: Sequence[Node], free: Mapping[str, int]) -> Layout
     least, most = wanted_nodes(spec, fit)
     ready = [node for node in fit if free[node.name] >= cores_on(spec, node)]
     return _layout(spec, ready[:most]) if len(ready) >= least else None
-
-
-def count(number: int, noun: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _layout(spec: JobSpec, nodes: Sequence[Node]) -> Layout:

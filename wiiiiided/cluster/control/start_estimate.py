@@ -22,12 +22,12 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from wiiiiided.cluster.control.job import Job, Running
-from wiiiiided.cluster.control.node_texts import span
 from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
 from wiiiiided.cluster.control.state import Key, State, is_ready
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
+from wiiiiided.text import format_duration_words
 
 LOOKS: Final = 100_000  # at a node, of one answer: some 60 ms
 START: Final = 50  # looks that a start is worth, whatever the number of nodes
@@ -208,7 +208,7 @@ class Estimate:
         wait_s = self._at - self._now
         if wait_s < SOON_S:
             return "starts at any moment"
-        return f"starts {'within' if self._most else 'in about'} {span(wait_s)}"
+        return f"starts {'within' if self._most else 'in about'} {format_duration_words(wait_s)}"
 
     def _fits(self, job: Job) -> list[Node]:
         found = self._fit.get(job.spec.resources)

@@ -31,11 +31,11 @@ from wiiiiided.cluster.control.job import (
     Stopping,
 )
 from wiiiiided.cluster.control.state import MAX_BACKOFF_S, State
-from wiiiiided.cluster.control.version_check import listed
 from wiiiiided.domain.exit_codes import TIMED_OUT
 from wiiiiided.domain.spec import RestartCause
 from wiiiiided.domain.states import MOVES
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.text import listed
 
 SAME_END: Final = (
     "not started again: it ended the same way twice, within seconds and before its first operation"

@@ -6,9 +6,10 @@ out hours later, or never. Compared is what matters: 3.11 of "3.11.7", 2.13.0 of
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from wiiiiided.cluster.control.job import Versions
+from wiiiiided.text import listed
 
 SHOWN = 32  # characters of a version that a job's interpreter printed, which is not trusted
 
@@ -43,11 +44,6 @@ def _sentence(what: str, per_node: Mapping[str, str]) -> str:
         for version, who in nodes.items()
     )
     return f"{what} differs: {', '.join(said)}"
-
-
-def listed(names: Sequence[str]) -> str:
-    """`a`, `a and b`, `a, b and c`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def _shown(version: str) -> str:

@@ -18,11 +18,11 @@ from wiiiiided.cluster.control.job import (
     Starting,
     Stopping,
 )
-from wiiiiided.cluster.control.node_texts import SHOWN, drained_by, jobs_on, missing, span
-from wiiiiided.cluster.control.placement import cores_on, count, fitting, refusals, wanted_nodes
+from wiiiiided.cluster.control.node_texts import SHOWN, drained_by, jobs_on, missing
+from wiiiiided.cluster.control.placement import cores_on, fitting, refusals, wanted_nodes
 from wiiiiided.cluster.control.state import State
-from wiiiiided.cluster.control.version_check import listed
 from wiiiiided.domain.node import Node
+from wiiiiided.text import count, format_duration_words, listed
 
 
 def why(state: State, job: Job, now: float) -> str:
@@ -117,7 +117,7 @@ def _obstacle(state: State, name: str, now: float) -> str:
     if name in state.lost:
         return "was declared lost"
     if name in state.absent:
-        return f"has not been heard of for {span(now - state.absent[name])}"
+        return f"has not been heard of for {format_duration_words(now - state.absent[name])}"
     return f"is {drained_by(state, name)}"
 
 

@@ -38,8 +38,7 @@ from wiiiiided.cluster.system.threads import in_thread
 from wiiiiided.domain.checkpoint_files import checkpoint_globs
 from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.errors import HostError
-from wiiiiided.metrics.forecast import as_bytes
-from wiiiiided.text import plain
+from wiiiiided.text import count, format_size, plain
 
 ALIVE_S = 5.0  # between two empty pieces, while a set is on its way here
 NOTHING = b""  # in the place of a set: every node keeps what it has
@@ -214,10 +213,9 @@ class Checkpoints:
         assert job.attempt is not None
         of = node if asked.id == job.id else f"job {asked.id} on {node}"
         others = ", ".join(name for name in job.attempt.nodes if name != node) or node
-        count = part.files - incoming.links
-        files = "1 file" if count == 1 else f"{count} files"
+        files = count(part.files - incoming.links, "file")
         links = f"; {incoming.links} links among them are left out" if incoming.links else ""
-        return f"checkpoints of {of} go to {others}: {files}, {as_bytes(part.bytes)}{links}"
+        return f"checkpoints of {of} go to {others}: {files}, {format_size(part.bytes)}{links}"
 
     def _path(self, key: Key) -> Path:
         return self.directory / f"{key[0]}-{key[1]}.tar"

@@ -28,8 +28,7 @@ from wiiiiided.cluster.system.threads import in_thread
 from wiiiiided.domain.exit_codes import NO_SUCH
 from wiiiiided.domain.states import ENDED
 from wiiiiided.log import about, logger
-from wiiiiided.metrics.forecast import as_bytes
-from wiiiiided.text import plain
+from wiiiiided.text import format_size, plain
 
 AT_ONCE = 2
 AGAIN_S = 300.0  # before a node that is heard, and did not answer, is asked again
@@ -281,7 +280,7 @@ def sentence(collection: Collection, missing: dict[str, str]) -> str:
         return f"outputs are not brought back: {collection.refused}; {others} still {have} them"
     parts = collection.parts
     here = ", ".join(node for node in parts if parts[node].files)
-    text = f"outputs of {here} brought back, {as_bytes(collection.bytes)}" if here else ""
+    text = f"outputs of {here} brought back, {format_size(collection.bytes)}" if here else ""
     if parts and not here:
         text = f"no outputs on {', '.join(parts)}"
     problems = (part.problem for part in parts.values() if part.problem)

@@ -33,7 +33,7 @@ from wiiiiided.cluster.shim.lines import LINE_BYTES, parse
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.limits import MAX_WORKERS
 from wiiiiided.errors import HostError
-from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import format_size
 
 PIECE_BYTES = 2 * LINE_BYTES  # of one rank at once; a line and its head fit in it
 MOST_LINES = 1_000_000  # that `tail` may ask for
@@ -145,13 +145,15 @@ class RankLog:
         notes: list[str] = []
         if size - self._offset > self.most_bytes:
             self._offset = size - self.most_bytes
-            text = f"this file has {as_bytes(size)}, more than its limit (limits.log) allows: only "
-            notes.append(f"{text}the last {as_bytes(self.most_bytes)} are read")
+            text = (
+                f"this file has {format_size(size)}, more than its limit (limits.log) allows: only "
+            )
+            notes.append(f"{text}the last {format_size(self.most_bytes)} are read")
             cut = os.pread(fd, PIECE_BYTES, self._offset).find(b"\n") + 1
             self._offset += cut  # it was in the middle of a line
         after = _after_zeros(fd, self._offset, size)
         if after > self._offset:
-            text = f"{as_bytes(after - self._offset)} of zeros are left out here"
+            text = f"{format_size(after - self._offset)} of zeros are left out here"
             notes.append(f"{text}: no rank wrote them")
             self._offset = after
         return notes

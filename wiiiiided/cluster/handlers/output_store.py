@@ -31,7 +31,7 @@ from wiiiiided.cluster.shim.protocol import write_durably
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import about, logger
-from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import format_size
 
 PIECE_BYTES = 1 << 18
 RECORD = "collection"
@@ -199,7 +199,7 @@ class IncomingTar:
         """BadTar, TooLarge, or OSError: it is not to be kept."""
         self.bytes += len(data)
         if self.bytes > self._room:
-            text = f"they are more than {as_bytes(self._limit)} (limits.outputs)"
+            text = f"they are more than {format_size(self._limit)} (limits.outputs)"
             raise TooLarge(text)
         check_room(self._fd, len(data))
         for found in self._reader.feed(data):

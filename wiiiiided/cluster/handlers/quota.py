@@ -20,7 +20,7 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.domain.spec import JobSpec
-from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import format_size
 
 QUEUE_BYTES = 256 << 20  # of the specs of all jobs that are not over: 20,000 have 13 KiB each
 PART = 4  # one user's bytes are at most so many times less than all
@@ -51,7 +51,7 @@ class Quota:
             text = f"the queue has room for {most - there} of the sweep's {len(specs)} jobs"
             raise Refuse(FAILED, f"{text} ({most} in all): none was queued")
         if self._bytes.total() + size > QUEUE_BYTES:
-            text = f"the queue is full: its jobs have {as_bytes(QUEUE_BYTES)} of text"
+            text = f"the queue is full: its jobs have {format_size(QUEUE_BYTES)} of text"
             raise Refuse(FAILED, text, "put long texts into files of the working directory")
         if admin:
             return
@@ -60,8 +60,10 @@ class Quota:
             text += f"have {settings.queue_per_user} (limits.queue_per_user)"
             raise Refuse(FAILED, text if len(specs) == 1 else f"{text}: none was queued")
         if self._bytes[user] + size > QUEUE_BYTES // PART:
-            text = f"the jobs of {owner.user} that are not over have {as_bytes(self._bytes[user])}"
-            text += f" of text, and a user's may have {as_bytes(QUEUE_BYTES // PART)}"
+            text = (
+                f"the jobs of {owner.user} that are not over have {format_size(self._bytes[user])}"
+            )
+            text += f" of text, and a user's may have {format_size(QUEUE_BYTES // PART)}"
             raise Refuse(FAILED, text, "put long texts into files of the working directory")
 
     def archives_of(self, owner: Owner) -> set[str]:

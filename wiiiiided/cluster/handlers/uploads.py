@@ -25,7 +25,7 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.exit_codes import BUSY, FAILED, INVALID
 from wiiiiided.errors import UsageError
-from wiiiiided.metrics.forecast import as_bytes
+from wiiiiided.text import format_size
 
 PLACES = 16  # at once: each may be half a gigabyte
 PLACES_PER_USER = 2
@@ -119,7 +119,7 @@ class Uploads:
         own = sum(sizes.get(digest, 0) for digest in needs)
         if not admin and own + size > most // PART:
             text = f"the working directories of {owner.user}'s jobs that are not over would have "
-            text += f"{as_bytes(own + size)}, and a user's may have {as_bytes(most // PART)}"
+            text += f"{format_size(own + size)}, and a user's may have {format_size(most // PART)}"
             hint = "a quarter of limits.archives; large data belongs on the nodes"
             raise Refuse(FAILED, f"{text}; nothing was queued", hint)
         too_many = sum(sizes.values()) + self._announced + size - most
@@ -129,5 +129,5 @@ class Uploads:
                     too_many -= sizes.get(digest, 0)
                 if too_many <= 0:
                     return
-            text = f"the working directories of all jobs would have more than {as_bytes(most)}"
+            text = f"the working directories of all jobs would have more than {format_size(most)}"
             raise Refuse(FAILED, f"{text} (limits.archives); nothing was queued")

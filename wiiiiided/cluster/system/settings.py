@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from wiiiiided.domain.quantities import size
+from wiiiiided.domain.quantities import parse_size
 from wiiiiided.errors import WiiiiideError
 
 
@@ -123,7 +123,7 @@ def _count(least: int, most: int) -> Callable[[Any], int]:
 
 
 def _size(value: Any) -> int:
-    found = size(value) if isinstance(value, str) else None
+    found = parse_size(value) if isinstance(value, str) else None
     if found is None or not 64 << 10 <= found <= 1 << 40:
         raise ValueError(f'{value!r} is not a size from "64KiB" to "1TiB"')
     return found

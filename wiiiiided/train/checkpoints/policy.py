@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from wiiiiided.domain.quantities import duration
+from wiiiiided.domain.quantities import parse_duration
 from wiiiiided.errors import UsageError
 
 
@@ -32,7 +32,7 @@ class SavePolicy:
         if not isinstance(self.folder, str | os.PathLike):
             raise UsageError(f"save={self.folder!r} is no folder")
         steps = isinstance(self.every, int) and not isinstance(self.every, bool) and self.every >= 1
-        if not steps and not (isinstance(self.every, str) and duration(self.every)):
+        if not steps and not (isinstance(self.every, str) and parse_duration(self.every)):
             raise UsageError(
                 f'save_every={self.every!r} is neither a duration ("60s", "10m") nor a number of '
                 "steps from 1 on"
@@ -48,7 +48,7 @@ class SavePolicy:
     @property
     def seconds(self) -> float:
         """Between two saves that go by time."""
-        return (isinstance(self.every, str) and duration(self.every)) or 0.0
+        return (isinstance(self.every, str) and parse_duration(self.every)) or 0.0
 
     @property
     def path(self) -> Path:

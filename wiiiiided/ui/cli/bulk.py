@@ -11,8 +11,8 @@ from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import sweep_number
 from wiiiiided.ui.cli.jobs import line
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.screen import say
-from wiiiiided.ui.cli.units_text import job_id
 
 
 def ids_of(texts: Sequence[str], client: Client, states: Container[str]) -> list[int]:

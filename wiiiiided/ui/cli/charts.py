@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wiiiiided.domain.metrics import Point
-from wiiiiided.ui.cli.text import pad
+from wiiiiided.text import pad
 from wiiiiided.ui.report.history import RunHistory, Stretch
 from wiiiiided.ui.report.ticks import Scale, times
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from wiiiiided.cluster.archive.scan import PackError, survey
+from wiiiiided.text import clean
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import put
-from wiiiiided.ui.cli.text import clean
 from wiiiiided.ui.jobfile.problem import Invalid
 
 

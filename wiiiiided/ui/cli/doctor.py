@@ -4,7 +4,7 @@
     of other machines: doctor_peers          and doctor_cluster
 
     ok    daemon       0.1.0, system, process 812, node m1
-    warn  /dev/shm     64.0 MiB; wiiiiide needs none of it, DataLoader workers do
+    warn  /dev/shm     64 MiB; wiiiiide needs none of it, DataLoader workers do
                        → in docker: --shm-size=8g, or --ipc=host
 
 On a terminal the findings are in a frame, and the remedies below it.
@@ -26,6 +26,7 @@ from wiiiiided.cluster.client import Client, NotAllowed
 from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.config import Paths
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.doctor_checks import examine
 from wiiiiided.ui.cli.doctor_cluster import examine_peers
@@ -36,7 +37,6 @@ from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, Row, put
 from wiiiiided.ui.cli.service_files import user_unit
-from wiiiiided.ui.cli.text import clean
 
 TITLE_COLUMNS = 13
 NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import DaemonStatus
+from wiiiiided.text import format_size
 from wiiiiided.ui.cli.doctor_cluster import PortProbe, cluster, one_port
 from wiiiiided.ui.cli.doctor_finding import Finding
 
@@ -168,7 +169,7 @@ def group(facts: Facts) -> Finding | None:
 def state(facts: Facts) -> Finding | None:
     if facts.state_free is None:
         return None
-    words = f"{facts.state}: {size(facts.state_free)} free"
+    words = f"{facts.state}: {format_size(facts.state_free)} free"
     if facts.state_writable is False:
         return Finding(
             "fail", "state", f"{facts.state} cannot be written", "check its owner and mode"
@@ -186,7 +187,7 @@ def jobs(facts: Facts) -> Finding | None:
     """Where jobs run and write, which may be another disk than the daemon's."""
     if facts.jobs_free is None:
         return None
-    words = f"{facts.jobs}: {size(facts.jobs_free)} free"
+    words = f"{facts.jobs}: {format_size(facts.jobs_free)} free"
     if facts.jobs_free < STATE_WARN_BYTES:
         remedy = "make room: jobs' working directories and logs are kept there"
         return Finding("warn", "jobs", words, remedy)
@@ -285,14 +286,14 @@ def cores(facts: Facts) -> Finding:
 
 
 def memory(facts: Facts) -> Finding:
-    words = size(facts.memory)
+    words = format_size(facts.memory)
     if facts.memory_limit is not None and facts.memory_limit < facts.memory:
-        words = f"{size(facts.memory_limit)} by limit, of {words}"
+        words = f"{format_size(facts.memory_limit)} by limit, of {words}"
     return Finding("ok", "memory", words)
 
 
 def swap(facts: Facts) -> Finding:
-    words = f"{size(facts.swap_used)} in use"
+    words = f"{format_size(facts.swap_used)} in use"
     if facts.swap_used > SWAP_WARN_BYTES:
         return Finding("warn", "swap", words, "end what fills the memory: a rank that swaps crawls")
     return Finding("ok", "swap", words)
@@ -303,7 +304,7 @@ def shm(facts: Facts) -> Finding | None:
         return Finding(
             "warn", "/dev/shm", "there is none", "mount a tmpfs there: DataLoader workers need it"
         )
-    words = f"{size(facts.shm)}; wiiiiide needs none of it, DataLoader workers do"
+    words = f"{format_size(facts.shm)}; wiiiiide needs none of it, DataLoader workers do"
     if facts.shm < SHM_WARN_BYTES:
         return Finding("warn", "/dev/shm", words, "in docker: --shm-size=8g, or --ipc=host")
     return Finding("ok", "/dev/shm", words)
@@ -410,14 +411,6 @@ def is_service(facts: Facts) -> bool:
     """Whether it is about the machine's service, and there is one."""
     installed = facts.unit is not None and facts.unit.load == "loaded"
     return facts.mode == "system" and (facts.daemon is not None or facts.denied or installed)
-
-
-def size(count: int) -> str:
-    """Bytes as people say them."""
-    for unit_name, unit_bytes in (("TiB", 1 << 40), ("GiB", GIB), ("MiB", 1 << 20)):
-        if count >= unit_bytes:
-            return f"{count / unit_bytes:.1f} {unit_name}"
-    return f"{count // 1024} KiB"
 
 
 def _systemctl(facts: Facts) -> str:

@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 from wiiiiided.cluster.rpc.messages import JobView
+from wiiiiided.domain.exit_codes import code_words
+from wiiiiided.text import format_moment
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import attempts, put_table, reason, took
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.table import TableColumn
-from wiiiiided.ui.cli.units_text import clock, code_words
 
 COLUMNS = (
     TableColumn("ID", right=True),
@@ -46,5 +47,5 @@ def command(
 
 
 def _row(job: JobView) -> list[str]:
-    how = [job.state, code_words(job.code), took(job), clock(job.ended_at)]
+    how = [job.state, code_words(job.code), took(job), format_moment(job.ended_at)]
     return [str(job.id), job.name, *how, job.owner, attempts(job), reason(job)]

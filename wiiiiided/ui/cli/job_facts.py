@@ -9,14 +9,13 @@ from typing import Any
 import msgspec
 
 from wiiiiided.cluster.archive.ignore import PULLED
-from wiiiiided.cluster.archive.scan import Survey, size_words
+from wiiiiided.cluster.archive.scan import Survey
 from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import JobSpec
+from wiiiiided.text import cell, count, format_duration, format_size
 from wiiiiided.ui.cli.jobfile import LoadedJob
 from wiiiiided.ui.cli.sections import FactSection
-from wiiiiided.ui.cli.text import cell
-from wiiiiided.ui.cli.units_text import count, span
 
 NAMED = 4  # names of what each ignore file leaves out; more are counted
 
@@ -70,7 +69,7 @@ def _facts(job: LoadedJob, ships: Survey, dry: DryRun | None) -> Iterator[tuple[
     if job.empty:
         yield "ships", "nothing: its ranks start in an empty folder"
     else:
-        files = f"{count(ships.files, 'file')}, {size_words(ships.bytes)}"
+        files = f"{count(ships.files, 'file')}, {format_size(ships.bytes)}"
         yield "ships", f"{files} from {job.directory}"
     if ships.ignored:
         yield "leaves", f"out {left_out(ships)}"
@@ -102,7 +101,7 @@ def _policy(spec: JobSpec) -> Iterator[tuple[str, str]]:
     if policy.after:
         yield "after", ", ".join(f"job {number}" for number in policy.after)
     if policy.max_time_s is not None:
-        yield "limit", f"{span(policy.max_time_s)} of running"
+        yield "limit", f"{format_duration(policy.max_time_s)} of running"
     if policy.restart.max:
         times = count(policy.restart.max, "time")
         yield "restarts", f"up to {times} on {', '.join(policy.restart.on)}"

@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.states import ENDED
 from wiiiiided.domain.sweep import label
+from wiiiiided.text import clean, format_duration
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.table import TableColumn, render
-from wiiiiided.ui.cli.text import clean
-from wiiiiided.ui.cli.units_text import span
 
 
 def is_over(job: JobView) -> bool:
@@ -36,7 +35,7 @@ def lasted(job: JobView, now: float | None = None) -> float:
 
 def took(job: JobView, now: float | None = None) -> str:
     """The same in words; nothing for a job that ended before it ran."""
-    return "-" if is_over(job) and job.started_at is None else span(lasted(job, now))
+    return "-" if is_over(job) and job.started_at is None else format_duration(lasted(job, now))
 
 
 def attempts(job: JobView) -> str:
@@ -67,7 +66,7 @@ def ending(job: JobView) -> str:
     """How it ended, in one line. One whose end is not recorded yet says so itself."""
     if not is_over(job):
         return f"job {job.id} ({job.name}) {job.why}"
-    ran = "" if job.started_at is None else span(lasted(job))
+    ran = "" if job.started_at is None else format_duration(lasted(job))
     if job.why == job.state:
         return f"job {job.id} ({job.name}) {job.state}" + (f" after {ran}" if ran else "")
     words = "" if job.why.startswith(job.state) else f"{job.state}: "

@@ -16,15 +16,14 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wiiiiided.cluster.client import ClientError
 from wiiiiided.cluster.rpc.messages import JobView, LogLine
-from wiiiiided.text import clean_colours
+from wiiiiided.text import cell, clean, clean_colours, columns
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.text import cell, clean, columns
-from wiiiiided.ui.cli.units_text import moment
 
 TRACEBACK = "Traceback (most recent call last)"
 
@@ -105,6 +104,17 @@ ALL = Wanted()
 def shown(line: LogLine) -> str:
     """Of a line that was overwritten its last version, as on a terminal."""
     return line.text.rstrip("\r").rpartition("\r")[2]
+
+
+def moment(at: float) -> str:
+    """To the millisecond, in this machine's own time; with its date where that is not today."""
+    try:
+        seconds, thousandths = divmod(int(at * 1000), 1000)
+        then = time.localtime(seconds)
+    except (ValueError, OverflowError, OSError):  # a job may have written anything there
+        return "-"
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then) + f".{thousandths:03}"
 
 
 class Lines:

@@ -13,8 +13,8 @@ from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.follow import follow
 from wiiiiided.ui.cli.jobs import line
 from wiiiiided.ui.cli.log_lines import Lines, Wanted, check_attempt, check_node, check_ranks
+from wiiiiided.ui.cli.option_values import job_id, moment_of, number, pattern
 from wiiiiided.ui.cli.options import Id, Json
-from wiiiiided.ui.cli.units_text import job_id, moment_of, number, pattern
 
 
 def command(

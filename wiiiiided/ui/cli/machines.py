@@ -12,11 +12,10 @@ from wiiiiided.cluster.client.machines import Role, settle
 from wiiiiided.cluster.rpc.messages import ClusterView, NodeView, TokenCreated
 from wiiiiided.config import Paths
 from wiiiiided.domain.node import PORT
+from wiiiiided.text import cell, format_duration, format_moment
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.progress import waiting
-from wiiiiided.ui.cli.text import cell
-from wiiiiided.ui.cli.units_text import clock, span
 
 MOST_PORT = 65535
 TOKEN = "wiiiiide1."  # how the text of every token begins
@@ -93,7 +92,7 @@ def joining(token: TokenCreated) -> str:
 def put_joining(token: TokenCreated, now: float) -> None:
     """The line on stdout; what to do with it, and for how long, on stderr."""
     on = "another machine" if token.uses == 1 else f"up to {token.uses} other machines"
-    lasts = f"{span(token.expires_at - now)}, until {clock(token.expires_at)}"
+    lasts = f"{format_duration(token.expires_at - now)}, until {format_moment(token.expires_at)}"
     screen.say(f"run this as root on {on} within {lasts}; the token in it is a secret:")
     screen.put(joining(token))
 

@@ -13,10 +13,10 @@ from typing import Annotated
 import typer
 
 from wiiiiided.errors import HostError
+from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.current_folder import refuse_home
 from wiiiiided.ui.cli.jobfile import NotReady, Shipped, report
-from wiiiiided.ui.cli.text import clean
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.read import default_name, examine
 from wiiiiided.ui.jobfile.writer import toml

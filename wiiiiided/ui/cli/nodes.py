@@ -15,6 +15,7 @@ import typer
 from wiiiiided.cluster.client import Client
 from wiiiiided.cluster.rpc.messages import NodeView
 from wiiiiided.domain.exit_codes import FAILED
+from wiiiiided.text import format_size
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
@@ -130,6 +131,6 @@ def _sure(client: Client, node: str, question: str) -> bool:
 def _row(one: NodeView) -> list[str]:
     node = one.node
     name = f"{node.name} *" if one.coordinator else node.name
-    has = [str(node.cores), f"{node.memory / 2**30:.1f} GiB", str(node.gpus)]
+    has = [str(node.cores), format_size(node.memory), str(node.gpus)]
     jobs = ",".join(map(str, one.jobs)) or "-"
     return [name, one.state, node.endpoint or "-", *has, jobs, node.version or "-", one.why]

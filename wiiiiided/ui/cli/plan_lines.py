@@ -9,9 +9,14 @@ import msgspec
 
 from wiiiiided.domain.plan import KeptPlan, MachineProbe, PlanRow, TrialMeasures
 from wiiiiided.domain.spec import JobSpec
-from wiiiiided.metrics.forecast import as_bytes
 from wiiiiided.metrics.kept_plan import start_length
-from wiiiiided.metrics.plan import link_rate, megabytes, step_time, three_digits
+from wiiiiided.text import (
+    format_link_rate,
+    format_size,
+    format_size_decimal,
+    format_step_time,
+    three_digits,
+)
 from wiiiiided.ui.cli.table import TableColumn
 
 NAMED = 4  # machines in a row; more are counted
@@ -70,19 +75,19 @@ def measured(probe: TrialMeasures) -> str:
     """`step 84 ms on a, 231 ms on c; 941 Mbit/s a-b, 94 a-c; …`"""
     steps = ", ".join(f"{_steps(one)} on {one.name}" for one in probe.machines[:NAMED])
     more = _more(len(probe.machines) - NAMED)
-    memory = as_bytes(max(one.memory for one in probe.machines))
+    memory = format_size(max(one.memory for one in probe.machines))
     parts = [f"step {steps}{more}"]
     if probe.pairs:
         slowest = sorted(probe.pairs, key=lambda pair: pair.bits_per_s)
-        links = ", ".join(f"{link_rate(p.bits_per_s)} {p.a}-{p.b}" for p in slowest[:NAMED])
+        links = ", ".join(f"{format_link_rate(p.bits_per_s)} {p.a}-{p.b}" for p in slowest[:NAMED])
         parts.append(links + _more(len(slowest) - NAMED))
-    size = megabytes(probe.script.gradient_bytes)
+    size = format_size_decimal(probe.script.gradient_bytes)
     return "; ".join([*parts, f"{size} of gradients", f"{memory} of memory a rank"])
 
 
 def _steps(one: MachineProbe) -> str:
-    half = f" (of half a batch {step_time(one.part_s)})" if one.has_part else ""
-    return step_time(one.step_s) + half
+    half = f" (of half a batch {format_step_time(one.part_s)})" if one.has_part else ""
+    return format_step_time(one.step_s) + half
 
 
 def _more(count: int) -> str:

@@ -13,7 +13,7 @@ from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.states import ENDED as OVER
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import sweep_number
-from wiiiiided.text import compact_bytes
+from wiiiiided.text import format_size_compact
 from wiiiiided.ui.cli import candidates, screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import attempts, base_name, is_over, put_table, reason, say_problem, took
@@ -133,6 +133,6 @@ def _row(job: JobView, now: float) -> list[str]:
     workers = str(job.workers) if job.workers else "-"
     head = [str(job.id), job.sweep, job.name, job.state, job.owner, workers]
     cpu = "-" if job.cpu is None else f"{job.cpu:.1f}"
-    memory = "-" if job.memory is None else compact_bytes(job.memory)
+    memory = "-" if job.memory is None else format_size_compact(job.memory)
     starts = "-" if job.starts_at is None else job.starts.removeprefix("starts ")
     return [*head, attempts(job), cpu, memory, took(job, now), starts, reason(job)]

@@ -26,16 +26,15 @@ from typing import Annotated, Protocol
 import typer
 
 from wiiiiided.cluster.archive.ignore import PULLED
-from wiiiiided.cluster.archive.scan import size_words
 from wiiiiided.cluster.archive.unpack import UnpackError, unpack
 from wiiiiided.cluster.client import Progress
 from wiiiiided.errors import HostError
+from wiiiiided.text import clean, count, format_size
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
 from wiiiiided.ui.cli.progress import counted
-from wiiiiided.ui.cli.text import clean
-from wiiiiided.ui.cli.units_text import count, job_id
 
 LIMIT_BYTES = 1 << 40  # results may be large; the disk is the true limit
 LIMIT_FILES = 1_000_000
@@ -78,7 +77,7 @@ def command(
         return code
     for name, _ in files:
         screen.put(clean(os.path.join(target, name)))
-    total = size_words(sum(size for _, size in files))
+    total = format_size(sum(size for _, size in files))
     if files:
         screen.say(f"{count(len(files), 'file')}, {total}, in {target}")
     else:

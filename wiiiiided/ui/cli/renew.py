@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from wiiiiided.text import format_moment
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.progress import waiting
-from wiiiiided.ui.cli.units_text import clock
 
 
 def command() -> None:
@@ -16,4 +16,6 @@ def command() -> None:
     """
     with waiting("asking the coordinator for a new certificate"):
         view = connect().renew()
-    screen.say(f"the certificate of {view.node} is good until {clock(view.certificate_until)}")
+    screen.say(
+        f"the certificate of {view.node} is good until {format_moment(view.certificate_until)}"
+    )

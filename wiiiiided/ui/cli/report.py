@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from wiiiiided.errors import HostError
+from wiiiiided.text import format_size
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.daemon import connect, fields
@@ -159,7 +160,7 @@ def write(path: str, text: str) -> None:
         _put_whole(place, data)
     except OSError as problem:
         raise HostError(f"cannot write {path}: {_reason(problem)}") from problem
-    screen.say(f"{path}: {len(data) / 1024:,.0f} KiB; open it in any browser")
+    screen.say(f"{path}: {format_size(len(data))}; open it in any browser")
 
 
 def _put_whole(place: str, data: bytes) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.text import cell, columns, count, cut, pad
 from wiiiiided.ui.cli import charts as blocks
 from wiiiiided.ui.cli.table import TableColumn, render
-from wiiiiided.ui.cli.text import cell, columns, cut, pad
 from wiiiiided.ui.report import rank_charts, words
 from wiiiiided.ui.report.attempt_table import attempt_rows
 from wiiiiided.ui.report.history import RunHistory, history, length_of
@@ -217,7 +217,7 @@ def _ranks(run: RunRecord, look: ReportStyle, several: bool) -> Iterator[str]:
     width = None if look.width is None else max(look.width, LEAST)
     yield from render(wanted, [[row[n] for n in shown] for row in rows], width)
     if (more := len(run.ranks) - len(rows)) > 0:
-        yield from wrapped(f"{words.count(more, 'more rank')}: --json has them", look)
+        yield from wrapped(f"{count(more, 'more rank')}: --json has them", look)
 
 
 def _time(run: RunRecord, look: ReportStyle, of: str) -> Iterator[str]:
@@ -301,7 +301,7 @@ def _story(records: JobRecords, look: ReportStyle) -> Iterator[str]:
     if not records.story:
         return
     left_out = len(records.story) - STORY
-    told = f"{words.count(left_out, 'earlier line')}: --json has them" if left_out > 0 else ""
+    told = f"{count(left_out, 'earlier line')}: --json has them" if left_out > 0 else ""
     yield from _section("story", told, look)
     for line in records.story[-STORY:]:
         yield from wrapped(line.text, look, f"  {words.moment(line.at)}  ")

@@ -13,7 +13,7 @@ import sys
 from typing import Any, TextIO
 
 from wiiiiided.config import colour_wanted
-from wiiiiided.ui.cli.text import clean
+from wiiiiided.text import clean
 
 SCHEMA = 1
 BOLD, DIM, RED = "1", "2", "31"

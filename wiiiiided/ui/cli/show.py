@@ -9,14 +9,15 @@ from functools import partial
 from typing import Any
 
 from wiiiiided.cluster.rpc.messages import JobDetail, JobView
+from wiiiiided.domain.exit_codes import code_words
 from wiiiiided.domain.metrics import RankSample
+from wiiiiided.text import cell, clean, columns, format_duration, format_moment, pad
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import attempts
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
 from wiiiiided.ui.cli.sections import FactSection, Row, put
-from wiiiiided.ui.cli.text import cell, clean, columns, pad
-from wiiiiided.ui.cli.units_text import clock, code_words, job_id, span
 from wiiiiided.ui.jobfile.writer import as_in_file
 from wiiiiided.ui.report.ranks import memory_of
 from wiiiiided.ui.report.sanitize import sanitized_run
@@ -49,7 +50,7 @@ def sections(detail: JobDetail, now: float) -> Iterator[FactSection]:
         widest = max(columns(row[1]) for row in rows)
         yield FactSection("ranks", rows, partial(_rank, widest))
     if detail.story:
-        story = [(clock(told.at), cell(told.text)) for told in detail.story]
+        story = [(format_moment(told.at), cell(told.text)) for told in detail.story]
         yield FactSection("story", story, lambda row: f"  {row[0]}  {row[1]}")
     if detail.error:
         error = [(clean(line),) for line in detail.error.rstrip("\n").split("\n")]
@@ -100,13 +101,16 @@ def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
         pairs = ", ".join(f"{key} = {value}" for key, value in job.setting.items())
         yield "sweep", cell(f"{job.sweep}: {pairs}")
     yield "owner", f"{cell(job.owner)}, priority {job.priority}"
-    yield "submitted", f"{clock(job.submitted_at)} ({span(now - job.submitted_at)} ago)"
+    yield (
+        "submitted",
+        f"{format_moment(job.submitted_at)} ({format_duration(now - job.submitted_at)} ago)",
+    )
     if job.starts:
         yield "starts", cell(job.starts.removeprefix("starts "))
     if job.started_at is not None:
-        yield "started", f"{clock(job.started_at)} (attempt {attempts(job)})"
+        yield "started", f"{format_moment(job.started_at)} (attempt {attempts(job)})"
     if job.ended_at is not None:
-        yield "ended", f"{clock(job.ended_at)}{_ran(job)}, exit code {code_words(job.code)}"
+        yield "ended", f"{format_moment(job.ended_at)}{_ran(job)}, exit code {code_words(job.code)}"
     where = " on " + cell(", ".join(job.nodes)) if job.nodes else ""
     yield "workers", f"{job.workers}{where}"
     argv = detail.spec.get("run", {}).get("command", ())
@@ -119,7 +123,7 @@ def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:
 def _ran(job: JobView) -> str:
     if job.started_at is None or job.ended_at is None:
         return ""
-    return f" after {span(job.ended_at - job.started_at)}"
+    return f" after {format_duration(job.ended_at - job.started_at)}"
 
 
 def settings_of(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from wiiiiided.text import cell, clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
 from wiiiiided.ui.cli.progress import waiting
-from wiiiiided.ui.cli.text import cell, clean
-from wiiiiided.ui.cli.units_text import job_id
 
 
 def command(job: Id, as_json: Json = False) -> None:

@@ -15,7 +15,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from wiiiiided.cluster.archive.pack import Packed, PackError, pack
-from wiiiiided.cluster.archive.scan import size_words, survey
+from wiiiiided.cluster.archive.scan import survey
 from wiiiiided.cluster.client import Client, ClientError, DaemonLost, NoDaemon, Progress
 from wiiiiided.cluster.rpc.messages import Submitted
 from wiiiiided.domain.exit_codes import NEVER
@@ -25,6 +25,7 @@ from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED
 from wiiiiided.metrics.kept_plan import fewer_was_faster, fewer_would_do
+from wiiiiided.text import clean, format_size
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.candidates import LIVE, jobs
@@ -41,11 +42,10 @@ from wiiiiided.ui.cli.jobfile import (
     unshippable,
 )
 from wiiiiided.ui.cli.jobs import with_start
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import DryRun, Json
 from wiiiiided.ui.cli.progress import counted, waiting
 from wiiiiided.ui.cli.sections import put
-from wiiiiided.ui.cli.text import clean
-from wiiiiided.ui.cli.units_text import job_id
 from wiiiiided.ui.jobfile.problem import Invalid
 
 Result = TypeVar("Result")
@@ -316,7 +316,7 @@ def _packed(job: LoadedJob, ask: Callable[[Packed, Progress], Result]) -> tuple[
 
 def _shipped(sent: int, role: str) -> str:
     if sent:
-        return f"sent {size_words(sent)}"
+        return f"sent {format_size(sent)}"
     # Nodes were not asked: each gets the folder from there when a job is placed on it.
     who = "the daemon" if role == "alone" else "the coordinator"
     return f"nothing sent: {who} has the folder already"

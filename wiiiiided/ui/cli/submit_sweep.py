@@ -18,14 +18,13 @@ from wiiiiided.cluster.client import Progress
 from wiiiiided.cluster.rpc.framing import REQUEST_BYTES
 from wiiiiided.cluster.rpc.messages import SweepJob, Swept, encode
 from wiiiiided.domain.sweep import label, sweep_id
+from wiiiiided.text import cell, clean, count
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.jobfile import LoadedJob, NotReady, report, unshippable
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, put
 from wiiiiided.ui.cli.submit import dry_runs, send
-from wiiiiided.ui.cli.text import cell, clean
-from wiiiiided.ui.cli.units_text import count
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.sweeps import combinations
 

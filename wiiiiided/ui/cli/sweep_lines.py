@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from wiiiiided.domain.sweep import short_names
+from wiiiiided.text import cell, columns, cut, pad
 from wiiiiided.ui.cli import charts
 from wiiiiided.ui.cli.report_lines import TITLE, Heading, ReportStyle, ascii_only, wrapped
 from wiiiiided.ui.cli.table import TableColumn, render
-from wiiiiided.ui.cli.text import cell, columns, cut, pad
 from wiiiiided.ui.report.sweep import LETTERS, Comparison, facts, rows, titles, told
 
 ROWS = 12  # of the plot

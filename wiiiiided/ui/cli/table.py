@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wiiiiided.ui.cli.text import cell, columns, pad
+from wiiiiided.text import cell, columns, pad
 
 GAP = 2
 MINOR = 3  # from here on `leaves` is a column that leaves before others become unreadable

@@ -11,8 +11,8 @@ from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.machines import put_joining
+from wiiiiided.ui.cli.option_values import seconds
 from wiiiiided.ui.cli.options import Json
-from wiiiiided.ui.cli.units_text import seconds
 
 app = plain_app(
     cls=QuickGroup, help="Tokens let another machine join the cluster.", no_args_is_help=True

@@ -18,7 +18,7 @@ from wiiiiided.config import Paths, colour_count, terminal_known
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import fields
-from wiiiiided.ui.cli.units_text import seconds
+from wiiiiided.ui.cli.option_values import seconds
 from wiiiiided.ui.top.ui import LEAST_S, MOST_S, LogView, Scene, Ui
 
 ENDLESS = 1 << 16  # columns of a file: rows are written whole

@@ -16,9 +16,9 @@ from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.bulk import ids_of, split, tally
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import ending, exit_code
+from wiiiiided.ui.cli.option_values import seconds
 from wiiiiided.ui.cli.options import Json, LiveIds
 from wiiiiided.ui.cli.progress import waiting
-from wiiiiided.ui.cli.units_text import seconds
 
 NAMED = 20  # jobs that are not over when the time is up; more are counted
 

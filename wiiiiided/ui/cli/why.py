@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import say_problem, with_start
+from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
-from wiiiiided.ui.cli.text import clean
-from wiiiiided.ui.cli.units_text import job_id
 
 
 def command(job: Id, as_json: Json = False) -> None:

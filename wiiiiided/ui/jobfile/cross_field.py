@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from wiiiiided.domain.limits import MAX_TEXT
-from wiiiiided.domain.quantities import spoken_duration
+from wiiiiided.domain.quantities import write_duration
 from wiiiiided.ui.jobfile.argv import TORCHRUN, knows_of_nodes, launcher_of, python_file
 from wiiiiided.ui.jobfile.check import Values
 from wiiiiided.ui.jobfile.findings import Findings
@@ -74,7 +74,7 @@ def warned_too_early(values: Values, findings: Findings) -> None:
     before = values.get(("policy", "warn_before"))
     most = values.get(("policy", "max_time"))
     if before is not None and most is not None and before >= most:
-        message = f"is not shorter than max_time, {spoken_duration(most)}"
+        message = f"is not shorter than max_time, {write_duration(most)}"
         findings.add(("policy", "warn_before"), message, "warn later, or allow more time")
 
 

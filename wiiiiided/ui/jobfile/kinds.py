@@ -185,22 +185,20 @@ class Duration(msgspec.Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        most = quantities.spoken_duration(self.most_s)
+        most = quantities.write_duration(self.most_s)
         return f'a duration such as "90s" or "1h30m", at most "{most}"'
 
     def convert(self, value: object, note: Note) -> float | None:
-        seconds = quantities.duration(value) if isinstance(value, str) else None
+        seconds = quantities.parse_duration(value) if isinstance(value, str) else None
         if seconds is None:
             guess = quantities.guess_duration(value)
             expected(self, value, note, did_you_mean(quoted(guess) if guess else ""))
         elif seconds <= 0:
             note(f"{show(value)} is no time at all; it must be more", "or leave the key out")
         elif seconds > self.most_s:
-            note(f"{show(value)} is more than the most, {quantities.spoken_duration(self.most_s)}")
+            note(f"{show(value)} is more than the most, {quantities.write_duration(self.most_s)}")
         elif seconds < self.least_s:
-            note(
-                f"{show(value)} is less than the least, {quantities.spoken_duration(self.least_s)}"
-            )
+            note(f"{show(value)} is less than the least, {quantities.write_duration(self.least_s)}")
         else:
             return seconds
         return None
@@ -217,12 +215,12 @@ class Size(msgspec.Struct, frozen=True):
     is_text: bool = True
 
     def convert(self, value: object, note: Note) -> int | None:
-        count = quantities.size(value) if isinstance(value, str) else None
+        count = quantities.parse_size(value) if isinstance(value, str) else None
         if count is None:
             guess = quantities.guess_size(value)
             expected(self, value, note, did_you_mean(quoted(guess) if guess else ""))
         elif count > self.most:
-            note(f"{show(value)} is more than the most, {quantities.spoken_size(self.most)}")
+            note(f"{show(value)} is more than the most, {quantities.write_size(self.most)}")
         else:
             return count
         return None
@@ -239,7 +237,7 @@ class NodeCount(msgspec.Struct, frozen=True):
     is_text: bool = False
 
     def convert(self, value: object, note: Note) -> tuple[int, int | None] | None:
-        wanted = quantities.nodes(value)
+        wanted = quantities.parse_nodes(value)
         if wanted is None:
             expected(self, value, note, did_you_mean(quantities.guess_nodes(value)))
             return None

@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from wiiiiided.domain.quantities import spoken_duration, spoken_size
+from wiiiiided.domain.quantities import write_duration, write_size
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS, Key
 from wiiiiided.ui.jobfile.kinds import Duration, NodeCount, Size
@@ -73,9 +73,9 @@ def spoken(key: Key, value: object) -> object:
     """The value as its key has it in a file."""
     match key.kind, value:
         case Duration(), int() | float():
-            return spoken_duration(value)
+            return write_duration(value)
         case Size(), int():
-            return spoken_size(value)
+            return write_size(value)
         case NodeCount(), (int(least), int() | None as most):
             return "all" if most is None else least if least == most else f"{least}-{most}"
     return value

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.text import listed
 from wiiiiided.ui.report import words
 from wiiiiided.ui.report.history import is_running, length_of
 from wiiiiided.ui.report.summary import ending
@@ -27,7 +28,7 @@ def _row(records: JobRecords, run: RunRecord) -> tuple[str, ...]:
         why = records.job.why  # of a record that an older daemon wrote
     return (
         str(run.attempt),
-        words.short(words.listed(run.nodes), NODES),
+        words.short(listed(run.nodes), NODES),
         words.moment(run.started_at),
         words.moment(run.ended_at),
         words.span(length_of(run)),

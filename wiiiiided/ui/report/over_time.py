@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from wiiiiided.domain.metrics import METRICS, Point
+from wiiiiided.text import count
 from wiiiiided.ui.report import words
 from wiiiiided.ui.report.charts import ChartFigure, Curve, LineChart
 from wiiiiided.ui.report.history import Line, RunHistory
@@ -183,7 +184,7 @@ def _wire(past: RunHistory) -> Iterator[ChartFigure]:
 
 def _happened(past: RunHistory) -> ChartFigure:
     slow = straggler_spells(past)
-    told = words.count(len(past.attempts), "attempt")
+    told = count(len(past.attempts), "attempt")
     named = [rank for a in past.attempts if (rank := slowest_of(a.run)) is not None]
     if named:
         worst = max(named, key=lambda rank: rank.straggled_s)

@@ -22,6 +22,7 @@ import jinja2
 
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.sweep import label, short_names
+from wiiiiided.text import count
 from wiiiiided.ui.report import attempt_table, charts, rank_table, sweep, words
 from wiiiiided.ui.report.charts import ChartFigure, Curve, LineChart
 from wiiiiided.ui.report.history import PlacedAttempt, history
@@ -160,7 +161,7 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(words=words, charts=charts)
+    made.globals.update(words=words, charts=charts, count=count)
     made.filters.update(short=words.short, percent=_percent)
     return made
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from wiiiiided.domain.metrics import RunRecord
+from wiiiiided.text import count
 from wiiiiided.ui.report import words
 from wiiiiided.ui.report.charts import Bar, BarChart, ChartFigure
 from wiiiiided.ui.report.history import length_of
@@ -85,7 +86,7 @@ def _batches(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
         samples = "" if node.samples is None else f", {words.number(node.samples)} samples"
         apart = "" if each.low == each.high else f" ({each.low:,.0f}–{each.high:,.0f})"
         mean, more = words.number(each.mean), f"{apart} {what}{samples}"
-        part = ("one", each.mean, f"{words.count(node.ranks, 'rank')}, {mean}{more}")
+        part = ("one", each.mean, f"{count(node.ranks, 'rank')}, {mean}{more}")
         bars.append(Bar(node.name, mean, (part,), more, (each.low, each.high)))
     told = batches_words(run) + _left_out(len(nodes), NODES)
     chart = BarChart(amounts(0.0, most, words.number), bars)
@@ -101,7 +102,7 @@ def batches_words(run: RunRecord) -> str:
         return ""
     if steps.low == steps.high:
         who = "All ranks are" if len(run.ranks) > 1 else "Its one rank is"
-        return f"{who} at {words.count(int(steps.high), what)}."
+        return f"{who} at {count(int(steps.high), what)}."
     apart = words.share(steps.share)
     told = f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart"
     if any(rank.totals.training.own_steps for rank in run.ranks):

@@ -6,13 +6,14 @@ They are the same on the page, on the terminal and in `wiiiiide show`, so they a
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Iterator
 
 from wiiiiided.cluster.rpc.messages import JobRecords
+from wiiiiided.domain.exit_codes import code_words
 from wiiiiided.domain.metrics import RankRecord, RunRecord
 from wiiiiided.metrics.straggler import of_run, turns_of_run
 from wiiiiided.metrics.training_words import RankTraining, training_facts
+from wiiiiided.text import listed
 from wiiiiided.ui.report import ranks, words
 from wiiiiided.ui.report.history import is_running, length_of
 
@@ -41,7 +42,7 @@ def facts(records: JobRecords) -> Iterator[Pair]:
     yield from _times(records)
     run = latest(records)
     nodes = run.nodes if run is not None and run.nodes else job.nodes
-    yield "nodes", words.listed(nodes) if nodes else "none yet"
+    yield "nodes", listed(nodes) if nodes else "none yet"
     yield "workers", words.number(run.workers if run is not None else job.workers)
     if job.attempt:
         yield "attempts", _attempts(records)
@@ -201,7 +202,7 @@ def wire_words(run: RunRecord) -> str:
     raw, wire = sum(node.raw for node in nodes), sum(node.wire for node in nodes)
     if not wire:
         return ""
-    names = words.listed(tuple(name for name, _ in ranks.codecs_of(run)))
+    names = listed(tuple(name for name, _ in ranks.codecs_of(run)))
     told = f"{words.size(raw)} sent to other hosts travelled as {words.size(wire)}"
     if raw <= 0 or wire >= raw:
         return told + ", headers included"
@@ -243,19 +244,11 @@ def why_nothing(records: JobRecords) -> str:
     )
 
 
-def code_words(code: int) -> str:
-    """An exit code with the signal it stands for: "137 (SIGKILL)"."""
-    try:
-        return f"{code} ({signal.Signals(code - 128).name})" if code > 128 else str(code)
-    except ValueError:
-        return str(code)
-
-
 def ending(run: RunRecord, running: bool = False) -> str:
     """How an attempt ended, in a word or two."""
     if running:
         return "running"
     if run.ended_at is None:
         return run.state or "no end seen"
-    code = "" if run.code in (None, 0) else f", exit code {code_words(run.code or 0)}"
+    code = "" if run.code in (None, 0) else f", exit code {code_words(run.code)}"
     return (run.state or "ended") + code

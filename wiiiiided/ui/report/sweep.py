@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from wiiiiided.cluster.rpc.messages import JobRecords, JobView
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import label, short_names
+from wiiiiided.text import listed
 from wiiiiided.ui.report import ranks, words
 from wiiiiided.ui.report.history import length_of
 from wiiiiided.ui.report.sanitize import sanitized
@@ -130,7 +131,7 @@ def facts(found: Comparison) -> Iterator[tuple[str, str]]:
     counts = Counter(trial.job.state for trial in found.trials)
     states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
     yield "jobs", f"{len(found.trials)}: {states}"
-    yield "swept", words.listed(found.keys)
+    yield "swept", listed(found.keys)
     best = found.trials[0]
     if best.loss is not None and not best.diverged:
         setting = label(best.job.setting)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from wiiiiided.text import UNITS, size_unit
 from wiiiiided.ui.report import words
 
 MOST = 12  # ticks of an axis; more cannot be read
@@ -44,10 +45,10 @@ def amounts(low: float, high: float, write: Callable[[float], str], wanted: int 
 
 def sizes(high: float, wanted: int = 4) -> Scale:
     """For bytes from 0 on."""
-    power = words.unit_of(high)
+    power = size_unit(high)
     unit = 1024.0**power
     even = amounts(0.0, max(high / unit, 1.0), words.number, wanted)
-    ticks = tuple((value * unit, f"{text} {words.BINARY[power]}") for value, text in even.ticks)
+    ticks = tuple((value * unit, f"{text} {UNITS[power]}") for value, text in even.ticks)
     return Scale(0.0, even.high * unit, ticks)
 
 

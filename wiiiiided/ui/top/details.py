@@ -16,7 +16,7 @@ from rich.text import Text
 from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, StoryLine
 from wiiiiided.domain.metrics import METRICS, JobNow, NodeNow, RankNow, Rates
 from wiiiiided.metrics.training_words import RankTraining, training_facts
-from wiiiiided.text import compact_bytes, span
+from wiiiiided.text import format_duration, format_size, format_size_compact
 from wiiiiided.ui.top import nodes, numbers
 from wiiiiided.ui.top.jobs import SIGNS, attempts, rate_text, reason, step_text
 from wiiiiided.ui.top.marks import Chart, ProgressBar, RowStrip, ShareMeter, TimeBar
@@ -103,7 +103,7 @@ def _machine(node: NodeNow, scene: Scene) -> Iterator[Fact]:
         if known.node.version:
             yield "version", Text(words(known.node.version, scene.ui.ascii))
     has = [f"{node.cores} cores"] if node.cores else []
-    has += [f"{node.memory / (1 << 30):.1f} GiB"] if node.memory else []
+    has += [format_size(node.memory)] if node.memory else []
     if has:
         yield "has", Text(", ".join(has))
     if node.state != "lost":
@@ -184,7 +184,7 @@ def _about(row: JobRow, scene: Scene) -> Iterator[Fact]:
         yield "attempt", Text(attempts(job))
     if job.started_at is not None and scene.snapshot is not None:
         until = scene.snapshot.at + scene.since_s if job.ended_at is None else job.ended_at
-        yield "runs for", Text(span(max(0.0, until - job.started_at)))
+        yield "runs for", Text(format_duration(max(0.0, until - job.started_at)))
     if job.sweep:
         setting = ", ".join(f"{key} = {value}" for key, value in job.setting.items())
         yield "sweep", Text(words(f"{job.sweep}: {setting}", ascii_))
@@ -204,7 +204,7 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
     if text := nodes.late(now):
         yield "straggler", Text(words(text, scene.ui.ascii), "warn")
     uses = [] if now.cpu is None else [f"{now.cpu:.1f} cores"]
-    uses += [] if now.memory is None else [f"{compact_bytes(now.memory)} memory{_each(now)}"]
+    uses += [] if now.memory is None else [f"{format_size_compact(now.memory)} memory{_each(now)}"]
     if uses:
         yield "uses", Text(", ".join(uses))
     yield from _training(now, scene)
@@ -235,7 +235,7 @@ def _each(now: JobNow) -> str:
     sizes = [rank.memory for rank in now.ranks if rank.memory is not None]
     if len(sizes) < 2:
         return ""
-    return f" ({compact_bytes(min(sizes))} to {compact_bytes(max(sizes))} a rank)"
+    return f" ({format_size_compact(min(sizes))} to {format_size_compact(max(sizes))} a rank)"
 
 
 def _told(detail: JobDetail, scene: Scene, width: int) -> Iterator[RenderableType]:

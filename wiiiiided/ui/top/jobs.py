@@ -21,7 +21,7 @@ from rich.text import Text
 from wiiiiided.cluster.rpc.messages import JobRow, JobView
 from wiiiiided.domain.metrics import JobNow, Rates
 from wiiiiided.domain.states import ENDED, ON_NODES
-from wiiiiided.text import columns, span
+from wiiiiided.text import columns, format_duration
 from wiiiiided.ui.top import numbers
 from wiiiiided.ui.top.marks import (
     BLANK,
@@ -115,7 +115,7 @@ def _selected(scene: Scene) -> Text | None:
     began = ""
     if job.state in ON_NODES and job.started_at is not None and scene.snapshot is not None:
         gone_on = 0.0 if scene.gone or scene.ui.paused else scene.since_s
-        began = f", {span(max(0.0, scene.snapshot.at + gone_on - job.started_at))}"
+        began = f", {format_duration(max(0.0, scene.snapshot.at + gone_on - job.started_at))}"
     again = f", attempt {attempts(job)}" if job.attempt > 1 else ""
     head = f"{job.id} {short(job.name, scene.ui)} of {words(job.owner, scene.ui.ascii)}"
     return line((f"{head}{began}{again}: {words(job.why, scene.ui.ascii)}", "dim"))

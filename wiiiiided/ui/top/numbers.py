@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from wiiiiided.text import span
+from wiiiiided.text import format_duration
 
 UNKNOWN = "–"
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
@@ -118,4 +118,4 @@ def step_time(steps: float | None) -> str:
     seconds = 1 / found
     if seconds < 0.9995:
         return f"{seconds * 1000:.0f} ms" if seconds >= 0.00995 else f"{seconds * 1000:.1f} ms"
-    return f"{seconds:.1f} s" if seconds < 99.95 else span(seconds)
+    return f"{seconds:.1f} s" if seconds < 99.95 else format_duration(seconds)

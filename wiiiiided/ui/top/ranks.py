@@ -14,7 +14,7 @@ from rich.text import Text
 
 from wiiiiided.cluster.rpc.messages import JobRow
 from wiiiiided.domain.metrics import RankNow
-from wiiiiided.text import compact_bytes, cut
+from wiiiiided.text import cut, format_size_compact
 from wiiiiided.ui.top import numbers
 from wiiiiided.ui.top.marks import Chart, Mark, RowStrip, TimeBar, cell
 from wiiiiided.ui.top.order import selected_job
@@ -111,7 +111,7 @@ def _cells(rank: RankNow, scene: Scene) -> dict[str, Mark]:
     node = cut(words(rank.node, scene.ui.ascii), NODE_MOST)
     step = numbers.UNKNOWN if rank.step is None else numbers.steps(rank.step, None)
     peer = numbers.UNKNOWN if rank.waits_for is None else f"rank {rank.waits_for}"
-    memory = numbers.UNKNOWN if rank.memory is None else compact_bytes(rank.memory)
+    memory = numbers.UNKNOWN if rank.memory is None else format_size_compact(rank.memory)
     cores = numbers.known(rank.cpu)
     unknown = cell((numbers.UNKNOWN, "dim"))
     share = numbers.known(rank.training.share)

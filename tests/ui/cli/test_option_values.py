@@ -1,4 +1,4 @@
-"""Numbers as people read and write them."""
+"""What people give to arguments and options, and its refusals."""
 
 from __future__ import annotations
 
@@ -7,41 +7,7 @@ import time
 import pytest
 import typer
 
-from wiiiiided.ui.cli.units_text import code_words, count, job_id, moment_of, number, seconds, span
-
-
-@pytest.mark.parametrize(
-    ("length", "words"),
-    [
-        (-3, "0s"),
-        (0.9, "0s"),
-        (59, "59s"),
-        (61, "1m01s"),
-        (3599, "59m59s"),
-        (3600, "1h00m"),
-        (90_000, "1d01h"),
-        (40 * 86400, "40d00h"),
-    ],
-)
-def test_a_length_of_time_has_two_units(length: float, words: str) -> None:
-    assert span(length) == words
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(None, "-"), (0, "0"), (1, "1"), (137, "137 (SIGKILL)"), (143, "143 (SIGTERM)"), (255, "255")],
-)
-def test_a_code_over_128_names_its_signal(code: int | None, words: str) -> None:
-    assert code_words(code) == words
-
-
-def test_one_and_many() -> None:
-    assert [count(n, "file") for n in (0, 1, 2, 12345)] == [
-        "0 files",
-        "1 file",
-        "2 files",
-        "12,345 files",
-    ]
+from wiiiiided.ui.cli.option_values import job_id, moment_of, number, seconds
 
 
 def test_a_job_is_named_by_its_number() -> None:

@@ -1,47 +1,12 @@
-"""Numbers as people read them, and what people write as numbers."""
+"""The texts given to arguments and options, as numbers, durations, moments and patterns."""
 
 from __future__ import annotations
 
 import re
-import signal
-import time
 
 import typer
 
 from wiiiiided.domain.sweep import sweep_number
-from wiiiiided.text import span as span
-
-
-def clock(at: float | None) -> str:
-    """A moment in this machine's own time."""
-    return "-" if at is None else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-
-
-def moment(at: float) -> str:
-    """To the millisecond, in this machine's own time; with its date where that is not today."""
-    try:
-        seconds, thousandths = divmod(int(at * 1000), 1000)
-        then = time.localtime(seconds)
-    except (ValueError, OverflowError, OSError):  # a job may have written anything there
-        return "-"
-    today = time.localtime()[:3] == then[:3]
-    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then) + f".{thousandths:03}"
-
-
-def code_words(code: int | None) -> str:
-    """An exit code with what it stands for: "0", "1", "137 (SIGKILL)"."""
-    if code is None:
-        return "-"
-    try:
-        name = signal.Signals(code - 128).name if code > 128 else ""
-    except ValueError:
-        name = ""
-    return f"{code} ({name})" if name else str(code)
-
-
-def count(number: int, noun: str) -> str:
-    """`1 file`, `2 files`."""
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def job_id(text: str) -> int:
@@ -65,9 +30,9 @@ def number(text: str, option: str) -> int:
 
 def seconds(text: str, option: str) -> float:
     """A duration given to an option: 30s, 10m, 1h30m; a plain number is of seconds."""
-    from wiiiiided.domain.quantities import duration, guess_duration
+    from wiiiiided.domain.quantities import guess_duration, parse_duration
 
-    found = duration(text if text[-1:].isalpha() else f"{text}s")
+    found = parse_duration(text if text[-1:].isalpha() else f"{text}s")
     if found is None:
         guess = guess_duration(text)
         raise typer.BadParameter(
@@ -93,11 +58,11 @@ def moment_of(text: str, option: str) -> float:
     from datetime import datetime, timedelta
     from datetime import time as time_of_day
 
-    from wiiiiided.domain.quantities import duration
+    from wiiiiided.domain.quantities import parse_duration
 
     now, day = datetime.now().astimezone(), timedelta(days=1)
     try:
-        if (ago := duration(text)) is not None:
+        if (ago := parse_duration(text)) is not None:
             return now.timestamp() - ago
         if "-" in text:
             return datetime.fromisoformat(text).timestamp()
