@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from wiiiiided.domain.diagram import document
+from tests.kit.made_docs import states_page
 from wiiiiided.domain.states import ENDED, MOVES, ON_NODES, STATES
 
 DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    assert (DOCS / "job-states.md").read_text() == document()
+    assert (DOCS / "job-states.md").read_text() == states_page()
 
 
 def test_every_state_can_be_reached_and_left() -> None:

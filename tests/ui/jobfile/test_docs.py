@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from wiiiiided.ui.jobfile import reference, schema
+from tests.kit.made_docs import job_file_page
+from wiiiiided.ui.jobfile import schema
 from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.read import read
@@ -19,7 +20,7 @@ PAGE = (ROOT / "docs/job-file.md").read_text(encoding="utf-8")
 # A TOML block, and what stands between it and the next block of any kind.
 BLOCK = re.compile(r"^```toml\n(.*?)^```$(.*?)(?=^```)", re.DOTALL | re.MULTILINE)
 
-MADE_ANEW = "run python -m wiiiiided.ui.jobfile"
+MADE_ANEW = "run python -m tests.kit.made_docs"
 
 
 def test_the_schema_in_docs_is_up_to_date() -> None:
@@ -27,7 +28,7 @@ def test_the_schema_in_docs_is_up_to_date() -> None:
 
 
 def test_the_tables_and_answers_in_docs_are_up_to_date() -> None:
-    assert reference.refreshed(PAGE) == PAGE, MADE_ANEW
+    assert job_file_page(PAGE) == PAGE, MADE_ANEW
 
 
 def test_every_key_is_in_a_table_of_its_section() -> None:
@@ -71,10 +72,10 @@ def test_the_schema_is_printed_by_its_module() -> None:
     assert not made.stderr
 
 
-def test_one_command_makes_both_anew(tmp_path: Path) -> None:
+def test_one_command_makes_them_anew(tmp_path: Path) -> None:
     stale = re.sub(r"\| `command`.*", "| old |", PAGE)
     (tmp_path / "job-file.md").write_text(stale, encoding="utf-8")
-    _python("-m", "wiiiiided.ui.jobfile", str(tmp_path), cwd=ROOT)
+    _python("-m", "tests.kit.made_docs", str(tmp_path), cwd=ROOT)
     assert (tmp_path / "job-file.md").read_text(encoding="utf-8") == PAGE
     assert (tmp_path / "job.schema.json").read_text(encoding="utf-8") == schema.as_text()
 

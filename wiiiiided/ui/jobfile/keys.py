@@ -1,7 +1,8 @@
 """Every key a job file can have: one table, from which the checker, the JSON schema and the
 reference in docs/job-file.md are all made.
 
-To add a key: add its field to domain/spec, its line here, and run `python -m wiiiiided.ui.jobfile`.
+To add a key: add its field to domain/spec, its line here, and run
+`python -m tests.kit.made_docs`.
 """
 
 from __future__ import annotations
