@@ -133,7 +133,7 @@ class PrivateDaemon:
         if self.process is None or self.process.poll() is not None:
             return
         try:
-            left = [str(job.id) for job in self.client.list()]
+            left = [str(job.id) for job in self.client.jobs().jobs]
             if left:
                 self.wiiiiide("cancel", "--now", *left)
         except (ClientError, subprocess.TimeoutExpired):

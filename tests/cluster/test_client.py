@@ -67,8 +67,8 @@ def archive(tmp_path: Path) -> Packed:
 @pytest.mark.parametrize(
     ("method", "arguments", "request_", "answer", "result"),
     [
-        ("list", (), m.ListJobs(0), m.JobList((view(),)), (view(),)),
-        ("list", (5,), m.ListJobs(5), m.JobList(()), ()),
+        ("jobs", (), m.ListJobs(0), m.JobList((view(),)), m.JobList((view(),))),
+        ("jobs", (5,), m.ListJobs(5), m.JobList(()), m.JobList(())),
         ("history", (7,), m.ListHistory(7), m.JobList((ended(),)), (ended(),)),
         ("why", (17,), m.Why(17), m.JobReason(17, "queued", "x"), m.JobReason(17, "queued", "x")),
         ("requeue", (17,), m.Requeue(17), view(), view()),
@@ -564,12 +564,12 @@ def test_what_the_daemon_says_before_it_answers_is_shown_and_is_no_answer(
         daemon.does(kind, tell)
     said: list[str] = []
     client = Client(daemon.paths, said.append)
-    assert client.list() == ()
+    assert client.jobs().jobs == ()
     with client.pull(17) as blob:
         assert blob.read(10) == b"tar"
         assert blob.read(10) == b""
     assert said == ["waiting up to 4 s for the coordinator a"] * 2
-    assert Client(daemon.paths).list() == ()
+    assert Client(daemon.paths).jobs().jobs == ()
 
 
 def test_a_refused_pull_is_raised_before_anything_is_read(

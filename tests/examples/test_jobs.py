@@ -13,8 +13,8 @@ import pytest
 
 from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, private_daemon
+from tests.kit.jobfiles import read_file
 from wiiiiided.cluster.archive.pack import pack
-from wiiiiided.ui.jobfile.read import read_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 FOLDERS = sorted(path.parent.name for path in EXAMPLES.glob("*/job.toml"))

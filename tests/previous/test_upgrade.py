@@ -88,7 +88,7 @@ def test_todays_daemon_takes_over_the_jobs_of_the_previous_release(
         upgrade(daemon, today)
 
         assert [daemon.pids(ends), daemon.pids(cancelled)] == pids
-        states = {view.id: (view.state, view.attempt) for view in daemon.client.list()}
+        states = {view.id: (view.state, view.attempt) for view in daemon.client.jobs().jobs}
         assert states == {ends: ("running", 1), cancelled: ("running", 1), held: ("held", 0)}
         assert daemon.output(ends) == ["up 0"]
         assert daemon.client.cancel(cancelled).state == "cancelled"

@@ -52,6 +52,7 @@ class AttemptMetrics:
         self._steps = StepsFinder()
         self._pace = Pace()
         self._recorder = Recorder(record, at - began)
+        self.record = self._recorder.record
 
     def begin(self, at: float, sample: RankSample, seen: bool = True) -> None:
         """A rank that had counted nothing yet. If that was `seen`, and not found out later, its
@@ -133,16 +134,6 @@ class AttemptMetrics:
             turns=self.verdict.why if self.verdict.turns else "",
             ranks=tuple(self._rank(rank) for rank in sorted(self.ranks)),
         )
-
-    def record(
-        self,
-        *,
-        ended_at: float | None = None,
-        state: str = "",
-        code: int | None = None,
-        reason: str = "",
-    ) -> RunRecord:
-        return self._recorder.record(ended_at=ended_at, state=state, code=code, reason=reason)
 
     def _meter(self, rank: int) -> RateMeter:
         return self._meters.setdefault(rank, RateMeter())

@@ -178,7 +178,7 @@ class Users:
                 )
             except DaemonLost:
                 self.cut_off += 1
-                everything = self._again(lambda: self.client.list(ended=2 * len(self.plans)))
+                everything = self._again(lambda: self.client.jobs(ended=2 * len(self.plans)).jobs)
                 found = [view.id for view in everything if view.name == spec.name]
                 if found:
                     return found[0]
@@ -207,7 +207,7 @@ class Users:
         return self._again(lambda: self.client.show(job).job.state)
 
     def _wait_for_room(self, jobs: int) -> None:
-        while len(self._again(self.client.list)) >= jobs:
+        while len(self._again(self.client.jobs).jobs) >= jobs:
             time.sleep(0.05)
 
     def _again(self, ask: Callable[[], Answer]) -> Answer:

@@ -54,7 +54,7 @@ def one_daemon() -> Iterator[PrivateDaemon]:
 def daemon(one_daemon: PrivateDaemon) -> Iterator[PrivateDaemon]:
     """With an empty queue: what a failed test left there is not the next one's affair."""
     yield one_daemon
-    for view in one_daemon.client.list():
+    for view in one_daemon.client.jobs().jobs:
         one_daemon.client.cancel(view.id, now=True)
 
 
@@ -372,7 +372,7 @@ def test_what_ranks_use_is_known_of_jobs_that_say_nothing(daemon: PrivateDaemon)
     job = daemon.submit(SILENT, workers=2)
 
     def listed() -> m.JobView:
-        return next(view for view in daemon.client.list() if view.id == job)
+        return next(view for view in daemon.client.jobs().jobs if view.id == job)
 
     wait_until(lambda: (listed().cpu or 0) > 0.2, 60, "its child's work is seen")
     assert (listed().memory or 0) > 2 * (64 << 20)
@@ -391,4 +391,4 @@ def test_what_ranks_use_is_known_of_jobs_that_say_nothing(daemon: PrivateDaemon)
 
 def listed_not(daemon: PrivateDaemon, job: int) -> bool:
     """What is over uses nothing."""
-    return all(view.cpu is None for view in daemon.client.list(ended=50) if view.id == job)
+    return all(view.cpu is None for view in daemon.client.jobs(ended=50).jobs if view.id == job)

@@ -128,7 +128,7 @@ def test_a_member_sees_the_clusters_jobs_and_its_own_again_when_it_has_left() ->
         before = b.submit("print('before')")
         b.end_of(before)
         make_cluster([a, b])
-        assert b.client.list(ended=10) == ()
+        assert b.client.jobs(ended=10).jobs == ()
         inside = b.submit("print('inside')", use=("b",))
         assert inside == before == 1
         assert a.end_of(inside).state == "done"

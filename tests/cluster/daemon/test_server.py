@@ -120,7 +120,7 @@ def test_a_client_that_goes_away_in_the_middle_of_an_upload_leaves_nothing(
         link.sendall(framing.frame(framing.BLOB, b"x" * 1000))
     archives = daemon.paths.state / "archives"
     wait_until(lambda: not list(archives.glob(".*")), 30, "the half upload is gone")
-    assert not [view for view in daemon.client.list() if view.name == spec.name]
+    assert not [view for view in daemon.client.jobs().jobs if view.name == spec.name]
 
 
 def test_an_archive_that_is_not_what_it_was_said_to_be_is_refused(daemon: PrivateDaemon) -> None:
@@ -178,7 +178,7 @@ def test_a_member_may_look_and_submit_and_change_only_what_is_theirs(
 def try_everything(daemon: PrivateDaemon, job: int) -> str:
     """What another user is told who looks at a job and then tries to change it."""
     client = daemon.client
-    said = [f"{client.show(job).job.state} {len(client.list())}"]
+    said = [f"{client.show(job).job.state} {len(client.jobs().jobs)}"]
     for change in (client.cancel, client.requeue, client.hold, client.release):
         try:
             change(job)

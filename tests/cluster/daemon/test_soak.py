@@ -54,7 +54,7 @@ def what_is_wrong(daemon: PrivateDaemon, users: soaking.Users, marks: Path) -> l
     for path in marks.iterdir():
         by_job[path.name.split("-")[0]].add(path.name)
     found += [f"run twice: {name}" for name in sorted(by_job.pop("twice", ()))]
-    jobs = {view.id: view for view in daemon.client.list(ended=2 * JOBS)}
+    jobs = {view.id: view for view in daemon.client.jobs(ended=2 * JOBS).jobs}
     lost = sorted(users.acknowledged - jobs.keys())
     found += [f"lost: job {job} was acknowledged" for job in lost]
     names = sorted(int(view.name) for view in jobs.values())
@@ -97,7 +97,7 @@ def test_hundreds_of_jobs_survive_hundreds_of_kills(capsys: pytest.CaptureFixtur
         finally:
             users.done.set()
             packed.remove()
-        wait_until(lambda: not daemon.client.list(), ENDS_WITHIN_S, "every job is over")
+        wait_until(lambda: not daemon.client.jobs().jobs, ENDS_WITHIN_S, "every job is over")
         problems = what_is_wrong(daemon, users, marks)
         daemon.no_process_is_left()
         said = daemon.said()

@@ -65,10 +65,12 @@ def test_the_queue_and_its_order_survive() -> None:
         low = daemon.submit("print(1)", policy={"priority": 10})
         high = daemon.submit("print(2)", policy={"priority": 90})
         held = daemon.submit("print(3)", hold=True)
-        before = daemon.client.list()
+        before = daemon.client.jobs().jobs
         daemon.kill()
         daemon.start()
-        assert [(v.id, v.state) for v in daemon.client.list()] == [(v.id, v.state) for v in before]
+        assert [(v.id, v.state) for v in daemon.client.jobs().jobs] == [
+            (v.id, v.state) for v in before
+        ]
         daemon.client.cancel(first, now=True)
         assert daemon.end_of(low).state == daemon.end_of(high).state == "done"
         assert daemon.view(high).ended_at <= daemon.view(low).ended_at  # type: ignore[operator]
@@ -246,7 +248,7 @@ def crash_once(where: str, number: int) -> bool:
         crashed = daemon.stop() == -signal.SIGKILL  # unless it ends in good order
         daemon.program = [sys.executable, "-m", "wiiiiided.cluster.daemon.main"]
         daemon.start()
-        stored = {view.id for view in daemon.client.list(ended=100)}
+        stored = {view.id for view in daemon.client.jobs(ended=100).jobs}
         assert set(known) <= stored, f"acknowledged and lost: {known}, stored {stored}"
         for job in sorted(stored):
             if daemon.state(job) == "held":

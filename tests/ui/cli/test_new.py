@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.cli.kit import Cli
-from wiiiiided.ui.jobfile.read import read
 
 
 @pytest.fixture(autouse=True)

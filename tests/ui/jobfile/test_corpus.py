@@ -13,11 +13,12 @@ import jsonschema
 import msgspec
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import BAD, GOOD, LOOKED, Bad, Seen
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.cli.jobfile import Shipped
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.read import examine, read
+from wiiiiided.ui.jobfile.read import examine
 from wiiiiided.ui.jobfile.schema import schema
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())

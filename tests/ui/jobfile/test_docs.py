@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.kit.made_docs import job_file_page
 from wiiiiided.ui.jobfile import schema
 from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.read import read
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs/job-file.md").read_text(encoding="utf-8")

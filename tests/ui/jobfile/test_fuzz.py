@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.kit.examples import examples
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import BAD, COMPLETE, GOOD
 from tests.ui.jobfile.toml_documents import documents, value
 from wiiiiided.domain.limits import problems_of
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.jobfile.keys import KEYS
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
-from wiiiiided.ui.jobfile.read import read
 from wiiiiided.ui.jobfile.schema import schema
 
 VALIDATOR = jsonschema.Draft202012Validator(schema())

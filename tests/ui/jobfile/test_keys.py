@@ -7,10 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import RUN
 from wiiiiided.domain import spec
 from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS, TABLE, TABLES, Key, Section
-from wiiiiided.ui.jobfile.read import read
 from wiiiiided.ui.jobfile.schema import toml
 
 IDS = [key.name for key in KEYS]

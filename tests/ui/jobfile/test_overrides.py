@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import COMPLETE, RUN
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.jobfile.overrides import value_for
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.read import read
 
 
 def job(*sets: str, text: str = RUN) -> JobSpec:

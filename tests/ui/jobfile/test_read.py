@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import BAD, COMPLETE, RUN
 from wiiiiided.domain import spec
 from wiiiiided.errors import UsageError
 from wiiiiided.ui.jobfile.findings import MOST
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
-from wiiiiided.ui.jobfile.read import default_name, read
+from wiiiiided.ui.jobfile.read import default_name
 
 
 def problems_of(text: str, *sets: str) -> tuple[Problem, ...]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.kit.jobfiles import read_file
 from tests.ui.jobfile.corpus import RUN
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.read import read_file
 from wiiiiided.ui.jobfile.source import FILE_BYTES
 
 

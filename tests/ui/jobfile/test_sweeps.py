@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.kit.jobfiles import read
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.sweep import label, sweep_id, sweep_number
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.read import read
 from wiiiiided.ui.jobfile.sweeps import combinations
 
 JOB = 'name = "digits"\n[run]\ncommand = ["python", "t.py"]\nenv = { LR = "1", A = "a" }\n'

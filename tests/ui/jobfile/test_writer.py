@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
+from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import GOOD
-from wiiiiided.ui.jobfile.read import read
 from wiiiiided.ui.jobfile.writer import as_toml, toml
 
 

@@ -14,7 +14,6 @@ from wiiiiided.ui.report.over_time import over_time
 from wiiiiided.ui.report.page import draw
 from wiiiiided.ui.report.ticks import Scale, amounts, times
 from wiiiiided.ui.report.timeline import straggler_spells, timeline
-from wiiiiided.ui.report.words import number
 
 EVEN = Scale(0.0, 1.0, ((0.0, "0"), (1.0, "1")))
 
@@ -33,7 +32,7 @@ def drawn(past: RunHistory) -> str:
 
 def loss_of(past: RunHistory) -> ChartFigure:
     curve = Curve("one", past.lines(lambda p: p.loss, ends=True))
-    return ChartFigure("Loss", "", LineChart(times(past.length), amounts(0, 3, number), [curve]))
+    return ChartFigure("Loss", "", LineChart(times(past.length), amounts(0, 3), [curve]))
 
 
 def test_a_gap_begins_a_new_stroke() -> None:

@@ -66,11 +66,8 @@ class Client:
     def status(self, within_s: float = ANSWER_S) -> m.DaemonStatus:
         return self._ask(m.GetStatus(), m.DaemonStatus, within_s)
 
-    def list(self, ended: int = 0) -> tuple[m.JobView, ...]:
-        return self.jobs(ended).jobs
-
     def jobs(self, ended: int = 0) -> m.JobList:
-        """The same, whether these are all, and what is wrong with the daemon that has the queue."""
+        """The jobs, whether these are all, and what is wrong with the daemon that has the queue."""
         return self._ask(m.ListJobs(ended), m.JobList)
 
     def sweep(self, number: int) -> tuple[m.JobView, ...]:

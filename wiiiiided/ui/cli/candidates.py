@@ -44,7 +44,7 @@ def jobs(
         from wiiiiided.ui.cli.jobs import base_name
 
         ended = LATEST_ENDED if any(state in states for state in ENDED) else 0
-        found = [job for job in _client().list(ended) if job.state in states]
+        found = [job for job in _client().jobs(ended).jobs if job.state in states]
         if alone:
             yield from ((str(job.id), f"{job.name}, {job.state}") for job in found)
         if sweeps:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from wiiiiided.ui.jobfile import rules
 from wiiiiided.ui.jobfile.kinds import Note, OneOf, Text, ValueKind, Whole, expected
 from wiiiiided.ui.jobfile.words import as_list, show
+
+MOST = 1000  # elements, variables: far above any use; what is longer is a mistake
 
 
 def _comma_list(text: str) -> list[str]:
@@ -30,9 +32,8 @@ class Several(msgspec.Struct, frozen=True):
     item: ValueKind
     plural: str
     least: int = 0
-    most: int = 1000  # far above any use; what is longer is a mistake
     unique: bool = True
-    is_text: bool = False
+    is_text: ClassVar[bool] = False
 
     @property
     def words(self) -> str:
@@ -45,8 +46,8 @@ class Several(msgspec.Struct, frozen=True):
             return None
         if len(value) < self.least:
             note(f"an empty list; expected {self.words}")
-        if len(value) > self.most:
-            note(f"has {len(value)} elements; at most {self.most} are possible", "list fewer")
+        if len(value) > MOST:
+            note(f"has {len(value)} elements; at most {MOST} are possible", "list fewer")
             return None
         found = tuple(self.item.convert(one, _inside(note, at)) for at, one in enumerate(value))
         if self.unique:
@@ -69,7 +70,7 @@ class Several(msgspec.Struct, frozen=True):
         return f"write {texts}" if texts else ""
 
     def schema(self) -> dict[str, Any]:
-        items = {"type": "array", "items": self.item.schema(), "maxItems": self.most}
+        items = {"type": "array", "items": self.item.schema(), "maxItems": MOST}
         if self.least:
             items["minItems"] = self.least
         if self.unique:
@@ -137,17 +138,16 @@ class CommandLine(Several, frozen=True):
 class Variables(msgspec.Struct, frozen=True):
     """A table of environment variables: names as the user likes, values as strings."""
 
-    words: str = 'a table of strings, { NAME = "value" }'
-    most: int = 1000
-    is_text: bool = False
-    value: Text = Text("a string")
+    words: ClassVar[str] = 'a table of strings, { NAME = "value" }'
+    is_text: ClassVar[bool] = False
+    value: ClassVar[Text] = Text("a string")
 
     def convert(self, value: object, note: Note) -> dict[str, str | None] | None:
         if not isinstance(value, dict):
             expected(self, value, note)
             return None
-        if len(value) > self.most:
-            note(f"has {len(value)} variables; at most {self.most} are possible", "set fewer")
+        if len(value) > MOST:
+            note(f"has {len(value)} variables; at most {MOST} are possible", "set fewer")
             return None
         return {name: self._one(name, text, note) for name, text in value.items()}
 

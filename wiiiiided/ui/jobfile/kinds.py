@@ -12,7 +12,7 @@ They are Structs because a command line waits for their import: a dataclass take
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import msgspec
 
@@ -61,8 +61,8 @@ _NO = ("false", "no", "off", "0")
 class Flag(msgspec.Struct, frozen=True):
     """true or false."""
 
-    words: str = "true or false"
-    is_text: bool = False
+    words: ClassVar[str] = "true or false"
+    is_text: ClassVar[bool] = False
 
     def convert(self, value: object, note: Note) -> bool | None:
         if isinstance(value, bool):
@@ -83,7 +83,7 @@ class Whole(msgspec.Struct, frozen=True):
     most: int
     instead: tuple[str, ...] = ()
     counted: str = ""  # what it is, where its bounds are not worth a word
-    is_text: bool = False
+    is_text: ClassVar[bool] = False
 
     @property
     def words(self) -> str:
@@ -135,7 +135,7 @@ class OneOf(msgspec.Struct, frozen=True):
     """One of a few words."""
 
     options: tuple[str, ...]
-    is_text: bool = True
+    is_text: ClassVar[bool] = True
 
     @property
     def words(self) -> str:
@@ -160,7 +160,7 @@ class Text(msgspec.Struct, frozen=True):
     words: str
     rule: Callable[[str], Complaint | None] = rules.anything
     pattern: str = rules.ANY_PATTERN
-    is_text: bool = True
+    is_text: ClassVar[bool] = True
 
     def convert(self, value: object, note: Note) -> str | None:
         if not isinstance(value, str):
@@ -181,7 +181,7 @@ class Duration(msgspec.Struct, frozen=True):
 
     most_s: float
     least_s: float = 0.0
-    is_text: bool = True
+    is_text: ClassVar[bool] = True
 
     @property
     def words(self) -> str:
@@ -211,8 +211,8 @@ class Size(msgspec.Struct, frozen=True):
     """An amount of memory with its unit; bytes in the spec."""
 
     most: int
-    words: str = 'a size such as "8GiB" or "512MB"'
-    is_text: bool = True
+    words: ClassVar[str] = 'a size such as "8GiB" or "512MB"'
+    is_text: ClassVar[bool] = True
 
     def convert(self, value: object, note: Note) -> int | None:
         count = quantities.parse_size(value) if isinstance(value, str) else None
@@ -233,8 +233,8 @@ class NodeCount(msgspec.Struct, frozen=True):
     """How many nodes: at least and at most in the spec."""
 
     most: int
-    words: str = 'a number of nodes: 3, "2-4" or "all"'
-    is_text: bool = False
+    words: ClassVar[str] = 'a number of nodes: 3, "2-4" or "all"'
+    is_text: ClassVar[bool] = False
 
     def convert(self, value: object, note: Note) -> tuple[int, int | None] | None:
         wanted = quantities.parse_nodes(value)

@@ -1,10 +1,8 @@
 """The way from a job file to a JobSpec, or to everything that is wrong with it.
 
 text ──locate──► places of keys
-  └──tomllib──► document ──overrides──► check ──► cross_field ──► JobSpec
-                                          └────────────┴────────► Invalid(problems, with places)
-
-`examine` also looks at what is outside the file: the working directory, and the program in it.
+  └──tomllib──► document ──overrides──► check ──► cross_field ──► program ──► JobSpec
+                                          └────────────┴─────────────┴────► Invalid(problems)
 """
 
 from __future__ import annotations
@@ -26,7 +24,6 @@ from wiiiiided.ui.jobfile.locate import DEPTH, Scan, scan
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.program import Folder, look
 from wiiiiided.ui.jobfile.rules import NAME_LENGTH
-from wiiiiided.ui.jobfile.source import text_of
 from wiiiiided.ui.jobfile.words import printable, show
 
 WARN_SHARE = 0.1  # of max_time, at most, unless the file says when to warn
@@ -41,17 +38,6 @@ class Examined(NamedTuple):
     warnings: tuple[Problem, ...] = ()
 
 
-def read_file(path: str | os.PathLike[str], sets: Sequence[str] = ()) -> JobSpec:
-    """The job in a file, changed by `sets`; Invalid with all problems."""
-    return read(text_of(os.fspath(path)), os.fspath(path), sets)
-
-
-def read(text: str, file: str, sets: Sequence[str] = (), swept: Sequence[str] = ()) -> JobSpec:
-    """The job in a text. `file` names it in problems, and its folder names the job. `swept` are
-    options like `sets`, one for each --sweep."""
-    return examine(text, file, sets, None, swept).spec
-
-
 def examine(
     text: str,
     file: str,
@@ -59,8 +45,12 @@ def examine(
     folder: Callable[[str], Folder] | None,
     swept: Sequence[str] = (),
 ) -> Examined:
-    """The same with a look at the folder: what is not there is a problem like others. `folder`
-    makes one of the path of a directory that exists."""
+    """The job in a text; Invalid with everything that is wrong.
+
+    `file` names it in problems, and its folder names the job. `swept` are options like `sets`, one
+    for each --sweep. `folder` makes a Folder of the working directory's path, in which the files of
+    the command are looked for; None: they are not.
+    """
     shown = printable(file, 400)
     scanned = scan(text)
     document = _parse(text, shown, scanned)

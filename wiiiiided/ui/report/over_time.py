@@ -142,13 +142,9 @@ def _throughput(past: RunHistory) -> Iterator[Quantity]:
         if most > 0:
             # All ranks take the same steps, each has its own samples.
             of = "mean of the ranks" if unit == "steps/s" else "all ranks together"
-            told, scale = f"up to {words.number(most)} {unit}, {of}", _up_to(most)
+            told, scale = f"up to {words.number(most)} {unit}, {of}", amounts(0.0, most)
             yield Quantity(unit, f"Throughput, {unit}", told, rate, scale, mean=True)
             return
-
-
-def _up_to(most: float) -> Scale:
-    return amounts(0.0, most, words.number)
 
 
 def _memory(past: RunHistory) -> Iterator[Quantity]:
@@ -166,7 +162,7 @@ def _cpu(past: RunHistory) -> Iterator[Quantity]:
 
     if values := _values(past.lines(value)):
         told = f"up to {words.number(max(values))} cores, all ranks together"
-        yield Quantity("cpu", "CPU, cores in use", told, value, _up_to(max(values)))
+        yield Quantity("cpu", "CPU, cores in use", told, value, amounts(0.0, max(values)))
 
 
 def _wire(past: RunHistory) -> Iterator[ChartFigure]:

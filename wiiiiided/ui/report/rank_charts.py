@@ -89,7 +89,7 @@ def _batches(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
         part = ("one", each.mean, f"{count(node.ranks, 'rank')}, {mean}{more}")
         bars.append(Bar(node.name, mean, (part,), more, (each.low, each.high)))
     told = batches_words(run) + _left_out(len(nodes), NODES)
-    chart = BarChart(amounts(0.0, most, words.number), bars)
+    chart = BarChart(amounts(0.0, most), bars)
     yield ChartFigure(f"Batches by node ({what} of a rank)", told, chart)
 
 

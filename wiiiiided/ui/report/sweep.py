@@ -114,7 +114,7 @@ class Comparison:
         """From left to right, and from below to above."""
         points = [point for line in self.lines() for point in line]
         far = max(x for x, _ in points)
-        across = amounts(0.0, far, words.number, 8) if self.by_steps else times(far)
+        across = amounts(0.0, far, 8) if self.by_steps else times(far)
         return across, around([loss for _, loss in points])
 
 

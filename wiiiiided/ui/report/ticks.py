@@ -7,7 +7,6 @@ those of a clock; sizes count in the binary unit that fits the largest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from wiiiiided.text import UNITS, size_unit
@@ -34,20 +33,20 @@ class Scale:
         return min(1.0, max(0.0, part))
 
 
-def amounts(low: float, high: float, write: Callable[[float], str], wanted: int = 4) -> Scale:
+def amounts(low: float, high: float, wanted: int = 4) -> Scale:
     """For plain numbers; both ends are ticks."""
     low, high = _apart(low, high)
     step = _round_step((high - low) / wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple((i * step, write(_tidy(i * step, step))) for i in range(first, last + 1))
+    ticks = tuple((i * step, words.number(_tidy(i * step, step))) for i in range(first, last + 1))
     return Scale(first * step, last * step, ticks[: 2 * MOST])
 
 
-def sizes(high: float, wanted: int = 4) -> Scale:
+def sizes(high: float) -> Scale:
     """For bytes from 0 on."""
     power = size_unit(high)
     unit = 1024.0**power
-    even = amounts(0.0, max(high / unit, 1.0), words.number, wanted)
+    even = amounts(0.0, max(high / unit, 1.0))
     ticks = tuple((value * unit, f"{text} {UNITS[power]}") for value, text in even.ticks)
     return Scale(0.0, even.high * unit, ticks)
 
@@ -68,7 +67,7 @@ def around(values: list[float]) -> Scale:
     # A single outlier of a million times makes decades, one below 1e-300 would divide by nothing.
     if low > 1e-30 and high < 1e30 and high / low >= DECADES:
         return decades(low, high)
-    return amounts(low, high, words.number)
+    return amounts(low, high)
 
 
 def times(length: float, wanted: int = 9) -> Scale:
