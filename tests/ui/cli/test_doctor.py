@@ -16,19 +16,8 @@ from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.config import Paths
 from wiiiiided.domain.node import Node
 from wiiiiided.ui.cli import doctor, doctor_facts
-from wiiiiided.ui.cli.doctor_checks import (
-    CHECKS,
-    GIB,
-    TORCH,
-    Facts,
-    JobUserFacts,
-    Socket,
-    Unit,
-    examine,
-    satisfies,
-)
-from wiiiiided.ui.cli.doctor_cluster import PortProbe
-from wiiiiided.ui.cli.doctor_finding import Finding
+from wiiiiided.ui.cli.doctor_checks import CHECKS, GIB, TORCH, examine, satisfies
+from wiiiiided.ui.cli.doctor_model import Facts, Finding, JobUserFacts, PortProbe, Socket, Unit
 
 DAEMON = DaemonStatus(
     version="1.0",
@@ -109,13 +98,7 @@ ILL: list[tuple[Facts, str, str, str, str]] = [
         "it is there, but you may not use it",
         "sudo usermod --append --groups wiiiiide ada",
     ),
-    (
-        replace(DENIED, groups=()),
-        "daemon",
-        "fail",
-        "it is there",
-        "log in again",
-    ),
+    (replace(DENIED, groups=()), "daemon", "fail", "it is there", "log in again"),
     (
         replace(PERSON, daemon=None, unit=Unit("not-found", "", "", True)),
         "daemon",

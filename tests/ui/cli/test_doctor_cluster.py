@@ -13,7 +13,8 @@ from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.node import Node
 from wiiiiided.ui.cli import doctor_facts, doctor_peers
-from wiiiiided.ui.cli.doctor_cluster import PeerFacts, PortProbe, examine_peers
+from wiiiiided.ui.cli.doctor_cluster import examine_peers
+from wiiiiided.ui.cli.doctor_model import PeerFacts, PortProbe
 
 OWN = msgspec.structs.replace(status(), version="1.0", role="coordinator", cluster="lab")
 WELL = PeerFacts("b", "10.0.0.2:9461", "idle", "1.0", PortProbe(0.0004, mtu=1500))

@@ -31,7 +31,7 @@ from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.doctor_checks import examine
 from wiiiiided.ui.cli.doctor_cluster import examine_peers
 from wiiiiided.ui.cli.doctor_facts import gather
-from wiiiiided.ui.cli.doctor_finding import Finding
+from wiiiiided.ui.cli.doctor_model import Finding
 from wiiiiided.ui.cli.doctor_peers import peers
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting

@@ -1,20 +1,17 @@
 """The judgements of `wiiiiide doctor` on the facts: no I/O, one function per line it prints.
 
-A check looks at the facts and returns a Finding, or None when it does not apply here. `fail` is
-what keeps jobs from running, `warn` what will cause trouble later, `ok` the rest; what is not ok
-says what to do.
+A check looks at the facts and returns a Finding, or None when it does not apply here.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 
-from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.text import format_size
-from wiiiiided.ui.cli.doctor_cluster import PortProbe, cluster, one_port
-from wiiiiided.ui.cli.doctor_finding import Finding
+from wiiiiided.ui.cli.doctor_cluster import cluster, one_port
+from wiiiiided.ui.cli.doctor_model import Facts, Finding, fail, ok, warn
 
 GIB = 1 << 30
 STATE_FAIL_BYTES = 100 << 20  # SQLite needs room for its journal to end any transaction
@@ -29,85 +26,10 @@ BOUND = re.compile(r"(>=|<|==)\s*(\d+(?:\.\d+)*)")
 TORCH = "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
 
-@dataclass(frozen=True)
-class Socket:
-    path: str
-    exists: bool
-    mode: int = 0
-    group: str = ""
-
-
-@dataclass(frozen=True)
-class Unit:
-    """A unit as systemctl shows it."""
-
-    load: str
-    active: str
-    enabled: str
-    user: bool
-
-
-@dataclass(frozen=True)
-class JobUserFacts:
-    """The jobs' user of the service, and what it could do to the daemon's state."""
-
-    exists: bool
-    state_mode: int = 0o700
-    owns_state: bool = False
-    in_daemon_group: bool = False
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Everything that was found out; None where it could not be, or does not apply."""
-
-    version: str
-    mode: str  # system | user | private
-    user: str
-    python: tuple[int, int, int]
-    daemon: DaemonStatus | None = None
-    daemon_problem: str = ""
-    denied: bool = False  # there is one, and it is not for this user
-    socket: Socket | None = None
-    is_root: bool = False
-    groups: tuple[str, ...] = ()  # of this process
-    listed: bool = False  # in the group wiiiiide according to the group file
-    state: str = ""
-    state_free: int | None = None
-    state_writable: bool | None = None
-    jobs: str = ""
-    jobs_free: int | None = None
-    unit: Unit | None = None
-    lingers: bool | None = None
-    interpreter: str = ""
-    torch: str | None = None
-    torch_problem: str = ""
-    torch_wanted: str = ""  # as the package requires it, ">=2.13,<2.14"
-    cores: int = 1  # that this process may use
-    all_cores: int = 1
-    cpu_quota: float | None = None
-    memory: int = 0
-    memory_limit: int | None = None
-    swap_used: int = 0
-    shm: int | None = None
-    open_files: int | None = None  # soft limit of the daemon, or of this process
-    hostname: str = ""
-    addresses: tuple[str, ...] | None = None  # what the hostname resolves to
-    boot_id: str | None = None
-    clock_behind_s: float = 0.0  # how far the newest file of ours lies in the future
-    loopback_up: bool | None = None
-    job_user: JobUserFacts | None = None
-    container: str = ""
-    seccomp: bool = False
-    port: PortProbe | None = None  # the daemon's own; None: a machine alone has none
-
-
-Check = Callable[[Facts], Finding | None]
-
-
 def examine(facts: Facts) -> list[Finding]:
     """All findings, in the order in which a person would look."""
-    return [finding for check in CHECKS if (finding := check(facts)) is not None]
+    found = ((title, check(facts)) for title, check in CHECKS.items())
+    return [replace(one, title=title) for title, one in found if one is not None]
 
 
 def daemon(facts: Facts) -> Finding:
@@ -115,20 +37,18 @@ def daemon(facts: Facts) -> Finding:
     if status is None and facts.denied:
         who = group(facts)  # it says what to do; nothing has to be started
         remedy = who.do if who is not None else "use it as the user it belongs to"
-        return Finding("fail", "daemon", f"it is there, but {facts.daemon_problem}", remedy)
+        return fail(f"it is there, but {facts.daemon_problem}", remedy)
     if status is None:
-        return Finding("fail", "daemon", facts.daemon_problem, _how_to_start(facts))
+        return fail(facts.daemon_problem, _how_to_start(facts))
     where = f"{status.version}, {status.mode}, process {status.pid}, node {status.node.name}"
     if status.problem:
-        return Finding("fail", "daemon", f"{where}; {status.problem}", "see its log")
+        return fail(f"{where}; {status.problem}", "see its log")
     if status.version != facts.version:
-        return Finding(
-            "warn",
-            "daemon",
+        return warn(
             f"it is {status.version}, this command is {facts.version}",
             f"restart the daemon, jobs go on: {_systemctl(facts)} restart wiiiiided",
         )
-    return Finding("ok", "daemon", where)
+    return ok(where)
 
 
 def socket(facts: Facts) -> Finding | None:
@@ -137,30 +57,21 @@ def socket(facts: Facts) -> Finding | None:
         return None  # the line about the daemon says it
     words = f"{found.path} {found.mode:04o} {found.group}".rstrip()
     if found.mode & 0o007:
-        return Finding(
-            "fail",
-            "socket",
-            f"{words}: every user can use it",
-            "restart the daemon; it sets the mode",
-        )
-    return Finding("ok", "socket", words)
+        return fail(f"{words}: every user can use it", "restart the daemon; it sets the mode")
+    return ok(words)
 
 
 def group(facts: Facts) -> Finding | None:
     if not is_service(facts) or facts.is_root:
         return None
     if "wiiiiide" in facts.groups:
-        return Finding("ok", "group", f"{facts.user} is in the group wiiiiide")
+        return ok(f"{facts.user} is in the group wiiiiide")
     if facts.listed:
-        return Finding(
-            "fail",
-            "group",
+        return fail(
             f"{facts.user} is in the group wiiiiide, but this session began before that",
             "log in again, or: newgrp wiiiiide",
         )
-    return Finding(
-        "fail",
-        "group",
+    return fail(
         f"{facts.user} is not in the group wiiiiide",
         f"sudo usermod --append --groups wiiiiide {facts.user}, then log in again",
     )
@@ -171,16 +82,12 @@ def state(facts: Facts) -> Finding | None:
         return None
     words = f"{facts.state}: {format_size(facts.state_free)} free"
     if facts.state_writable is False:
-        return Finding(
-            "fail", "state", f"{facts.state} cannot be written", "check its owner and mode"
-        )
+        return fail(f"{facts.state} cannot be written", "check its owner and mode")
     if facts.state_free < STATE_FAIL_BYTES:
-        return Finding(
-            "fail", "state", words, "make room: the daemon cannot write down what happens"
-        )
+        return fail(words, "make room: the daemon cannot write down what happens")
     if facts.state_free < STATE_WARN_BYTES:
-        return Finding("warn", "state", words, "make room: the folders of jobs arrive there")
-    return Finding("ok", "state", words)
+        return warn(words, "make room: the folders of jobs arrive there")
+    return ok(words)
 
 
 def jobs(facts: Facts) -> Finding | None:
@@ -190,8 +97,8 @@ def jobs(facts: Facts) -> Finding | None:
     words = f"{facts.jobs}: {format_size(facts.jobs_free)} free"
     if facts.jobs_free < STATE_WARN_BYTES:
         remedy = "make room: jobs' working directories and logs are kept there"
-        return Finding("warn", "jobs", words, remedy)
-    return Finding("ok", "jobs", words)
+        return warn(words, remedy)
+    return ok(words)
 
 
 def unit(facts: Facts) -> Finding | None:
@@ -199,47 +106,37 @@ def unit(facts: Facts) -> Finding | None:
     if facts.mode == "private":
         return None
     if found is None:
-        return Finding("ok", "service", "no systemd here: wiiiiided runs as you start it")
+        return ok("no systemd here: wiiiiided runs as you start it")
     command = "systemctl --user" if found.user else _systemctl(facts)
     install = f"wiiiiide service install{' --user' if found.user else ''}"
     words = f"{'user unit' if found.user else 'unit'} is {found.active}, {found.enabled}"
     if found.load == "not-found":
-        return Finding("warn", "service", "wiiiiided is not installed as a service", install)
+        return warn("wiiiiided is not installed as a service", install)
     if found.load != "loaded":
-        return Finding("fail", "service", f"the unit cannot be used: {found.load}", install)
+        return fail(f"the unit cannot be used: {found.load}", install)
     if found.active == "failed":
         log = f"journalctl {'--user ' if found.user else ''}-e -u wiiiiided"
-        return Finding("fail", "service", words, f"see why: {log}; then {command} start wiiiiided")
+        return fail(words, f"see why: {log}; then {command} start wiiiiided")
     if found.active != "active":
-        return Finding("warn", "service", words, f"{command} start wiiiiided")
+        return warn(words, f"{command} start wiiiiided")
     if found.enabled not in ("enabled", "static", "linked"):
-        return Finding(
-            "warn",
-            "service",
-            f"{words}: it does not come back by itself",
-            f"{command} enable wiiiiided",
-        )
-    return Finding("ok", "service", words)
+        return warn(f"{words}: it does not come back by itself", f"{command} enable wiiiiided")
+    return ok(words)
 
 
 def lingering(facts: Facts) -> Finding | None:
     if facts.mode != "user" or facts.lingers is None:
         return None
     if facts.lingers:
-        return Finding("ok", "lingering", "on: daemon and jobs go on when you log out")
-    return Finding(
-        "warn",
-        "lingering",
-        "off: daemon and jobs end when you log out",
-        f"loginctl enable-linger {facts.user}",
-    )
+        return ok("on: daemon and jobs go on when you log out")
+    return warn("off: daemon and jobs end when you log out", f"loginctl enable-linger {facts.user}")
 
 
 def python(facts: Facts) -> Finding:
     words = ".".join(map(str, facts.python))
     if facts.python[:2] < PYTHON:
-        return Finding("fail", "python", words, f"use {PYTHON[0]}.{PYTHON[1]} or newer")
-    return Finding("ok", "python", words)
+        return fail(words, f"use {PYTHON[0]}.{PYTHON[1]} or newer")
+    return ok(words)
 
 
 def torch(facts: Facts) -> Finding:
@@ -247,12 +144,12 @@ def torch(facts: Facts) -> Finding:
     remedy = f"{install}, or name another interpreter in run.python"
     if facts.torch is None:
         words = f"{facts.interpreter} cannot import it: {facts.torch_problem}"
-        return Finding("fail", "torch", words, remedy)
+        return fail(words, remedy)
     words = f"{facts.torch} in {facts.interpreter}"
     if not satisfies(facts.torch, facts.torch_wanted):
         words += f"; the backend wiiiiide needs {facts.torch_wanted}"
-        return Finding("warn", "torch", words, remedy)
-    return Finding("ok", "torch", words)
+        return warn(words, remedy)
+    return ok(words)
 
 
 def satisfies(version: str, wanted: str) -> bool:
@@ -279,49 +176,43 @@ def cores(facts: Facts) -> Finding:
     if facts.cpu_quota is not None:
         words += f", by quota {facts.cpu_quota:g}"
     if facts.cpu_quota is not None and facts.cpu_quota < 1:
-        return Finding(
-            "warn", "cores", words, "raise the quota: every rank wants a core of its own"
-        )
-    return Finding("ok", "cores", words)
+        return warn(words, "raise the quota: every rank wants a core of its own")
+    return ok(words)
 
 
 def memory(facts: Facts) -> Finding:
     words = format_size(facts.memory)
     if facts.memory_limit is not None and facts.memory_limit < facts.memory:
         words = f"{format_size(facts.memory_limit)} by limit, of {words}"
-    return Finding("ok", "memory", words)
+    return ok(words)
 
 
 def swap(facts: Facts) -> Finding:
     words = f"{format_size(facts.swap_used)} in use"
     if facts.swap_used > SWAP_WARN_BYTES:
-        return Finding("warn", "swap", words, "end what fills the memory: a rank that swaps crawls")
-    return Finding("ok", "swap", words)
+        return warn(words, "end what fills the memory: a rank that swaps crawls")
+    return ok(words)
 
 
 def shm(facts: Facts) -> Finding | None:
     if facts.shm is None:
-        return Finding(
-            "warn", "/dev/shm", "there is none", "mount a tmpfs there: DataLoader workers need it"
-        )
+        return warn("there is none", "mount a tmpfs there: DataLoader workers need it")
     words = f"{format_size(facts.shm)}; wiiiiide needs none of it, DataLoader workers do"
     if facts.shm < SHM_WARN_BYTES:
-        return Finding("warn", "/dev/shm", words, "in docker: --shm-size=8g, or --ipc=host")
-    return Finding("ok", "/dev/shm", words)
+        return warn(words, "in docker: --shm-size=8g, or --ipc=host")
+    return ok(words)
 
 
 def open_files(facts: Facts) -> Finding | None:
     if facts.open_files is None:
         return None
     if facts.open_files < FILES_WARN:
-        return Finding(
-            "warn",
-            "open files",
+        return warn(
             f"at most {facts.open_files}",
             "raise it for the daemon (ulimit -n 65536, or LimitNOFILE= in its unit): "
             "DataLoader workers hold many",
         )
-    return Finding("ok", "open files", f"at most {facts.open_files}")
+    return ok(f"at most {facts.open_files}")
 
 
 def hostname(facts: Facts) -> Finding | None:
@@ -330,47 +221,41 @@ def hostname(facts: Facts) -> Finding | None:
     if facts.denied:
         return None  # whether this one is of a cluster is not known
     if not facts.addresses:
-        return Finding(
-            "warn",
-            "hostname",
+        return warn(
             f"{facts.hostname} does not resolve, and gloo looks it up",
             f"add to /etc/hosts: 127.0.1.1 {facts.hostname}",
         )
     words = f"{facts.hostname} is {', '.join(facts.addresses)}"
     if all(address.startswith("127.") or address == "::1" for address in facts.addresses):
         words += ": fine on one machine; other machines could not be told this name"
-    return Finding("ok", "hostname", words)
+    return ok(words)
 
 
 def boot(facts: Facts) -> Finding:
     if facts.boot_id is None:
-        return Finding(
-            "fail",
-            "boot id",
+        return fail(
             "/proc/sys/kernel/random/boot_id cannot be read: the daemon could not tell a job of "
             "before a restart from one of now",
             "mount /proc as usual",
         )
-    return Finding("ok", "boot id", facts.boot_id)
+    return ok(facts.boot_id)
 
 
 def clock(facts: Facts) -> Finding:
     if facts.clock_behind_s > CLOCK_WARN_S:
-        return Finding(
-            "warn",
-            "clock",
+        return warn(
             f"it stands {facts.clock_behind_s:.0f} s before files that are already here",
             "set it: timedatectl set-ntp true",
         )
-    return Finding("ok", "clock", "not before any file of ours")
+    return ok("not before any file of ours")
 
 
 def loopback(facts: Facts) -> Finding | None:
     if facts.loopback_up is None:
         return None
     if not facts.loopback_up:
-        return Finding("fail", "loopback", "lo is down: ranks meet there", "ip link set lo up")
-    return Finding("ok", "loopback", "lo is up")
+        return fail("lo is down: ranks meet there", "ip link set lo up")
+    return ok("lo is up")
 
 
 def job_user(facts: Facts) -> Finding | None:
@@ -378,18 +263,14 @@ def job_user(facts: Facts) -> Finding | None:
     if not is_service(facts) or found is None:
         return None
     if not found.exists:
-        return Finding(
-            "fail", "job user", "there is no user wiiiiide-job", "wiiiiide service install makes it"
-        )
+        return fail("there is no user wiiiiide-job", "wiiiiide service install makes it")
     if found.owns_state or found.state_mode & 0o007 or found.in_daemon_group:
-        return Finding(
-            "fail",
-            "job user",
+        return fail(
             f"jobs could read {facts.state}",
             "chown -R wiiiiide:wiiiiide and chmod 0700 that directory; "
             "take wiiiiide-job out of the group wiiiiide",
         )
-    return Finding("ok", "job user", "wiiiiide-job is there and cannot read the daemon's state")
+    return ok("wiiiiide-job is there and cannot read the daemon's state")
 
 
 def surroundings(facts: Facts) -> Finding | None:
@@ -397,14 +278,34 @@ def surroundings(facts: Facts) -> Finding | None:
     words = f"in a container ({facts.container})" if facts.container else "on the machine itself"
     if facts.seccomp:
         words += ", with a system call filter"
-    return Finding("ok", "surroundings", words)
+    return ok(words)
 
 
-CHECKS: tuple[Check, ...] = (
-    *(daemon, cluster, one_port, socket, group, unit, lingering, state, jobs, job_user),
-    *(python, torch, cores, memory, swap, shm, open_files),
-    *(hostname, loopback, boot, clock, surroundings),
-)
+# In the order of the lines, each with its title.
+CHECKS: dict[str, Callable[[Facts], Finding | None]] = {
+    "daemon": daemon,
+    "cluster": cluster,
+    "one port": one_port,
+    "socket": socket,
+    "group": group,
+    "service": unit,
+    "lingering": lingering,
+    "state": state,
+    "jobs": jobs,
+    "job user": job_user,
+    "python": python,
+    "torch": torch,
+    "cores": cores,
+    "memory": memory,
+    "swap": swap,
+    "/dev/shm": shm,
+    "open files": open_files,
+    "hostname": hostname,
+    "loopback": loopback,
+    "boot id": boot,
+    "clock": clock,
+    "surroundings": surroundings,
+}
 
 
 def is_service(facts: Facts) -> bool:

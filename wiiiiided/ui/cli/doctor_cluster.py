@@ -8,37 +8,12 @@ node b     with --peers: whether b's port answers from here, and what that says
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from wiiiiided.cluster.rpc.messages import DaemonStatus
-from wiiiiided.ui.cli.doctor_finding import Finding
-
-if TYPE_CHECKING:
-    from wiiiiided.ui.cli.doctor_checks import Facts
+from wiiiiided.ui.cli.doctor_model import Facts, Finding, PeerFacts, PortProbe, fail, ok, warn
 
 LEAST_MTU = 1280  # what every IPv6 link carries; less is a tunnel worth a look
-
-
-@dataclass(frozen=True)
-class PortProbe:
-    """How a TCP connection to a port went: its time, or what kept it from coming about."""
-
-    seconds: float | None = None
-    problem: str = ""  # refused | silent | no-route | forbidden | other
-    words: str = ""  # the kernel's, for `other`
-    mtu: int | None = None
-
-
-@dataclass(frozen=True)
-class PeerFacts:
-    """Another machine of the cluster, seen from this one."""
-
-    name: str
-    endpoint: str
-    state: str
-    version: str
-    reach: PortProbe | None  # None: it has no address
 
 
 def cluster(facts: Facts) -> Finding | None:
@@ -47,15 +22,13 @@ def cluster(facts: Facts) -> Finding | None:
     if status is None:
         return None
     if status.role == "alone":
-        return Finding("ok", "cluster", "none: this machine is alone")
+        return ok("none: this machine is alone")
     if status.role == "coordinator":
-        return Finding("ok", "cluster", f"{status.cluster}, this machine coordinates it")
+        return ok(f"{status.cluster}, this machine coordinates it")
     words = f"{status.cluster}, a member; {status.coordinator} coordinates it"
     if status.linked:
-        return Finding("ok", "cluster", words)
-    return Finding(
-        "fail",
-        "cluster",
+        return ok(words)
+    return fail(
         f"{words}, and does not hear this machine; jobs that run go on",
         f"is {status.coordinator} on, its daemon running, its port open? wiiiiide doctor there. "
         "If this machine was removed: wiiiiide leave, and join with a new token",
@@ -69,10 +42,8 @@ def one_port(facts: Facts) -> Finding | None:
         return None
     endpoint = status.node.endpoint
     if found.seconds is not None:
-        return Finding("ok", "one port", f"{endpoint} answers; a firewall must let others through")
-    return Finding(
-        "fail",
-        "one port",
+        return ok(f"{endpoint} answers; a firewall must let others through")
+    return fail(
         f"{endpoint} does not answer on this machine itself",
         f"is {status.node.address} still its address (ip addr), and the port free "
         f"(ss -ltnp 'sport = {status.node.port}')? the daemon tries again every 2 s",
@@ -83,16 +54,16 @@ def examine_peers(status: DaemonStatus, peers: Sequence[PeerFacts]) -> list[Find
     """A finding for each of the others."""
     if not peers:
         return [Finding("ok", "nodes", "there is no other")]
-    return [_peer(status, peer) for peer in peers]
+    return [replace(_peer(status, peer), title=f"node {peer.name}") for peer in peers]
 
 
 def _peer(status: DaemonStatus, peer: PeerFacts) -> Finding:
-    title, found = f"node {peer.name}", peer.reach
+    found = peer.reach
     if found is None:
-        return Finding("warn", title, "its address is not known", "wiiiiide doctor there")
+        return warn("its address is not known", "wiiiiide doctor there")
     if found.seconds is None:
         words, do = _unreachable(peer, found)
-        return Finding("fail", title, f"{peer.endpoint} {words}", do)
+        return fail(f"{peer.endpoint} {words}", do)
     words = f"{peer.endpoint} answers in {found.seconds * 1e3:.1f} ms"
     if found.mtu is not None:
         words += f", MTU {found.mtu}"
@@ -100,26 +71,19 @@ def _peer(status: DaemonStatus, peer: PeerFacts) -> Finding:
 
 
 def _reachable(status: DaemonStatus, peer: PeerFacts, found: PortProbe, words: str) -> Finding:
-    title = f"node {peer.name}"
     if peer.state == "lost":
-        return Finding(
-            "fail",
-            title,
+        return fail(
             f"{words}, but the coordinator does not hear it",
             f"on {peer.name}: wiiiiide doctor, systemctl status wiiiiided",
         )
     if peer.version and peer.version != status.version:
-        return Finding(
-            "warn",
-            title,
+        return warn(
             f"{words}; it has wiiiiided {peer.version}, this machine {status.version}",
             "bring all to one version; daemons one version apart work together meanwhile",
         )
     if found.mtu is not None and found.mtu < LEAST_MTU:
-        return Finding(
-            "warn", title, words, "look at the tunnel or VPN on the way: packets are small there"
-        )
-    return Finding("ok", title, f"{words}, {peer.state}")
+        return warn(words, "look at the tunnel or VPN on the way: packets are small there")
+    return ok(f"{words}, {peer.state}")
 
 
 def _unreachable(peer: PeerFacts, found: PortProbe) -> tuple[str, str]:

@@ -27,7 +27,7 @@ import psutil
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.config import Paths
-from wiiiiided.ui.cli import doctor_checks as checks
+from wiiiiided.ui.cli.doctor_model import Facts, JobUserFacts, Socket, Unit
 from wiiiiided.ui.cli.doctor_peers import reach
 from wiiiiided.ui.cli.service_files import UNIT
 from wiiiiided.ui.cli.service_system import System, is_lingering, run_command
@@ -39,16 +39,14 @@ CGROUP = Path("/sys/fs/cgroup")
 T = TypeVar("T")
 
 
-def gather(
-    paths: Paths, daemon: DaemonStatus | None, problem: str, denied: bool = False
-) -> checks.Facts:
+def gather(paths: Paths, daemon: DaemonStatus | None, problem: str, denied: bool = False) -> Facts:
     """Look at everything. `problem` says why there is no daemon, or none for this user."""
     name = user_name()
     interpreter = daemon_interpreter(daemon)
     torch, torch_problem = torch_of(interpreter)
     quota, limit = cgroup_limits(daemon.pid if daemon else os.getpid())
     jobs = paths.jobs if daemon is None else Path(daemon.jobs_directory)
-    return checks.Facts(
+    return Facts(
         version=__version__,
         mode=paths.mode,
         user=name,
@@ -102,16 +100,16 @@ def known(ask: Callable[[], T]) -> T | None:
 # ---- daemon and service
 
 
-def socket_facts(path: Path) -> checks.Socket:
+def socket_facts(path: Path) -> Socket:
     try:
         about = path.stat()
     except OSError:
-        return checks.Socket(str(path), exists=False)
+        return Socket(str(path), exists=False)
     group = known(lambda: grp.getgrgid(about.st_gid).gr_name) or str(about.st_gid)
-    return checks.Socket(str(path), True, stat.S_IMODE(about.st_mode), group)
+    return Socket(str(path), True, stat.S_IMODE(about.st_mode), group)
 
 
-def unit_facts(mode: str) -> checks.Unit | None:
+def unit_facts(mode: str) -> Unit | None:
     """The unit of the daemon that this command uses; None without systemd."""
     if not Path("/run/systemd/system").is_dir():
         return None
@@ -121,7 +119,7 @@ def unit_facts(mode: str) -> checks.Unit | None:
     found = dict(line.split("=", 1) for line in lines if "=" in line)
     if not found.get("LoadState"):
         return None
-    return checks.Unit(
+    return Unit(
         found["LoadState"],
         found.get("ActiveState", ""),
         found.get("UnitFileState") or "not enabled",
@@ -203,14 +201,14 @@ def is_listed(name: str) -> bool:
     return name in (known(lambda: grp.getgrnam(DAEMON_GROUP).gr_mem) or [])
 
 
-def job_user(state: Path) -> checks.JobUserFacts:
+def job_user(state: Path) -> JobUserFacts:
     """The jobs' user's rights on the daemon's state, by its owner, mode and group."""
     try:
         entry = pwd.getpwnam(JOB_USER)
     except KeyError:
-        return checks.JobUserFacts(exists=False)
+        return JobUserFacts(exists=False)
     about = known(state.stat)
-    return checks.JobUserFacts(
+    return JobUserFacts(
         exists=True,
         state_mode=stat.S_IMODE(about.st_mode) if about else 0o700,
         owns_state=about is not None and about.st_uid == entry.pw_uid,
