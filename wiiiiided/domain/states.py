@@ -6,6 +6,8 @@ test follows every line of it. An event that is not listed for a state is ignore
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from typing import Final, Literal
 
 State = Literal[
@@ -96,3 +98,9 @@ MOVES: Final[dict[State | Literal["new"], dict[str, tuple[State, ...]]]] = {
     "failed": {"RequeueRequested": ("queued",)},
     "cancelled": {"RequeueRequested": ("queued",)},
 }
+
+
+def tally(states: Iterable[str]) -> str:
+    """`4 done, 1 failed, 1 queued`, in the order of the table."""
+    counts = Counter(states)
+    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])

@@ -13,7 +13,7 @@ from tests.kit.prometheus import parse
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.metrics import JobNow, NodeNow, Rates
-from wiiiiided.ui.cli import metrics
+from wiiiiided.ui.cli import metrics, whole_file
 
 UP: tuple[tuple[str, str], ...] = ()
 
@@ -60,7 +60,7 @@ def test_what_the_collector_may_see_before_the_rename_is_not_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(metrics.os, "rename", lambda made, path: seen.append(made))
+    monkeypatch.setattr(whole_file.os, "replace", lambda made, path: seen.append(made))
     metrics.replace(str(tmp_path / "x.prom"), "text\n")
     assert not seen[0].endswith(".prom")
     assert Path(seen[0]).parent == tmp_path
@@ -110,11 +110,10 @@ def test_a_full_disk_leaves_the_old_file(
     target = tmp_path / "x.prom"
     target.write_text("old")
 
-    def full(path: str, text: str) -> None:
-        Path(path).write_text("half")
+    def full(fd: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(metrics, "_write", full)
+    monkeypatch.setattr(whole_file.os, "fsync", full)
     result = cli("metrics", "-o", str(target))
     assert (result.code, target.read_text()) == (1, "old")
     assert result.err == f"wiiiiide: cannot write {target}: No space left on device\n"

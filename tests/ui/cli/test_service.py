@@ -19,8 +19,9 @@ from wiiiiided.ui.cli import main as cli
 from wiiiiided.ui.cli import service_access as access
 from wiiiiided.ui.cli import service_files as files
 from wiiiiided.ui.cli import service_install, service_system
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.service_install import put
-from wiiiiided.ui.cli.service_system import Stop, System
+from wiiiiided.ui.cli.service_system import System
 from wiiiiided.ui.cli.service_uninstall import uninstall_service
 
 DAEMON = Path("/opt/wiiiiide/bin/wiiiiided")
@@ -100,18 +101,20 @@ def test_no_start_enables_without_starting(world: World) -> None:
 
 def test_a_daemon_that_does_not_start_is_quoted(world: World) -> None:
     world.answers = {"systemctl start": (1, "Job failed."), "journalctl": (0, "bad key limits.x\n")}
-    with pytest.raises(Stop, match="did not start") as stop:
+    with pytest.raises(CommandFailed, match="did not start") as stop:
         put(world.system, wanted(world), start=True)
     assert (stop.value.code, stop.value.hint) == (1, "bad key limits.x")
     world.answers["StatusText"] = (0, "cannot listen\n")
-    with pytest.raises(Stop) as stop:
+    with pytest.raises(CommandFailed) as stop:
         put(world.system, wanted(world), start=True)
     assert stop.value.hint == "cannot listen"
 
 
 def test_a_failing_step_is_named_and_ends_it(world: World) -> None:
     world.answers["systemd-sysusers"] = (1, "Failed to write /etc/passwd")
-    with pytest.raises(Stop, match=r"systemd-sysusers .* failed: Failed to write /etc/passwd"):
+    with pytest.raises(
+        CommandFailed, match=r"systemd-sysusers .* failed: Failed to write /etc/passwd"
+    ):
         put(world.system, wanted(world), start=True)
     assert len(world.ran) == 1
 
@@ -135,7 +138,7 @@ def test_a_person_gets_one_unit_and_a_word_about_lingering(
 def test_a_person_without_a_session_is_told_how_to_get_one(tmp_path: Path) -> None:
     world = World(tmp_path, user=True)
     world.answers["systemctl --user"] = (1, "Failed to connect to bus")
-    with pytest.raises(Stop, match="Failed to connect to bus") as stop:
+    with pytest.raises(CommandFailed, match="Failed to connect to bus") as stop:
         service_install.install_user(world.system, start=True)
     assert "enable-linger" in stop.value.hint
     assert stop.value.code == 7
@@ -143,13 +146,13 @@ def test_a_person_without_a_session_is_told_how_to_get_one(tmp_path: Path) -> No
 
 def test_a_private_daemon_is_no_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WIIIIIDE_HOME", str(tmp_path))
-    with pytest.raises(Stop, match="WIIIIIDE_HOME is set") as stop:
+    with pytest.raises(CommandFailed, match="WIIIIIDE_HOME is set") as stop:
         service_install.install_user(World(tmp_path, user=True).system, start=True)
     assert stop.value.code == 2
 
 
 def test_a_machine_without_systemd_is_told_what_to_do_instead(tmp_path: Path) -> None:
-    with pytest.raises(Stop, match="not booted with systemd") as stop:
+    with pytest.raises(CommandFailed, match="not booted with systemd") as stop:
         service_system.check_systemd(System(False, lambda _: (0, ""), print, tmp_path))
     assert stop.value.code == 7
     assert "foreground" in stop.value.hint
@@ -157,13 +160,13 @@ def test_a_machine_without_systemd_is_told_what_to_do_instead(tmp_path: Path) ->
 
 def test_without_systemd_nothing_is_there_to_uninstall(tmp_path: Path) -> None:
     system = System(False, lambda _: (0, ""), print, tmp_path)
-    with pytest.raises(Stop, match="there is no service to uninstall"):
+    with pytest.raises(CommandFailed, match="there is no service to uninstall"):
         uninstall_service(system, purge=False, force=False)
 
 
 def test_only_root_installs_for_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(Stop, match="root's to install") as stop:
+    with pytest.raises(CommandFailed, match="root's to install") as stop:
         service_system.check_root("install")
     assert stop.value.code == 5
     assert "--user" in stop.value.hint
@@ -223,7 +226,7 @@ def test_uninstall_stops_and_removes_the_service_and_keeps_the_state(world: Worl
 @pytest.mark.usefixtures("as_root")
 def test_uninstall_refuses_while_jobs_run(world: World) -> None:
     installed(world, "41\n99\n100\n")
-    with pytest.raises(Stop, match="2 processes of jobs") as stop:
+    with pytest.raises(CommandFailed, match="2 processes of jobs") as stop:
         uninstall_service(world.system, purge=False, force=False)
     assert stop.value.code == 1
     assert "--force" in stop.value.hint
@@ -241,7 +244,7 @@ def test_force_uninstalls_and_says_what_goes_on(world: World) -> None:
 @pytest.mark.usefixtures("as_root")
 def test_purge_removes_the_state_but_never_under_a_running_job(world: World) -> None:
     installed(world, "41\n99\n")
-    with pytest.raises(Stop, match="1 process"):
+    with pytest.raises(CommandFailed, match="1 process"):
         uninstall_service(world.system, purge=True, force=True)
     assert (world.root / "var/lib/wiiiiide-jobs").exists()
     (world.root / "sys/fs/cgroup/system.slice/wiiiiided.service/cgroup.procs").write_text("41\n")
@@ -260,7 +263,7 @@ def test_uninstalling_what_is_not_there_is_said_and_harmless(world: World) -> No
 def test_a_service_that_cannot_be_stopped_is_not_removed(world: World) -> None:
     installed(world)
     world.answers["disable"] = (1, "Access denied")
-    with pytest.raises(Stop, match="Access denied"):
+    with pytest.raises(CommandFailed, match="Access denied"):
         uninstall_service(world.system, purge=False, force=False)
     assert (world.root / "etc/systemd/system/wiiiiided.service").exists()
 

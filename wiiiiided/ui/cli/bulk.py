@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
 from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.exit_codes import FAILED
-from wiiiiided.domain.states import STATES
+from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import sweep_number
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.jobs import line
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.screen import say
@@ -26,7 +26,10 @@ def ids_of(texts: Sequence[str], client: Client, states: Container[str]) -> list
         jobs = client.sweep(sweep)
         found += (chosen := [job.id for job in jobs if job.state in states])
         if not chosen:
-            raise NothingToDo(f"{text} has no job that this would change: {tally(jobs)}")
+            raise CommandFailed(
+                FAILED,
+                f"{text} has no job that this would change: {tally(job.state for job in jobs)}",
+            )
     return list(dict.fromkeys(found))
 
 
@@ -34,18 +37,6 @@ def split(text: str) -> tuple[str, int, int]:
     """A word, and the number of the job or of the sweep that it is."""
     sweep = sweep_number(text)
     return (text, job_id(text), 0) if sweep is None else (text, 0, sweep)
-
-
-class NothingToDo(ClientError):
-    """No job of the sweep is in a state in which the command would change it."""
-
-    code = FAILED
-
-
-def tally(jobs: Iterable[JobView]) -> str:
-    """`4 done, 1 failed, 1 queued`, in the order in which a job goes through them."""
-    counts = Counter(job.state for job in jobs)
-    return ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
 
 
 def refused(problem: ClientError) -> int:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Annotated
 
 import typer
 
 from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
+from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.exit_codes import FAILED
+from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import sweep_id
-from wiiiiided.ui.cli.bulk import refused, split, tally
+from wiiiiided.ui.cli.bulk import refused, split
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.jobs import base_name, ending
 from wiiiiided.ui.cli.options import LiveIds
@@ -60,12 +62,16 @@ def _sweep(client: Client, sweep: int, now: bool) -> Iterator[int]:
         return
     name = f"sweep {sweep_id(sweep)} ({base_name(jobs[0])})"
     if not ended:
-        say(f"wiiiiide: {name} is over already: {tally(jobs)}")
+        say(f"wiiiiide: {name} is over already: {_tally(jobs)}")
         yield FAILED
         return
     rest = [job for job in jobs if job.id not in {one.id for one in ended}]
-    before = f"; {tally(rest)} before" if rest else ""
-    say(f"{name}: {tally(ended)}{before}")
+    before = f"; {_tally(rest)} before" if rest else ""
+    say(f"{name}: {_tally(ended)}{before}")
+
+
+def _tally(jobs: Iterable[JobView]) -> str:
+    return tally(job.state for job in jobs)
 
 
 def _is_in_trouble(client: Client) -> bool:

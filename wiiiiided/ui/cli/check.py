@@ -5,7 +5,8 @@ from __future__ import annotations
 from wiiiiided.cluster.archive.scan import PackError, survey
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import job_facts, screen
-from wiiiiided.ui.cli.jobfile import JobFile, NotReady, Sets, notes, read, report, unshippable
+from wiiiiided.ui.cli.command_failed import CommandFailed
+from wiiiiided.ui.cli.jobfile import JobFile, Sets, notes, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import put
@@ -33,6 +34,6 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
         screen.say(f"note: {note}")
     try:
         job.secrets()
-    except NotReady as missing:
+    except CommandFailed as missing:
         screen.say(f"note: {missing}")
     return 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import pwd
 
-from wiiiiided.ui.cli.jobfile import NotReady
+from wiiiiided.domain.exit_codes import INVALID
+from wiiiiided.ui.cli.command_failed import CommandFailed
 
 HINT = "cd to a folder of its own, with the script and what it needs"
 
@@ -17,7 +18,9 @@ def refuse_home(directory: str, otherwise: str = "") -> None:
         if os.path.commonpath([place, home]) == place:
             what = "a home directory" if place == home else f"above the home directory {home}"
             what = "the root of the file system" if place == "/" else what
-            raise NotReady(f"{place} is {what}: it is not shipped as a whole", HINT + otherwise)
+            raise CommandFailed(
+                INVALID, f"{place} is {what}: it is not shipped as a whole", HINT + otherwise
+            )
 
 
 def _homes(place: str) -> list[str]:

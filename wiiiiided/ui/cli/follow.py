@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from wiiiiided.cluster.client import Client, DaemonLost
 from wiiiiided.cluster.rpc.messages import JobView, LogLine
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import fields
 from wiiiiided.ui.cli.jobs import ending, exit_code, is_over, line
-from wiiiiided.ui.cli.log_lines import ALL, Lines, NoSuchNode, Wanted, check_node, check_ranks
+from wiiiiided.ui.cli.log_lines import ALL, Lines, Wanted, check_node, check_ranks
 
 
 def follow(
@@ -54,7 +55,7 @@ def _note_node(job: JobView, node: str | None) -> None:
     """An attempt may be on other nodes than the one before: silence would not say so."""
     try:
         check_node(job, node)
-    except NoSuchNode as nothing:
+    except CommandFailed as nothing:
         screen.say(f"note: {nothing}")
 
 

@@ -12,10 +12,10 @@ import typer
 
 from wiiiiided.cluster.archive.ignore import OURS, PULLED, BadRules, left_out
 from wiiiiided.cluster.archive.scan import PackError
-from wiiiiided.cluster.client import ClientError
 from wiiiiided.config import passed
 from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.domain.spec import JobSpec
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.screen import put_json, say
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.read import examine
@@ -32,12 +32,6 @@ Sets = Annotated[
         "--set", metavar="KEY=VALUE", help="Change a key of the job file: --set run.env.LR=0.1"
     ),
 ]
-
-
-class NotReady(ClientError):
-    """The job file is right, but something it needs is not there."""
-
-    code = INVALID
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,8 @@ class LoadedJob:
         found = passed(self.spec.run.pass_env)
         missing = [name for name in self.spec.run.pass_env if name not in found]
         if missing:
-            raise NotReady(
+            raise CommandFailed(
+                INVALID,
                 f"{self.file}: run.pass_env names {', '.join(missing)}, which "
                 f"{'is' if len(missing) == 1 else 'are'} not set here",
                 "export it before you submit, or leave it out of run.pass_env",

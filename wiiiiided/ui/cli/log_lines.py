@@ -20,31 +20,20 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wiiiiided.cluster.client import ClientError
 from wiiiiided.cluster.rpc.messages import JobView, LogLine
+from wiiiiided.domain.exit_codes import NO_SUCH, USAGE
 from wiiiiided.text import cell, clean, clean_colours, columns
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 
 TRACEBACK = "Traceback (most recent call last)"
-
-
-class NoSuchRank(ClientError):
-    """The job has fewer ranks than that."""
-
-    code = 2
 
 
 def check_ranks(job: JobView, ranks: Sequence[int]) -> None:
     """A rank that the job does not have would just be silent."""
     if job.attempt and job.workers and max(ranks, default=0) >= job.workers:
         has = "rank 0 only" if job.workers == 1 else f"ranks 0 to {job.workers - 1}"
-        raise NoSuchRank(f"job {job.id} has {has}")
-
-
-class NoSuchAttempt(ClientError):
-    """The job has not been tried so often."""
-
-    code = 6
+        raise CommandFailed(USAGE, f"job {job.id} has {has}")
 
 
 def check_attempt(job: JobView, attempt: int | None) -> None:
@@ -53,20 +42,16 @@ def check_attempt(job: JobView, attempt: int | None) -> None:
         return
     made = {0: "has not been started yet", 1: "has had attempt 1 only"}
     has = made.get(job.attempt, f"has had attempts 1 to {job.attempt}")
-    raise NoSuchAttempt(f"there is no attempt {attempt}: job {job.id} {has}")
-
-
-class NoSuchNode(ClientError):
-    """The job has no allocation there."""
-
-    code = 6
+    raise CommandFailed(NO_SUCH, f"there is no attempt {attempt}: job {job.id} {has}")
 
 
 def check_node(job: JobView, node: str | None) -> None:
     """A node without an allocation of the job would just be silent."""
     if node is not None and job.attempt and node not in job.nodes:
         problem = f"attempt {job.attempt} of job {job.id} has no allocation on {node}"
-        raise NoSuchNode(f"{problem}: it is on {', '.join(job.nodes)}" if job.nodes else problem)
+        raise CommandFailed(
+            NO_SUCH, f"{problem}: it is on {', '.join(job.nodes)}" if job.nodes else problem
+        )
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,15 @@ import shlex
 
 import typer
 
-from wiiiiided.cluster.client import Client, ClientError
+from wiiiiided.cluster.client import Client
 from wiiiiided.cluster.client.machines import Role, settle
 from wiiiiided.cluster.rpc.messages import ClusterView, NodeView, TokenCreated
 from wiiiiided.config import Paths
+from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.domain.node import PORT
 from wiiiiided.text import cell, format_duration, format_moment
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.progress import waiting
 
@@ -43,17 +45,14 @@ def endpoint_of(text: str) -> tuple[str, int]:
     return host, int(rest)
 
 
-class TwoDaemons(ClientError):
-    """Root has a daemon of its own beside the service, and hardly means that one."""
-
-
 def connect_here() -> Client:
     """A client of the daemon that is to get a new role: the service's, or the own
     daemon of a user who may not use that. Root's own would be found first: it is a mistake."""
     client = connect()
     paths, service = client.paths, Paths.system().socket
     if paths.mode == "user" and os.geteuid() == 0 and os.path.exists(service):
-        raise TwoDaemons(
+        raise CommandFailed(
+            FAILED,
             f"root has a daemon of its own ({paths.socket}) beside this machine's service",
             f"end that one (kill {client.status().pid}) and say it again: then it is about the "
             "service. A daemon of its own that is meant gets a WIIIIIDE_HOME",

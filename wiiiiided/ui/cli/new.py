@@ -12,11 +12,13 @@ from typing import Annotated
 
 import typer
 
+from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.errors import HostError
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.current_folder import refuse_home
-from wiiiiided.ui.cli.jobfile import NotReady, Shipped, report
+from wiiiiided.ui.cli.jobfile import Shipped, report
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.read import default_name, examine
 from wiiiiided.ui.jobfile.writer import toml
@@ -106,10 +108,12 @@ def _script() -> str:
     if len(choices) == 1:
         return choices[0]
     if not choices:
-        raise NotReady("there is no script in this folder", "name one: wiiiiide new src/train.py")
+        raise CommandFailed(
+            INVALID, "there is no script in this folder", "name one: wiiiiide new src/train.py"
+        )
     more = ", …" if len(choices) > NAMED else ""
     told = f"several scripts could be meant: {', '.join(choices[:NAMED])}{more}"
-    raise NotReady(told, f"name one: wiiiiide new {choices[0]}")
+    raise CommandFailed(INVALID, told, f"name one: wiiiiide new {choices[0]}")
 
 
 def _is_helper(name: str) -> bool:

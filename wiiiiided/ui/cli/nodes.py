@@ -7,7 +7,6 @@ nodes lost NAME      nothing runs on it any more: its allocations may be started
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -110,7 +109,7 @@ def lost(node: NodeName, yes: Yes = False) -> int:
 def _sure(client: Client, node: str, question: str) -> bool:
     """Whether a person who sees which jobs are at stake still wants it. Without such
     jobs, or without a terminal to ask on, the command counts. The daemon says all else better."""
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not screen.can_ask():
         return True
     found = next((one for one in client.nodes().nodes if one.node.name == node), None)
     if found is None or not found.jobs:
@@ -121,11 +120,7 @@ def _sure(client: Client, node: str, question: str) -> bool:
         screen.say(f"if {node} still runs, the same runs twice then")
     else:
         screen.say(f"{node} runs a part of {jobs}: it is ended there")
-    print(f"{question} y/n ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip() in ("y", "Y"):
-        return True
-    screen.say("nothing was changed")
-    return False
+    return screen.agreed(f"{question} y/n")
 
 
 def _row(one: NodeView) -> list[str]:

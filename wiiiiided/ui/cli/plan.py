@@ -26,8 +26,9 @@ from wiiiiided.errors import HostError
 from wiiiiided.metrics import kept_plan
 from wiiiiided.metrics.plan import plan_rows
 from wiiiiided.ui.cli import plan_lines, screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.jobfile import JobFile, LoadedJob, NotReady, read, report, unshippable
+from wiiiiided.ui.cli.jobfile import JobFile, LoadedJob, read, report, unshippable
 from wiiiiided.ui.cli.jobs import put_table
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
@@ -37,18 +38,6 @@ from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.writer import toml
 
 ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
-
-
-class NoSuchMachine(NotReady):
-    """A name that no machine has."""
-
-    code = NO_SUCH
-
-
-class NoMachine(NotReady):
-    """The job cannot run on these."""
-
-    code = NEVER
 
 
 def command(
@@ -98,7 +87,9 @@ def machines_for(
     spec, here = job.spec, {view.node.name: view for view in views}
     names = _names(wanted)
     if unknown := [name for name in names if name not in here]:
-        raise NoSuchMachine(f"there is no machine {unknown[0]}", "wiiiiide nodes lists them")
+        raise CommandFailed(
+            NO_SUCH, f"there is no machine {unknown[0]}", "wiiiiide nodes lists them"
+        )
     fit, away = [], []
     for name in names or here:
         view = here[name]
@@ -106,13 +97,13 @@ def machines_for(
         if view.state in ("lost", "drained"):
             problem = f"{name} is {'away' if view.state == 'lost' else 'drained'}: {view.why}"
         if problem and names:
-            raise NoMachine(f"{job.file}: {problem}")
+            raise CommandFailed(NEVER, f"{job.file}: {problem}")
         if problem:
             away.append(f"left out: {problem}")
         else:
             fit.append(view)
     if not fit:
-        raise NoMachine(f"{job.file}: no machine can run it: {'; '.join(away)}")
+        raise CommandFailed(NEVER, f"{job.file}: no machine can run it: {'; '.join(away)}")
     _, most = placement.wanted_nodes(spec, [view.node for view in fit])
     most = _count(wanted, len(fit)) if wanted else most
     if wanted is None and most == 1 and len(fit) > 1:
@@ -137,7 +128,9 @@ def _count(wanted: str, fit: int) -> int:
         return fit
     if not 1 <= int(wanted) <= fit:
         can = "one machine" if fit == 1 else f"{fit} machines"
-        raise NoMachine(f"--nodes {wanted}: {can} can run the job; wiiiiide nodes lists them")
+        raise CommandFailed(
+            NEVER, f"--nodes {wanted}: {can} can run the job; wiiiiide nodes lists them"
+        )
     return int(wanted)
 
 
@@ -159,17 +152,9 @@ def _may_run(job: LoadedJob, chosen: Sequence[NodeView], yes: bool) -> bool:
     )
     if yes:
         return True
-    if not (sys.stdin and sys.stdin.isatty() and sys.stderr.isatty()):
+    if not screen.can_ask():
         raise typer.BadParameter("there is no terminal to ask on: --yes runs the trial")
-    return _agreed("run it? [y/N] ")
-
-
-def _agreed(question: str) -> bool:
-    print(question, end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip() in ("y", "Y"):
-        return True
-    screen.say("nothing was changed")
-    return False
+    return screen.agreed("run it? [y/N]")
 
 
 def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialMeasures:
@@ -249,7 +234,7 @@ def _write(job: LoadedJob, keys: dict[tuple[str, str], object], apply: bool, as_
             screen.say(f"for {job.file}: {said}")
             return 0
         screen.say(said)
-        if not _agreed(f"write this to {job.file}? [y/N] "):
+        if not screen.agreed(f"write this to {job.file}? [y/N]"):
             return 0
     try:
         with open(job.file, encoding="utf-8", newline="") as source:

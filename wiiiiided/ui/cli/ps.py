@@ -8,8 +8,10 @@ from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
-from wiiiiided.cluster.rpc.messages import JobView
+from wiiiiided.cluster.client import Client
+from wiiiiided.cluster.rpc.messages import JobList, JobView
 from wiiiiided.domain.states import ENDED as OVER
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import sweep_number
@@ -72,35 +74,40 @@ def command(
     """
     states = _states(state or ())
     everything = everything or not OVER.isdisjoint(states)
-    client, numbers = connect(), [_sweep(text) for text in sweeps or ()]
-    partial = ""
-    if numbers:
-        jobs = tuple(job for number in dict.fromkeys(numbers) for job in client.sweep(number))
-    else:
-        told = client.jobs(ended=ENDED + 1 if everything else 0)  # one more says that there are
-        jobs, partial = told.jobs, told.partial
-        say_problem(told.problem)
-    if not numbers and sum(map(is_over, jobs)) > ENDED:
-        jobs = jobs[1:]  # the oldest comes first
-        said = f"the latest {ENDED:,} that are over are listed"
-        screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
-    if everything:
-        jobs = tuple(sorted(jobs, key=lambda job: job.id))
-    found = [job for job in jobs if _matches(job, states, name)]
+    listed = _jobs(connect(), [_sweep(text) for text in sweeps or ()], everything)
+    found = [job for job in listed.jobs if _matches(job, states, name)]
     if as_json:
-        marked = {"partial": partial} if partial else {}
+        marked = {"partial": listed.partial} if listed.partial else {}
         screen.put_json({"jobs": [fields(job) for job in found], **marked})
     elif found:
         now = time.time()
         rows = [_row(job, now) for job in found]
         shown = [n for n, one in enumerate(COLUMNS) if one.title not in SOME or _any(rows, n)]
         put_table([COLUMNS[n] for n in shown], [[row[n] for n in shown] for row in rows])
-    elif jobs:
+    elif listed.jobs:
         screen.say("no job is as asked for; wiiiiide ps lists all")
     elif everything:
         screen.say("no jobs yet; wiiiiide submit job.toml queues one")
     else:
         screen.say("no jobs; wiiiiide ps -a shows ended ones")
+
+
+def _jobs(client: Client, sweeps: Sequence[int], everything: bool) -> JobList:
+    """All jobs of these sweeps; without any, the queue, and with `everything` what is over too."""
+    if sweeps:
+        jobs = tuple(job for number in dict.fromkeys(sweeps) for job in client.sweep(number))
+        told = JobList(jobs)
+    else:
+        told = client.jobs(ended=ENDED + 1 if everything else 0)  # one more says that there are
+        jobs = told.jobs
+        say_problem(told.problem)
+        if sum(map(is_over, jobs)) > ENDED:
+            jobs = jobs[1:]  # the oldest comes first
+            said = f"the latest {ENDED:,} that are over are listed"
+            screen.say(f"{said}, and there are more; wiiiiide history -n N lists so many")
+    if everything:
+        jobs = tuple(sorted(jobs, key=lambda job: job.id))
+    return replace(told, jobs=jobs)
 
 
 def _sweep(text: str) -> int:

@@ -6,7 +6,6 @@ one or the new one. A device, a pipe or a folder in its place is not touched.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import stat
 import sys
@@ -23,6 +22,7 @@ from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.options import IdOrSweep, Json
 from wiiiiided.ui.cli.progress import waiting
+from wiiiiided.ui.cli.whole_file import write_whole
 
 if TYPE_CHECKING:
     from wiiiiided.cluster.rpc.messages import JobRecords
@@ -157,26 +157,10 @@ def write(path: str, text: str) -> None:
         return
     place = os.path.realpath(path)  # of a link, the file it leads to is replaced
     try:
-        _put_whole(place, data)
+        write_whole(place, data)
     except OSError as problem:
         raise HostError(f"cannot write {path}: {_reason(problem)}") from problem
     screen.say(f"{path}: {format_size(len(data))}; open it in any browser")
-
-
-def _put_whole(place: str, data: bytes) -> None:
-    parent, name = os.path.split(place)
-    made = os.path.join(parent, f".{name[:100]}.{os.urandom(4).hex()}")
-    fd = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-    try:
-        with open(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(fd)
-        os.replace(made, place)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(made)
-        raise
 
 
 def _reason(problem: Exception) -> str:

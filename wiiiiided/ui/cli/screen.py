@@ -59,6 +59,20 @@ def say(text: str) -> None:
         print(clean(line), file=sys.stderr)
 
 
+def can_ask() -> bool:
+    """Whether a person is there to answer."""
+    return bool(sys.stdin and sys.stdin.isatty() and sys.stderr.isatty())
+
+
+def agreed(question: str) -> bool:
+    """Ask, and say so where the answer is not yes."""
+    print(question, end=" ", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip() in ("y", "Y"):
+        return True
+    say("nothing was changed")
+    return False
+
+
 def put(text: str) -> None:
     """A line of data, already clean."""
     sys.stdout.write(text + "\n")

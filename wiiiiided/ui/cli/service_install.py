@@ -15,14 +15,15 @@ from wiiiiided.config import Paths
 from wiiiiided.domain.exit_codes import FAILED, NOT_ALLOWED, USAGE
 from wiiiiided.ui.cli import service_access as access
 from wiiiiided.ui.cli import service_files as files
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.service_system import (
-    Stop,
     System,
     check_root,
     check_session,
     check_systemd,
     lingering,
 )
+from wiiiiided.ui.cli.whole_file import write_whole
 
 USERS = ("wiiiiide", "wiiiiide-job")
 
@@ -35,7 +36,7 @@ def install_system(system: System, *, start: bool) -> None:
     for account in access.accounts(USERS):
         if words := access.can_run(account, sys.executable, daemon):
             needed = [daemon, Path(sys.executable), Path(files.__file__), Path(os.__file__)]
-            raise Stop(NOT_ALLOWED, *access.refusal(account, words, needed))
+            raise CommandFailed(NOT_ALLOWED, *access.refusal(account, words, needed))
     put(system, wanted, start)
     system.say(
         "members of the group wiiiiide may submit, which is running code as wiiiiide-job: "
@@ -48,7 +49,7 @@ def install_user(system: System, *, start: bool) -> None:
     check_session(system)
     paths = Paths.user()
     if paths.mode == "private":
-        raise Stop(
+        raise CommandFailed(
             USAGE,
             "WIIIIIDE_HOME is set, and a private daemon is not a service",
             "Unset it, or run `wiiiiided` yourself",
@@ -82,8 +83,8 @@ def _start(system: System, changed: bool) -> None:
     verb = "restart" if running and changed else "start"
     try:
         system.systemctl(verb, files.UNIT)
-    except Stop as stop:
-        raise Stop(FAILED, f"{files.UNIT} did not start", _last_words(system)) from stop
+    except CommandFailed as stop:
+        raise CommandFailed(FAILED, f"{files.UNIT} did not start", _last_words(system)) from stop
     done = "restarted, jobs went on" if verb == "restart" else "started"
     system.say(f"{files.UNIT} {'runs already' if running and not changed else done}")
 
@@ -100,12 +101,9 @@ def _last_words(system: System) -> str:
 
 
 def _write(file: files.ServiceFile) -> None:
-    """Whole or not at all: systemd may read it at any moment."""
+    """As a whole: systemd may read it at any moment."""
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
-        new = file.path.with_name(f".{file.path.name}.new")
-        new.write_text(file.text)
-        new.chmod(0o644)
-        new.replace(file.path)
+        write_whole(str(file.path), file.text.encode(), 0o644)
     except OSError as problem:
-        raise Stop(FAILED, f"cannot write {file.path}: {problem.strerror}") from problem
+        raise CommandFailed(FAILED, f"cannot write {file.path}: {problem.strerror}") from problem

@@ -14,18 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wiiiiided.domain.exit_codes import FAILED, NOT_ALLOWED
-from wiiiiided.errors import HostError
+from wiiiiided.ui.cli.command_failed import CommandFailed
 
 COMMAND_S = 120.0  # a start waits for READY, which waits for the adoption of all jobs
 CANNOT = 7
-
-
-class Stop(HostError):
-    """The command ends here: an exit code, a sentence, what to do."""
-
-    def __init__(self, code: int, message: str, hint: str = "") -> None:
-        super().__init__(message)
-        self.code, self.hint = code, hint
 
 
 @dataclass(frozen=True)
@@ -41,7 +33,9 @@ class System:
         """Run a command that must succeed."""
         code, words = self.run(argv)
         if code != 0:
-            raise Stop(FAILED, f"`{' '.join(argv)}` failed: {words.strip() or f'code {code}'}")
+            raise CommandFailed(
+                FAILED, f"`{' '.join(argv)}` failed: {words.strip() or f'code {code}'}"
+            )
         return words
 
     def systemctl(self, *argv: str) -> str:
@@ -57,7 +51,7 @@ class System:
 
 def check_systemd(system: System, what: str = "install") -> None:
     if not (system.root / "run/systemd/system").is_dir():
-        raise Stop(
+        raise CommandFailed(
             CANNOT,
             f"this machine was not booted with systemd, so there is no service to {what}",
             "Run `wiiiiided` in the foreground, or from the supervisor you have",
@@ -66,7 +60,7 @@ def check_systemd(system: System, what: str = "install") -> None:
 
 def check_root(what: str) -> None:
     if os.geteuid() != 0:
-        raise Stop(
+        raise CommandFailed(
             NOT_ALLOWED,
             f"the machine's service is root's to {what}",
             f"sudo {Path(sys.argv[0]).absolute()} service {what}; "
@@ -77,7 +71,7 @@ def check_root(what: str) -> None:
 def check_session(system: System) -> None:
     code, words = system.run(["systemctl", "--user", "show", "--value", "-p", "Version"])
     if code != 0:
-        raise Stop(
+        raise CommandFailed(
             CANNOT,
             f"systemd has no session for you here: {words.strip()}",
             "su and sudo start none: log in with ssh or on the console, "

@@ -13,8 +13,9 @@ from pathlib import Path
 from wiiiiided.config import Paths
 from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.ui.cli import service_files as files
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.service_install import USERS
-from wiiiiided.ui.cli.service_system import Stop, System, check_root, check_session, check_systemd
+from wiiiiided.ui.cli.service_system import System, check_root, check_session, check_systemd
 
 
 def uninstall_service(system: System, *, purge: bool, force: bool) -> None:
@@ -25,11 +26,13 @@ def uninstall_service(system: System, *, purge: bool, force: bool) -> None:
         check_root("uninstall")
     running = job_processes(system)
     if running and purge:
-        raise Stop(
+        raise CommandFailed(
             FAILED, _going_on(len(running)), "Cancel them first: --purge removes their files"
         )
     if running and not force:
-        raise Stop(FAILED, _going_on(len(running)), "Cancel them, or use --force: they go on alone")
+        raise CommandFailed(
+            FAILED, _going_on(len(running)), "Cancel them, or use --force: they go on alone"
+        )
     stop(system)
     if left := job_processes(system):
         system.say(f"{_going_on(len(left))}: no daemon restarts or reports them until it is back")
@@ -53,7 +56,7 @@ def remove(system: System) -> None:
         except FileNotFoundError:
             continue
         except OSError as problem:
-            raise Stop(FAILED, f"cannot remove {path}: {problem.strerror}") from problem
+            raise CommandFailed(FAILED, f"cannot remove {path}: {problem.strerror}") from problem
         system.say(f"removed {path}")
     system.systemctl("daemon-reload")
 

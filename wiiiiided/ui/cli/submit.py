@@ -29,12 +29,12 @@ from wiiiiided.text import clean, format_size
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.bulk import split
 from wiiiiided.ui.cli.candidates import LIVE, jobs
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.follow import follow
 from wiiiiided.ui.cli.jobfile import (
     JobFile,
     LoadedJob,
-    NotReady,
     Sets,
     notes,
     read,
@@ -54,12 +54,6 @@ ALONE = "this machine alone"
 UNKNOWN = "the needs of earlier runs are not known"
 NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none
 ASK_S = 2.0  # a dry run does not wait longer for what is only good to know
-
-
-class NeverHere(NotReady):
-    """This machine can never run the job."""
-
-    code = NEVER
 
 
 def command(
@@ -184,7 +178,9 @@ def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.DryRun]:
             try:
                 layouts[job.spec.resources] = placement.plan(job.spec, nodes)
             except placement.NeverRuns as never:
-                raise NeverHere(f"{job.file}: it can never run on {where}: {never}") from never
+                raise CommandFailed(
+                    NEVER, f"{job.file}: it can never run on {where}: {never}"
+                ) from never
     return [job_facts.DryRun(layouts[job.spec.resources], forecast, expects) for job in jobs]
 
 

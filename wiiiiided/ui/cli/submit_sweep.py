@@ -17,11 +17,13 @@ from wiiiiided.cluster.archive.scan import survey
 from wiiiiided.cluster.client import Progress
 from wiiiiided.cluster.rpc.framing import REQUEST_BYTES
 from wiiiiided.cluster.rpc.messages import SweepJob, Swept, encode
+from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.domain.sweep import label, sweep_id
 from wiiiiided.text import cell, clean, count
 from wiiiiided.ui.cli import job_facts, screen
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.jobfile import LoadedJob, NotReady, report, unshippable
+from wiiiiided.ui.cli.jobfile import LoadedJob, report, unshippable
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, put
 from wiiiiided.ui.cli.submit import dry_runs, send
@@ -74,7 +76,7 @@ def _submit(trials: Sequence[Trial], secrets: dict[str, str], hold: bool, as_jso
     jobs = [SweepJob(job.spec, setting) for setting, job in trials]
     if len(encode(jobs)) > REQUEST_BYTES // 2:
         text = f"{count(len(jobs), 'job')} of this size are more than one request can hold"
-        raise NotReady(f"{trials[0][1].file}: {text}", "sweep fewer values at once")
+        raise CommandFailed(INVALID, f"{trials[0][1].file}: {text}", "sweep fewer values at once")
     client = connect()
 
     def ask(packed: Packed, progress: Progress) -> Swept:

@@ -38,6 +38,7 @@ from wiiiiided.domain.plan import (
 )
 from wiiiiided.domain.spec import JobSpec, Notify, Output, Policy, Resources, Run
 from wiiiiided.domain.states import ENDED
+from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.screen import say
 
 Line = TypeVar("Line")
@@ -48,12 +49,6 @@ LINKS_S = (4.0, 20.0)  # of transfers, at least and at most; three a round
 LOOK_S = 0.5
 TAIL = 400  # lines of a rank that are looked through: it repeats what it says
 END_S = 20.0  # for the end of the trial's jobs
-
-
-class TrialFailed(ClientError):
-    """The trial has no result; the message says why."""
-
-    code = FAILED
 
 
 class TrialJob(NamedTuple):
@@ -174,10 +169,10 @@ class TrialRun:
         return at - measured <= MORE_S and at - runs <= job.lasts_s
 
     def _check(self, job: TrialJob, now: JobReason, since: dict[tuple[int, str], float]) -> None:
-        """Raise TrialFailed if this job cannot give a result any more."""
+        """Raise CommandFailed if this job cannot give a result any more."""
         where = " ".join(job.nodes)
         if now.state in ENDED:
-            raise TrialFailed(_ended(where, now, self._spec.run.pass_env))
+            raise CommandFailed(FAILED, _ended(where, now, self._spec.run.pass_env))
         if now.state == "queued":
             self._say_once(now, f"the trial on {where} waits for its turn")
             return
@@ -188,7 +183,7 @@ class TrialRun:
             return
         self._check_away(job)
         if not starts:
-            raise TrialFailed(self._late(job, where, now))
+            raise CommandFailed(FAILED, self._late(job, where, now))
         self._say_once(now, f"the trial on {where} has not begun yet")
 
     def _say_once(self, now: JobReason, waits: str) -> None:
@@ -199,8 +194,8 @@ class TrialRun:
     def _check_away(self, job: TrialJob) -> None:
         for view in self._client.nodes().nodes:
             if view.node.name in job.nodes and view.state == "lost":
-                raise TrialFailed(
-                    f"{view.node.name} is away: {view.why}; plan without it (--nodes)"
+                raise CommandFailed(
+                    FAILED, f"{view.node.name} is away: {view.why}; plan without it (--nodes)"
                 )
 
     def _late(self, job: TrialJob, where: str, now: JobReason) -> str:

@@ -11,9 +11,9 @@ import typer
 from wiiiiided.cluster.client import Client, TimedOut
 from wiiiiided.cluster.rpc.messages import JobView
 from wiiiiided.domain.exit_codes import TIMED_OUT
-from wiiiiided.domain.states import STATES
+from wiiiiided.domain.states import STATES, tally
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.bulk import ids_of, split, tally
+from wiiiiided.ui.cli.bulk import ids_of, split
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.jobs import ending, exit_code
 from wiiiiided.ui.cli.option_values import seconds
@@ -66,7 +66,7 @@ def command(
     if not sweeps:
         return _end(over, codes[0] if codes else 0, as_json)
     if not as_json:
-        screen.say(tally(over))
+        screen.say(tally(job.state for job in over))
     return _end(over, max(codes, default=0), as_json)
 
 

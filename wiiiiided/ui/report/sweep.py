@@ -10,12 +10,11 @@ table has all jobs.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import JobRecords, JobView
-from wiiiiided.domain.states import STATES
+from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import label, short_names
 from wiiiiided.text import listed
 from wiiiiided.ui.report import ranks, words
@@ -128,9 +127,7 @@ def compare(trials: Iterable[Trial]) -> Comparison:
 
 
 def facts(found: Comparison) -> Iterator[tuple[str, str]]:
-    counts = Counter(trial.job.state for trial in found.trials)
-    states = ", ".join(f"{counts[state]} {state}" for state in STATES if counts[state])
-    yield "jobs", f"{len(found.trials)}: {states}"
+    yield "jobs", f"{len(found.trials)}: {tally(trial.job.state for trial in found.trials)}"
     yield "swept", listed(found.keys)
     best = found.trials[0]
     if best.loss is not None and not best.diverged:
