@@ -59,6 +59,11 @@ def clean_colours(text: str, keep: bool) -> str:
     return "".join(kept) + "\x1b[0m"
 
 
+def without_overwritten(text: str) -> str:
+    """Of a line that was overwritten with carriage returns the last version, as on a terminal."""
+    return text.rstrip("\r").rpartition("\r")[2]
+
+
 def plain(text: str, most: int = SENTENCE_CHARS) -> str:
     """Untrusted text before it is kept or logged: one line, printable, of a length one reads."""
     shown = "".join(char if char.isprintable() else "?" for char in text[:most])

@@ -11,11 +11,11 @@ import msgspec
 
 from wiiiiided.domain.spec import JobSpec
 
-MAX_WORKERS: Final = 4096
+MAX_WORKERS: Final = 4096  # of one node, and cores of one worker
 MAX_NODES: Final = 1024
-MAX_NAME: Final = 64
+MAX_NAME: Final = 64  # characters
 MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
-MAX_TEXT: Final = 1 << 17  # as Linux has it for one argument
+MAX_TEXT: Final = 1 << 17  # MAX_ARG_STRLEN: Linux starts no program with a longer argument
 MAX_SPEC: Final = 1 << 18  # as it is stored and sent; a shim's order, in which a text may be three
 # times as long, has 1 MiB. Without it the queue, and what a link carries, would have no bound.
 MAX_GLOBS, MAX_GLOB_CHARS = 100, 1000  # of checkpoints: as many as a node looks for

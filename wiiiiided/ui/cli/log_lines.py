@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import JobView, LogLine
 from wiiiiided.domain.exit_codes import NO_SUCH, USAGE
-from wiiiiided.text import cell, clean, clean_colours, columns
+from wiiiiided.text import cell, clean, clean_colours, columns, without_overwritten
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 
@@ -80,15 +80,12 @@ class Wanted:
             return False
         if self.since is not None and line.at < self.since:
             return False
-        return self.pattern is None or self.pattern.search(shown(line)) is not None
+        return (
+            self.pattern is None or self.pattern.search(without_overwritten(line.text)) is not None
+        )
 
 
 ALL = Wanted()
-
-
-def shown(line: LogLine) -> str:
-    """Of a line that was overwritten its last version, as on a terminal."""
-    return line.text.rstrip("\r").rpartition("\r")[2]
 
 
 def moment(at: float) -> str:
@@ -115,7 +112,11 @@ class Lines:
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
 
     def put(self, line: LogLine) -> None:
-        text = clean_colours(shown(line), False) if self._drawn else clean(shown(line))
+        text = (
+            clean_colours(without_overwritten(line.text), False)
+            if self._drawn
+            else clean(without_overwritten(line.text))
+        )
         bad = self._is_traceback(line, text)
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:
@@ -127,7 +128,7 @@ class Lines:
             screen.put(screen.paint(f"{prefix} {text}".rstrip(), colour, sys.stdout))
             return
         if screen.colourful(sys.stdout):
-            text = clean_colours(shown(line), True)
+            text = clean_colours(without_overwritten(line.text), True)
         colour = screen.RED if line.stream == "err" else screen.DIM
         screen.put(f"{screen.paint(prefix, colour, sys.stdout)} {text}".rstrip())
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from wiiiiided.domain import spec
-from wiiiiided.domain.limits import LEAST_ALONE_S
+from wiiiiided.domain.limits import LEAST_ALONE_S, MAX_NODES, MAX_WORKERS
 from wiiiiided.ui.jobfile import rules
 from wiiiiided.ui.jobfile.compounds import CommandLine, Several, Variables
 from wiiiiided.ui.jobfile.kinds import (
@@ -26,8 +26,6 @@ from wiiiiided.ui.jobfile.kinds import (
     Whole,
 )
 
-MOST_NODES = 1024  # far above what people have
-MOST_WORKERS = 4096  # of one node, and cores of one worker
 MOST_ID = 2**53 - 1  # what JSON carries exactly
 MOST_MEMORY = 1024 << 40
 DAY_S = 86400.0
@@ -156,7 +154,7 @@ KEYS = (
     ),
     Key(
         "resources.nodes",
-        NodeCount(MOST_NODES),
+        NodeCount(MAX_NODES),
         "How many nodes: a number, a range (as many as are free, at least the first), or all.",
         '"2-4"',
         default="1",
@@ -164,7 +162,7 @@ KEYS = (
     ),
     Key(
         "resources.workers_per_node",
-        Whole(1, MOST_WORKERS, ("cores", "gpus")),
+        Whole(1, MAX_WORKERS, ("cores", "gpus")),
         "Ranks on each node: a number, or one per core or GPU of the node.",
         "2",
         default="1",
@@ -172,7 +170,7 @@ KEYS = (
     ),
     Key(
         "resources.cores_per_worker",
-        Whole(1, MOST_WORKERS),
+        Whole(1, MAX_WORKERS),
         "Cores that each rank claims. With it, jobs share a node by cores.",
         "4",
         absent="the job has its nodes for itself",
@@ -188,7 +186,7 @@ KEYS = (
     ),
     Key(
         "resources.min_cores",
-        Whole(0, MOST_WORKERS),
+        Whole(0, MAX_WORKERS),
         "Only nodes with at least so many cores will do.",
         "8",
         default="0",
@@ -196,7 +194,7 @@ KEYS = (
     ),
     Key(
         "resources.min_gpus",
-        Whole(0, MOST_WORKERS),
+        Whole(0, MAX_WORKERS),
         "Only nodes with at least so many GPUs will do.",
         "1",
         default="0",

@@ -13,7 +13,7 @@ import tomllib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from wiiiiided.domain.limits import too_large
+from wiiiiided.domain.limits import MAX_NAME, too_large
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.jobfile import overrides as options
 from wiiiiided.ui.jobfile.check import Values, check
@@ -23,7 +23,6 @@ from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.ui.jobfile.locate import DEPTH, Scan, scan
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.program import Folder, look
-from wiiiiided.ui.jobfile.rules import NAME_LENGTH
 from wiiiiided.ui.jobfile.words import printable, show
 
 WARN_SHARE = 0.1  # of max_time, at most, unless the file says when to warn
@@ -140,4 +139,4 @@ def default_name(file: str) -> str:
     """The name of the folder that holds the file, as far as it can be one."""
     folder = os.path.basename(os.path.dirname(os.path.abspath(file.replace("\0", ""))))
     kept = "".join(char if char.isprintable() else "_" for char in folder)
-    return kept.strip()[:NAME_LENGTH].strip() or "job"
+    return kept.strip()[:MAX_NAME].strip() or "job"

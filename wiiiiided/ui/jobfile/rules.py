@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 from wiiiiided.domain import placeholders
+from wiiiiided.domain.limits import MAX_NAME, MAX_TEXT
 from wiiiiided.ui.jobfile.words import quoted, show
 
 
@@ -20,11 +21,9 @@ class Complaint(NamedTuple):
     suggestion: str = ""
 
 
-NAME_LENGTH = 64
 NODE_LENGTH = 64  # HOST_NAME_MAX
 INTERFACE_LENGTH = 15  # IFNAMSIZ, less its closing zero
 PATH_BYTES = 4095  # PATH_MAX, less its closing zero
-ARGUMENT_BYTES = 128 << 10  # MAX_ARG_STRLEN: Linux starts no program with a longer one
 
 # Every rank gets these from WIIIIIDE itself: a file's own value would break the job in odd ways.
 RESERVED = (
@@ -42,9 +41,7 @@ _NOT_RESERVED = (
 )
 
 ANY_PATTERN = "^[^\\u0000]*$"
-NAME_PATTERN = (
-    f"^(?! )(?=.{{1,{NAME_LENGTH}}}$)[^\\u0000-\\u001f\\u007f]*[^\\u0000-\\u0020\\u007f]$"
-)
+NAME_PATTERN = f"^(?! )(?=.{{1,{MAX_NAME}}}$)[^\\u0000-\\u001f\\u007f]*[^\\u0000-\\u0020\\u007f]$"
 WORKDIR_PATTERN = "^[^~\\u0000][^\\u0000]*$"
 PYTHON_PATTERN = "^/[^\\u0000]*$"
 NODE_PATTERN = f"^[A-Za-z0-9][A-Za-z0-9._-]{{0,{NODE_LENGTH - 1}}}$"
@@ -69,15 +66,15 @@ def unfit(text: str, most_bytes: int) -> Complaint | None:
 
 
 def anything(text: str) -> Complaint | None:
-    return unfit(text, ARGUMENT_BYTES - 1)
+    return unfit(text, MAX_TEXT - 1)
 
 
 def name(text: str) -> Complaint | None:
     if not text:
         return Complaint("is empty", "name the job, or leave the key out")
-    if len(text) > NAME_LENGTH:
-        length = f"has {len(text)} characters; at most {NAME_LENGTH} are possible"
-        return Complaint(length, f"for example {quoted(text[:NAME_LENGTH].strip(), NAME_LENGTH)}")
+    if len(text) > MAX_NAME:
+        length = f"has {len(text)} characters; at most {MAX_NAME} are possible"
+        return Complaint(length, f"for example {quoted(text[:MAX_NAME].strip(), MAX_NAME)}")
     if not text.isprintable():
         return Complaint(f"{show(text)} has characters that cannot be printed", "leave them out")
     if text != text.strip():

@@ -13,11 +13,12 @@ report says so. A clock that was set back cannot put an attempt before the one i
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import JobRecords
-from wiiiiided.domain.metrics import Point, Rates, RunRecord
+from wiiiiided.domain.metrics import Point, RunRecord
 from wiiiiided.domain.states import ON_NODES
+from wiiiiided.metrics.history import merge
 
 ATTEMPTS = 20  # that are drawn: the latest; a job may have had hundreds
 DRAWN = 600  # points of one line, all attempts together; the page stays below 1 MB
@@ -119,7 +120,7 @@ def _pauses(runs: tuple[RunRecord, ...], lengths: list[float]) -> Iterator[float
 def _seen(
     run: RunRecord, begin: float, length: float, most: int
 ) -> tuple[tuple[Stretch, ...], ...]:
-    """The points as stretches on the axis, in lines without a gap, at most about `most`."""
+    """The points as stretches on the axis, in lines without gaps: at most `most`, or one a line."""
     lines: list[list[Stretch]] = []
     last = 0.0
     for point in sorted(run.points, key=lambda p: p.at):
@@ -133,8 +134,9 @@ def _seen(
         else:
             lines.append([stretch])
         last = end
-    every = -(-sum(map(len, lines)) // most)
-    return tuple(tuple(_thin(line, max(1, every))) for line in lines)
+    while len(lines) < sum(map(len, lines)) > most:
+        lines = [_halved(line) for line in lines]
+    return tuple(map(tuple, lines))
 
 
 def _slack(before: Stretch, after: Stretch) -> float:
@@ -142,42 +144,8 @@ def _slack(before: Stretch, after: Stretch) -> float:
     return max(SLACK_S, 0.5 * min(before.end - before.begin, after.end - after.begin))
 
 
-def _thin(line: list[Stretch], every: int) -> Iterator[Stretch]:
-    """Several neighbours become one: means by their length, values of the last."""
-    for at in range(0, len(line), every):
-        some = line[at : at + every]
-        yield some[0] if len(some) == 1 else _merged(some)
-
-
-def _merged(some: list[Stretch]) -> Stretch:
-    weights = [max(s.end - s.begin, 1e-9) for s in some]
-    last = some[-1].point
-    slow = [s.point.straggler for s in some if s.point.straggler is not None]
-    point = Point(
-        at=last.at,
-        span=sum(weights),
-        rates=_mean([s.point.rates for s in some], weights),
-        step=last.step,
-        loss=last.loss,
-        memory=last.memory,
-        straggler=max(set(slow), key=slow.count) if 2 * len(slow) >= len(some) else None,
-        cpu=last.cpu,
-        metrics=last.metrics,
-    )
-    return replace(some[-1], begin=some[0].begin, point=point)
-
-
-def _mean(rates: list[Rates], weights: list[float]) -> Rates:
-    def of(name: str) -> float | None:
-        said = name in ("steps", "samples")  # by the script: known of what is not measured, too
-        known_ones = [
-            (value, weight)
-            for each, weight in zip(rates, weights, strict=True)
-            if (value := getattr(each, name)) is not None and (said or each.measured)
-        ]
-        total = sum(weight for _, weight in known_ones)
-        return sum(value * weight for value, weight in known_ones) / total if total else None
-
-    means = {name: of(name) for name in Rates.__struct_fields__ if name != "measured"}
-    known = {name: mean for name, mean in means.items() if mean is not None}
-    return Rates(**known, measured=any(each.measured for each in rates))
+def _halved(line: list[Stretch]) -> list[Stretch]:
+    """Every two neighbours as one: means by their length, values of the later one."""
+    pairs = zip(line[::2], line[1::2], strict=False)
+    made = [Stretch(one.begin, two.end, merge(one.point, two.point)) for one, two in pairs]
+    return made + line[len(made) * 2 :]

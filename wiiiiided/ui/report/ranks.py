@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from wiiiiided.domain.metrics import Metrics, RankRecord, RunRecord
 from wiiiiided.metrics.rates import metrics_of as means
+from wiiiiided.metrics.rates import total_of
 from wiiiiided.ui.report.history import length_of
 
 RANKS = 256  # bars and rows of one attempt; --json has them all
@@ -95,7 +96,7 @@ def _node(name: str, ranks: list[RankRecord], length: float) -> NodeSum:
         split=mean_split([split_of(rank, length) for rank in ranks if rank.totals.measured]),
         raw=sum(r.totals.wire_out_raw for r in ranks),
         wire=sum(r.totals.wire_out for r in ranks),
-        samples=_total([r.totals.samples for r in ranks]),
+        samples=total_of(r.totals.samples for r in ranks),
         steps=spread([r.totals.step for r in ranks]),
         operations=spread([operations_of(r) for r in ranks]) or Spread(0, 0, 0),
     )
@@ -115,11 +116,6 @@ def mean_split(splits: list[Split]) -> Split | None:
 def spread(values: list[int | None]) -> Spread | None:
     some = [value for value in values if value is not None]
     return Spread(min(some), sum(some) / len(some), max(some)) if some else None
-
-
-def _total(values: list[int | None]) -> int | None:
-    some = [value for value in values if value is not None]
-    return sum(some) if some else None
 
 
 def waits_most_for(rank: RankRecord) -> tuple[int, float] | None:
@@ -145,13 +141,13 @@ def steps_of(run: RunRecord) -> int | None:
     return min(said) if said else None
 
 
-def total_of(run: RunRecord) -> int | None:
+def total_steps_of(run: RunRecord) -> int | None:
     said = [rank.totals.total for rank in run.ranks if rank.totals.total is not None]
     return max(said) if said else None
 
 
 def samples_of(run: RunRecord) -> int | None:
-    return _total([rank.totals.samples for rank in run.ranks])
+    return total_of(rank.totals.samples for rank in run.ranks)
 
 
 def loss_of(run: RunRecord) -> float | None:

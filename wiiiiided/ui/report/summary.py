@@ -120,7 +120,7 @@ def has_metrics(run: RunRecord) -> bool:
 def metric_rows(run: RunRecord) -> Iterator[Pair]:
     """An attempt in a few numbers; nothing of what it never said."""
     length = length_of(run)
-    step, total, samples = ranks.steps_of(run), ranks.total_of(run), ranks.samples_of(run)
+    step, total, samples = ranks.steps_of(run), ranks.total_steps_of(run), ranks.samples_of(run)
     if step is not None:
         of = "" if total is None else f" of {total:,}"
         yield "steps", f"{step:,}{of}" + _pace(run, "steps", step)

@@ -14,7 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from wiiiiided.cluster.rpc.messages import LogLine
-from wiiiiided.text import columns, cut, pad
+from wiiiiided.text import columns, cut, pad, without_overwritten
 from wiiiiided.ui.top import numbers
 from wiiiiided.ui.top.pane import framed, line, rows_of, title, words
 from wiiiiided.ui.top.ui import LogView, Scene
@@ -71,8 +71,7 @@ def _origin(each: LogLine, several: bool, scene: Scene) -> str:
 
 
 def _line(each: LogLine, origin: str, scene: Scene, timed: bool) -> Text:
-    # Of a line that was overwritten with carriage returns the last version counts.
-    text = each.text.rstrip("\r").rpartition("\r")[2]
+    text = without_overwritten(each.text)
     sign, style = MARKS[each.stream]
     moment = f"{numbers.time_of_day(each.at, scene.offset_s)} " if timed and each.at else ""
     return line((moment, "dim"), (f"{origin} {sign} ", style), words(text, scene.ui.ascii))
