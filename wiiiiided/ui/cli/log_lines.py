@@ -80,9 +80,8 @@ class Wanted:
             return False
         if self.since is not None and line.at < self.since:
             return False
-        return (
-            self.pattern is None or self.pattern.search(without_overwritten(line.text)) is not None
-        )
+        shown = without_overwritten(line.text)
+        return self.pattern is None or self.pattern.search(shown) is not None
 
 
 ALL = Wanted()
@@ -112,11 +111,8 @@ class Lines:
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
 
     def put(self, line: LogLine) -> None:
-        text = (
-            clean_colours(without_overwritten(line.text), False)
-            if self._drawn
-            else clean(without_overwritten(line.text))
-        )
+        shown = without_overwritten(line.text)
+        text = clean_colours(shown, False) if self._drawn else clean(shown)
         bad = self._is_traceback(line, text)
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:
@@ -128,7 +124,7 @@ class Lines:
             screen.put(screen.paint(f"{prefix} {text}".rstrip(), colour, sys.stdout))
             return
         if screen.colourful(sys.stdout):
-            text = clean_colours(without_overwritten(line.text), True)
+            text = clean_colours(shown, True)
         colour = screen.RED if line.stream == "err" else screen.DIM
         screen.put(f"{screen.paint(prefix, colour, sys.stdout)} {text}".rstrip())
 

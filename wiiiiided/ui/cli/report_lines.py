@@ -39,25 +39,26 @@ TEXT = 600  # characters of one sentence of another user's
 # What ASCII has instead; everything else that it lacks becomes a question mark.
 INSTEAD = str.maketrans({"–": "-", "…": "~", "→": ">", "·": "/"})
 
-RANK_COLUMNS = {
-    "rank": TableColumn("RANK", right=True),
-    "node": TableColumn("NODE", least=4, readable=10),
-    "steps": TableColumn("STEPS", right=True, leaves=6),
-    "samples": TableColumn("SAMPLES", right=True, leaves=10),
-    "loss": TableColumn("LOSS", right=True, leaves=7),
-    "compute": TableColumn("COMPUTE", right=True, leaves=2),
-    "exchange": TableColumn("EXCHANGE", right=True, leaves=3),
-    "waiting": TableColumn("WAITING", right=True, leaves=1),
-    "share": TableColumn("SHARE", right=True, leaves=5),
-    "waits most for": TableColumn("WAITS MOST FOR", leaves=8, least=12),
-    "sent": TableColumn("SENT", right=True, leaves=9),
-    "received": TableColumn("RECEIVED", right=True, leaves=11),
-    "codec": TableColumn("CODEC", leaves=12, least=4, readable=8),
-    "coding": TableColumn("CODING", right=True, leaves=13),
-    "memory": TableColumn("MEMORY", right=True, leaves=4),
-    "cpu": TableColumn("CPU", right=True, leaves=4),
-    "slowest for": TableColumn("SLOWEST FOR", right=True, leaves=5),
-}
+_COLUMNS = (
+    TableColumn("RANK", right=True),
+    TableColumn("NODE", least=4, readable=10),
+    TableColumn("STEPS", right=True, leaves=6),
+    TableColumn("SAMPLES", right=True, leaves=10),
+    TableColumn("LOSS", right=True, leaves=7),
+    TableColumn("COMPUTE", right=True, leaves=2),
+    TableColumn("EXCHANGE", right=True, leaves=3),
+    TableColumn("WAITING", right=True, leaves=1),
+    TableColumn("SHARE", right=True, leaves=5),
+    TableColumn("WAITS MOST FOR", leaves=8, least=12),
+    TableColumn("SENT", right=True, leaves=9),
+    TableColumn("RECEIVED", right=True, leaves=11),
+    TableColumn("CODEC", leaves=12, least=4, readable=8),
+    TableColumn("CODING", right=True, leaves=13),
+    TableColumn("MEMORY", right=True, leaves=4),
+    TableColumn("CPU", right=True, leaves=4),
+    TableColumn("SLOWEST FOR", right=True, leaves=5),
+)
+RANK_COLUMNS = {column.title.lower(): column for column in _COLUMNS}  # by rank_table.TITLES
 
 
 class Heading(str):

@@ -12,15 +12,16 @@ from wiiiiided.ui.cli.table import TableColumn, render
 from wiiiiided.ui.report.sweep import LETTERS, Comparison, facts, rows, titles, told
 
 ROWS = 12  # of the plot
-COLUMNS = {
-    "line": TableColumn("LINE"),
-    "job": TableColumn("JOB", right=True),
-    "state": TableColumn("STATE", leaves=4),
-    "steps": TableColumn("STEPS", right=True, leaves=3),
-    "loss": TableColumn("LOSS", right=True),
-    "lowest": TableColumn("LOWEST", right=True, leaves=2),
-    "ran for": TableColumn("RAN FOR", right=True, leaves=1),
-}
+_COLUMNS = (
+    TableColumn("LINE"),
+    TableColumn("JOB", right=True),
+    TableColumn("STATE", leaves=4),
+    TableColumn("STEPS", right=True, leaves=3),
+    TableColumn("LOSS", right=True),
+    TableColumn("LOWEST", right=True, leaves=2),
+    TableColumn("RAN FOR", right=True, leaves=1),
+)
+COLUMNS = {column.title.lower(): column for column in _COLUMNS}  # by titles(…)
 
 
 def lines(found: Comparison, look: ReportStyle) -> Iterator[str]:
