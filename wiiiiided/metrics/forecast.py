@@ -30,7 +30,7 @@ def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
         f"up to {format_size(wire)} sent to other hosts" if wire else "",
         "nothing sent to other hosts" if wire == 0 else "",
     ]
-    said = ", ".join(part for part in parts if part) or "no figures"
+    said = ", ".join(part for part in parts if part) or "no metrics"
     return RunForecast(len(done), f"{_runs(done)} took {said}", memory, time_s, wire)
 
 

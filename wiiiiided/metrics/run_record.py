@@ -20,7 +20,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from wiiiiided.domain.metrics import Point, RankRecord, RankSample, Rates, RunRecord
-from wiiiiided.metrics.history import PointHistory
+from wiiiiided.metrics.point_history import PointHistory
 from wiiiiided.metrics.rates import between, fell, metrics_of, moved, together, total_of
 
 IDLE_S: Final = 60.0  # a stretch in which nothing ends is closed after this long

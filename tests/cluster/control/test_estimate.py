@@ -18,9 +18,9 @@ from wiiiiided.cluster.control.start_estimate import (
     BEHIND,
     MANY,
     Estimate,
-    Left,
+    RemainingTime,
     Start,
-    left,
+    remaining,
 )
 from wiiiiided.domain.node import Node
 
@@ -30,9 +30,13 @@ UNKNOWN = "when it starts is not known: "
 def runs_for(seconds: Mapping[int, float | None], most: bool = False) -> Any:
     """How long each job has still to run; None: unknown."""
 
-    def lasts(job: Job) -> Left:
+    def lasts(job: Job) -> RemainingTime:
         known = seconds.get(job.id, 100.0)
-        return Left(None, why=f"job {job.id} is endless") if known is None else Left(known, most)
+        return (
+            RemainingTime(None, why=f"job {job.id} is endless")
+            if known is None
+            else RemainingTime(known, most)
+        )
 
     return lasts
 
@@ -158,44 +162,48 @@ def test_what_is_estimated_comes_true_when_jobs_run_as_long_as_expected(jobs: li
 @pytest.mark.parametrize(
     ("policy", "longest_s", "eta_s", "expected"),
     [
-        ({}, 100.0, None, Left(70.0)),
-        ({}, 100.0, 12.0, Left(12.0)),
-        ({"max_time_s": 80.0}, 100.0, None, Left(60.0)),
-        ({"max_time_s": 80.0}, None, None, Left(60.0, most=True)),
-        ({"max_time_s": 80.0}, 10.0, None, Left(60.0, most=True)),
-        ({"max_time_s": 5.0}, None, None, Left(0.0, most=True)),
+        ({}, 100.0, None, RemainingTime(70.0)),
+        ({}, 100.0, 12.0, RemainingTime(12.0)),
+        ({"max_time_s": 80.0}, 100.0, None, RemainingTime(60.0)),
+        ({"max_time_s": 80.0}, None, None, RemainingTime(60.0, most=True)),
+        ({"max_time_s": 80.0}, 10.0, None, RemainingTime(60.0, most=True)),
+        ({"max_time_s": 5.0}, None, None, RemainingTime(0.0, most=True)),
         (
             {},
             None,
             None,
-            Left(None, why='job 1 has no max_time, and no earlier run named "job" is done'),
+            RemainingTime(
+                None, why='job 1 has no max_time, and no earlier run named "job" is done'
+            ),
         ),
         (
             {},
             10.0,
             None,
-            Left(None, why="job 1 has no max_time, and runs longer than earlier ones of its name"),
+            RemainingTime(
+                None, why="job 1 has no max_time, and runs longer than earlier ones of its name"
+            ),
         ),
     ],
 )
 def test_how_long_a_job_has_still_to_run(
-    policy: Any, longest_s: float | None, eta_s: float | None, expected: Left
+    policy: Any, longest_s: float | None, eta_s: float | None, expected: RemainingTime
 ) -> None:
     world = World()
     job = world.submit(spec(policy=policy))
     world.now += 10.0
     world.started_on(job)
-    assert left(world.job(job), world.now + 20.0, longest_s, eta_s) == expected
+    assert remaining(world.job(job), world.now + 20.0, longest_s, eta_s) == expected
 
 
 def test_a_job_that_waits_has_all_of_its_time_before_it() -> None:
     world = World()
     world.submit()
     job = world.job(world.submit(spec(policy={"max_time_s": 60.0})))
-    assert left(job, world.now + 500.0, 30.0) == Left(30.0)
-    assert left(job, world.now + 500.0, None) == Left(60.0, most=True)
+    assert remaining(job, world.now + 500.0, 30.0) == RemainingTime(30.0)
+    assert remaining(job, world.now + 500.0, None) == RemainingTime(60.0, most=True)
     stopped = World()
     number = stopped.submit(spec(policy={"grace_s": 7.0}))
     stopped.started_on(number)
     stopped.cancel(number)
-    assert left(stopped.job(number), stopped.now, 1e9) == Left(7.0, most=True)
+    assert remaining(stopped.job(number), stopped.now, 1e9) == RemainingTime(7.0, most=True)

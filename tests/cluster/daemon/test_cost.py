@@ -17,7 +17,7 @@ import pytest
 
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner
-from wiiiiided.cluster.control.start_estimate import Estimate, Left
+from wiiiiided.cluster.control.start_estimate import Estimate, RemainingTime
 from wiiiiided.cluster.control.state import State
 from wiiiiided.cluster.control.step import step
 from wiiiiided.domain.node import Node
@@ -206,6 +206,8 @@ def test_estimating_starts_does_not_grow_with_the_queue() -> None:
         events = (e.JobSubmitted(0.0, n, spec, ADA, "0" * 64) for n in range(1, jobs + 1))
         step(state, e.SweepSubmitted(0.0, 1, tuple(events)))
         state.settled()
-        return steps_of(lambda: Estimate(state, 0.0, lambda job: Left(job.id % 7 + 1.0), 5000))
+        return steps_of(
+            lambda: Estimate(state, 0.0, lambda job: RemainingTime(job.id % 7 + 1.0), 5000)
+        )
 
     assert cost(MANY) <= AT_MOST * cost(10 * FEW)

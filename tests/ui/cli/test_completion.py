@@ -13,8 +13,8 @@ from tests.kit.fake_daemon import FakeDaemon, ended, machine, view
 from tests.ui.cli.kit import Cli, Complete, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.states import STATES
+from wiiiiided.ui.cli.command_table import COMMANDS, load
 from wiiiiided.ui.cli.completion import COMPLETE
-from wiiiiided.ui.cli.group import COMMANDS, load
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

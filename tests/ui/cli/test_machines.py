@@ -20,7 +20,7 @@ from tests.ui.cli.kit import PATIENCE_S, Cli, Program
 from wiiiiided.cluster.client import machines
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.config import Paths
-from wiiiiided.ui.cli.machines import endpoint_of
+from wiiiiided.ui.cli.membership import endpoint_of
 
 TOKEN = "wiiiiide1.c2VjcmV0LXNlY3JldA"
 MADE = m.TokenCreated(TOKEN, "10.0.0.1:9461", 0.0, 10)

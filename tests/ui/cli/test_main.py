@@ -15,7 +15,7 @@ from tests.kit.fake_daemon import FakeDaemon, line, view
 from tests.ui.cli.kit import Cli, Program
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.cli import group, why
+from wiiiiided.ui.cli import command_table, why
 from wiiiiided.ui.cli.main import main
 
 
@@ -23,7 +23,7 @@ def test_help_lists_every_command(cli: Cli) -> None:
     for words in (("--help",), ("-h",)):
         result = cli(*words)
         assert (result.code, result.err) == (0, "")
-        for name, (about, _) in group.COMMANDS.items():
+        for name, (about, _) in command_table.COMMANDS.items():
             assert f"  {name} " in result.out
             assert about in result.out
     assert "--install-completion" not in result.out
@@ -37,7 +37,9 @@ def test_without_a_command_there_is_help_and_code_2(cli: Cli) -> None:
 
 def words_of_all_commands() -> list[tuple[str, ...]]:
     """Commands, and those that some of them have."""
-    each = {name: getattr(group.load(name), "commands", {}) for name in group.COMMANDS}
+    each = {
+        name: getattr(command_table.load(name), "commands", {}) for name in command_table.COMMANDS
+    }
     return [(name, *sub) for name, subs in each.items() for sub in ((), *((one,) for one in subs))]
 
 
@@ -85,17 +87,17 @@ def test_help_in_panels_breaks_lines_where_they_are_full(program: Program) -> No
     assert "the cluster is tried; each direction counts, so run it on" in lines
 
 
-@pytest.mark.parametrize("name", group.COMMANDS)
+@pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_help_has_nothing_that_rich_would_take_for_markup(name: str) -> None:
     """`[word]` would be a style of Rich's, and vanish."""
-    made = group.load(name)
+    made = command_table.load(name)
     every = [made, *getattr(made, "commands", {}).values()]
     texts = [text for one in every for text in (one.help, one.epilog, one.short_help)]
     texts += [getattr(param, "help", "") for one in every for param in one.params]
     assert not [text for text in texts if text and re.search(r"\[[a-z#/@]", text)]
 
 
-@pytest.mark.parametrize("name", group.COMMANDS)
+@pytest.mark.parametrize("name", command_table.COMMANDS)
 def test_every_command_is_documented(name: str) -> None:
     """A section of its own, or one that it shares; the table at the top leads to it."""
     text = (Path(__file__).parents[3] / "docs/cli.md").read_text()

@@ -17,7 +17,7 @@ from tests.ui.report import strategies
 from tests.ui.report.runs import diverged, hostile, records, restarted, run, unmeasured
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.text import columns
-from wiiiiided.ui.cli import charts
+from wiiiiided.ui.cli import text_charts
 from wiiiiided.ui.cli.report_lines import BoldLine, ReportStyle, lines
 
 
@@ -52,7 +52,7 @@ def test_what_was_not_sampled_is_blank(told: m.JobRecords) -> None:
     floor = next(line for line in chart if line.lstrip().startswith("0 │"))
     parts = floor.partition("│")[2].split()
     assert len(parts) == 3  # attempt 1, attempt 2 before the gap, and behind it
-    assert all(set(part) <= set(charts.BLOCKS.levels) for part in parts)
+    assert all(set(part) <= set(text_charts.BLOCKS.levels) for part in parts)
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
@@ -125,7 +125,7 @@ def test_a_narrow_terminal_gets_no_wrapped_line(
 )
 @given(strategies.records, st.one_of(st.none(), st.integers(40, 250)), st.booleans())
 def test_any_records_fit_any_width(made: m.JobRecords, width: int | None, ascii_only: bool) -> None:
-    look = ReportStyle(width, charts.ASCII if ascii_only else charts.BLOCKS)
+    look = ReportStyle(width, text_charts.ASCII if ascii_only else text_charts.BLOCKS)
     for line in lines(made, look):
         assert width is None or columns(line) <= width
         assert not set("\n\r\x1b\u202e\t") & set(line)
@@ -136,7 +136,7 @@ def test_without_figures_it_says_so(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.GetRecords, records(attempt=0, started_at=None))
     result = cli("report", "17")
     assert result.code == 0
-    assert "This job has not run: there are no figures." in result.out
+    assert "This job has not run: there are no metrics." in result.out
     assert "was submitted by ada" in result.out
 
 

@@ -118,18 +118,18 @@ def test_settings_are_told_as_a_job_file_has_them(cli: Cli, daemon: FakeDaemon) 
     ]
 
 
-def test_figures_of_the_latest_attempt(cli: Cli, daemon: FakeDaemon) -> None:
+def test_metrics_of_the_latest_attempt(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, replace(detail(view()), run=run(2, points=())))
     lines = cli("show", "17").out.splitlines()
-    start = lines.index("figures of attempt 2")
+    start = lines.index("metrics of attempt 2")
     assert lines[start + 1] == "  steps      1,000 of 1,000, 10/s, start-up included"
     assert "  loss       0.412 at last" in lines
     assert lines[start - 1] == ""
 
 
-def test_a_run_that_goes_on_has_figures_so_far(cli: Cli, daemon: FakeDaemon) -> None:
+def test_a_run_that_goes_on_has_metrics_so_far(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, replace(detail(view()), run=run(ended_at=None, points=())))
-    assert "figures of attempt 1 so far\n" in cli("show", "17").out
+    assert "metrics of attempt 1 so far\n" in cli("show", "17").out
 
 
 def test_what_is_not_measured_is_said_and_a_lost_loss_too(cli: Cli, daemon: FakeDaemon) -> None:
@@ -147,9 +147,9 @@ def test_a_reason_does_not_repeat_the_state(cli: Cli, daemon: FakeDaemon) -> Non
     assert "  state      cancelled by root\n" in cli("show", "17").out
 
 
-def test_a_run_that_counted_nothing_has_no_figures(cli: Cli, daemon: FakeDaemon) -> None:
+def test_a_run_that_counted_nothing_has_no_metrics(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Show, replace(detail(view()), run=run(points=(), ranks=())))
-    assert "figures" not in cli("show", "17").out
+    assert "metrics" not in cli("show", "17").out
 
 
 def test_a_queued_job_says_what_it_may_need(cli: Cli, daemon: FakeDaemon) -> None:
@@ -158,7 +158,7 @@ def test_a_queued_job_says_what_it_may_need(cli: Cli, daemon: FakeDaemon) -> Non
     assert "  expects    3 earlier runs:\\x1b[2J 2 GiB a rank\n" in cli("show", "17").out
 
 
-def test_json_has_the_figures_and_the_forecast(cli: Cli, daemon: FakeDaemon) -> None:
+def test_json_has_the_metrics_and_the_forecast(cli: Cli, daemon: FakeDaemon) -> None:
     told = replace(detail(view()), run=run(points=()), forecast=RunForecast(0, "no earlier runs"))
     daemon.answers(m.Show, told)
     found = cli("show", "17", "--json").json

@@ -10,7 +10,7 @@ import pytest
 from tests.kit.fake_daemon import FakeDaemon, ended, machine, view
 from tests.ui.cli.kit import Program
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.cli.group import COMMANDS
+from wiiiiided.ui.cli.command_table import COMMANDS
 
 # torch and numpy take seconds; the others take as long as all else together.
 HEAVY = (

@@ -16,7 +16,7 @@ import pytest
 from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import BAD, GOOD, LOOKED, Bad, Seen
 from wiiiiided.domain.spec import JobSpec
-from wiiiiided.ui.cli.jobfile import Shipped
+from wiiiiided.ui.cli.loaded_job import Shipped
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.read import examine
 from wiiiiided.ui.jobfile.schema import schema

@@ -10,13 +10,13 @@ from tests.kit.jobfiles import read
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.domain.sweep import label, sweep_id, sweep_number
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.sweeps import combinations
+from wiiiiided.ui.jobfile.sweeps import combine
 
 JOB = 'name = "digits"\n[run]\ncommand = ["python", "t.py"]\nenv = { LR = "1", A = "a" }\n'
 
 
 def of(*sweeps: str, text: str = JOB) -> list[tuple[dict[str, str], JobSpec]]:
-    return combinations(sweeps, lambda swept: read(text, "job.toml", [], swept))
+    return combine(sweeps, lambda swept: read(text, "job.toml", [], swept))
 
 
 def values(*sweeps: str) -> list[list[str]]:

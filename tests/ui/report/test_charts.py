@@ -9,9 +9,9 @@ from xml.etree import ElementTree
 from tests.ui.report.runs import HOSTILE, diverged, point, records, restarted, run
 from wiiiiided.domain.metrics import Rates
 from wiiiiided.ui.report.charts import Bar, BarChart, ChartFigure, Curve, LineChart
-from wiiiiided.ui.report.history import RunHistory, history
 from wiiiiided.ui.report.over_time import over_time
 from wiiiiided.ui.report.page import draw
+from wiiiiided.ui.report.run_history import RunHistory, history
 from wiiiiided.ui.report.ticks import Scale, amounts, times
 from wiiiiided.ui.report.timeline import straggler_spells, timeline
 
@@ -96,10 +96,10 @@ def test_the_timeline_says_how_attempts_ended() -> None:
     assert "20s after the one before, lasted 5m00s: done" in told
 
 
-def test_a_job_without_figures_has_no_strip_that_looks_like_an_outage() -> None:
-    assert ">figures<" in draw(ChartFigure("All", "", timeline(history(restarted()))))
+def test_a_job_without_metrics_has_no_strip_that_looks_like_an_outage() -> None:
+    assert ">metrics<" in draw(ChartFigure("All", "", timeline(history(restarted()))))
     bare = drawn(history(records(run(points=(), ranks=()))))
-    assert "figures" not in bare
+    assert "metrics" not in bare
     assert "straggler" not in bare
     assert "slowest" not in bare
 

@@ -20,9 +20,9 @@ from tests.ui.report.runs import (
 )
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.report.charts import Bar, BarChart, ChartFigure
+from wiiiiided.ui.report.formats import short
 from wiiiiided.ui.report.page import LINES, draw, page
 from wiiiiided.ui.report.ticks import Scale
-from wiiiiided.ui.report.words import short
 
 ELEMENTS = {
     *("html", "head", "meta", "title", "style", "body", "main", "footer", "h1", "h2", "p", "b"),

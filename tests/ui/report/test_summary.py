@@ -11,10 +11,10 @@ from msgspec.structs import replace
 from tests.ui.report.runs import MIB, diverged, point, rank, records, restarted, run, unmeasured
 from wiiiiided.domain.metrics import Point, Rates, TrainingMetrics
 from wiiiiided.ui.report.attempt_table import attempt_rows
-from wiiiiided.ui.report.history import history
 from wiiiiided.ui.report.rank_charts import batches_words
 from wiiiiided.ui.report.rank_table import rank_rows
 from wiiiiided.ui.report.ranks import Split, nodes_of, split_of
+from wiiiiided.ui.report.run_history import history
 from wiiiiided.ui.report.sanitize import sanitized, sanitized_run
 from wiiiiided.ui.report.summary import (
     NOT_MEASURED,
@@ -188,7 +188,7 @@ def test_a_last_attempt_without_figures_does_not_hide_those_of_the_one_before() 
 
 
 def test_attempts_without_metrics_are_said() -> None:
-    assert dict(facts(records(run(), attempt=3)))["attempts"] == "3; figures of 1"
+    assert dict(facts(records(run(), attempt=3)))["attempts"] == "3; metrics of 1"
 
 
 def test_without_figures_the_reason_is_said() -> None:

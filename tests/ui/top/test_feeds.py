@@ -15,11 +15,11 @@ from tests.ui.top import snapshots as s
 from wiiiiided.cluster.client import Client, ClientError, DaemonRefused
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.framing import MESSAGE, frame
-from wiiiiided.ui.top import log, watch
+from wiiiiided.ui.top import log_feed, snapshot_feed
 from wiiiiided.ui.top.background import AT_ONCE, BackgroundRequests
-from wiiiiided.ui.top.log import LogTail
+from wiiiiided.ui.top.log_feed import LogFeed
+from wiiiiided.ui.top.snapshot_feed import SnapshotFeed
 from wiiiiided.ui.top.ui import Gone
-from wiiiiided.ui.top.watch import SnapshotFeed
 
 PATIENCE_S = 30.0
 
@@ -153,15 +153,15 @@ def test_pauses_between_tries_grow_and_end_with_the_return(
             assert gone is not None
             assert gone.retry_s == pause
             feed.tick(now + pause - 0.1, 1.0)
-            assert _idle(requests, watch.REQUEST)
+            assert _idle(requests, snapshot_feed.REQUEST)
             now += pause
             feed.tick(now, 1.0)
-            result = _done(requests, watch.REQUEST)
+            result = _done(requests, snapshot_feed.REQUEST)
             assert isinstance(result, ClientError)
             feed.opened(result, now)
         daemon.start()
         feed.tick(now + 5.0, 1.0)
-        feed.opened(_done(requests, watch.REQUEST), now + 5.0)
+        feed.opened(_done(requests, snapshot_feed.REQUEST), now + 5.0)
         assert feed.gone(now + 5.0) == Gone(str(result))  # until something comes: that is old
         _until_read(feed, now + 5.0)
         assert feed.gone(now + 5.0) is None
@@ -181,12 +181,12 @@ def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
         connection.link.recv(1)
 
     daemon.does(m.Logs, logs)
-    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
+    with contextlib.closing(LogFeed(Client(daemon.paths), requests)) as pane:
         pane.want(17)
         pane.want(18)  # before the first connection is there
-        pane.opened(_done(requests, log.REQUEST))
+        pane.opened(_done(requests, log_feed.REQUEST))
         pane.want(18)
-        pane.opened(_done(requests, log.REQUEST))
+        pane.opened(_done(requests, log_feed.REQUEST))
         wait_until(lambda: pane.read() > 0, PATIENCE_S, "a line comes")
         view = pane.view()
         assert view is not None
@@ -199,41 +199,43 @@ def test_lines_of_a_job_that_is_not_selected_any_more_are_not_shown(
 def test_a_log_keeps_its_newest_lines_and_says_when_it_is_over(
     daemon: FakeDaemon, requests: BackgroundRequests
 ) -> None:
-    many = tuple(s.line(str(number)) for number in range(log.LINES + 5))
+    many = tuple(s.line(str(number)) for number in range(log_feed.LINES + 5))
     daemon.answers(m.Logs, m.LogLines(many), m.EndOfAnswers())
-    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
+    with contextlib.closing(LogFeed(Client(daemon.paths), requests)) as pane:
         pane.want(17)
-        pane.opened(_done(requests, log.REQUEST))
+        pane.opened(_done(requests, log_feed.REQUEST))
         wait_until(lambda: pane.read() >= 0 and pane.connection is None, PATIENCE_S, "it is over")
         view = pane.view()
         assert view is not None
-        assert (len(view.lines), view.lines[-1].text) == (log.LINES, str(log.LINES + 4))
-        assert view.note == log.OVER
+        assert (len(view.lines), view.lines[-1].text) == (log_feed.LINES, str(log_feed.LINES + 4))
+        assert view.note == log_feed.OVER
         pane.again()
         pane.want(17)
-        assert _idle(requests, log.REQUEST)  # what is over is not asked for again
+        assert _idle(requests, log_feed.REQUEST)  # what is over is not asked for again
 
 
 def test_lines_of_several_machines_are_in_the_order_of_time() -> None:
     def told(at: float, rank: int, text: str, attempt: int = 1) -> m.LogLine:
         return m.LogLine(at, rank, "out", text, attempt, "ab"[rank % 2])
 
-    lines = log.merged([], (told(1.0, 0, "a1"), told(3.0, 0, "a3"), told(5.0, 0, "a5")))
-    lines = log.merged(lines, (told(2.0, 1, "b2"), told(4.0, 1, "b4"), told(6.0, 1, "b6")))
+    lines = log_feed.merged([], (told(1.0, 0, "a1"), told(3.0, 0, "a3"), told(5.0, 0, "a5")))
+    lines = log_feed.merged(lines, (told(2.0, 1, "b2"), told(4.0, 1, "b4"), told(6.0, 1, "b6")))
     assert [line.text for _, line in lines] == ["a1", "b2", "a3", "b4", "a5", "b6"]
-    lines = log.merged(lines, (told(0.5, 1, "set back"), told(7.0, 0, "a7")))
+    lines = log_feed.merged(lines, (told(0.5, 1, "set back"), told(7.0, 0, "a7")))
     assert [line.text for _, line in lines][-3:] == ["b6", "set back", "a7"]
-    lines = log.merged(lines, (told(0.1, 0, "again", attempt=2),))
+    lines = log_feed.merged(lines, (told(0.1, 0, "again", attempt=2),))
     assert lines[-1][1].text == "again"
-    many = log.merged(lines, tuple(told(10.0 + n, 0, str(n), 2) for n in range(log.LINES)))
-    assert len(many) == log.LINES
+    many = log_feed.merged(
+        lines, tuple(told(10.0 + n, 0, str(n), 2) for n in range(log_feed.LINES))
+    )
+    assert len(many) == log_feed.LINES
 
 
 def test_a_log_that_is_refused_says_why(daemon: FakeDaemon, requests: BackgroundRequests) -> None:
     daemon.answers(m.Logs, m.Refusal(6, "there is no job 17"))
-    with contextlib.closing(LogTail(Client(daemon.paths), requests)) as pane:
+    with contextlib.closing(LogFeed(Client(daemon.paths), requests)) as pane:
         pane.want(17)
-        pane.opened(_done(requests, log.REQUEST))
+        pane.opened(_done(requests, log_feed.REQUEST))
         wait_until(lambda: pane.read() == 0 and pane.connection is None, PATIENCE_S, "refused")
         view = pane.view()
         assert view is not None

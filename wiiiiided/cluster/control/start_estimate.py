@@ -1,13 +1,13 @@
 """When a queued job starts: the queue played forward, from how long jobs are expected to run.
 
-    what runs ──left──► ends ─┐   the earliest end frees its nodes
-    queue ───────────────────►├─► whatever fits then starts, in the order of control/scheduler,
-                              │   and its own end joins the others
-                              └─► until no end is known, or so much was looked at
+    what runs ──remaining──► ends ─┐   the earliest end frees its nodes
+    queue ────────────────────────►├─► whatever fits then starts, in the order of
+                                   │   control/scheduler, and its own end joins the others
+                                   └─► until no end is known, or so much was looked at
 
-The caller says how long a job has still to run: `left` is what its script says of its steps, else
-what earlier runs of its name took, else max_time, which is the latest and not the likeliest. Where
-nothing of that is known, that is the reason why there is no estimate for those behind it.
+The caller says how long a job has still to run: `remaining` is what its script says of its steps,
+else what earlier runs of its name took, else max_time, which is the latest and not the likeliest.
+Where nothing of that is known, that is the reason why there is no estimate for the jobs behind it.
 
 Played once for an answer, however many jobs that lists. The cost is bounded by LOOKS at a node, not
 by jobs times nodes: the first of a long queue are estimated, 2,000 on one machine and 50 on a
@@ -38,7 +38,7 @@ BEHIND: Final = "the jobs that it waits for have no known end"
 SOON_S: Final = 1.0
 
 
-class Left(NamedTuple):
+class RemainingTime(NamedTuple):
     """How long a job has its nodes from now on, or from its start."""
 
     seconds: float | None  # None: not known, and `why` says so
@@ -53,11 +53,13 @@ class Start(NamedTuple):
     text: str
 
 
-def left(job: Job, now: float, longest_s: float | None, eta_s: float | None = None) -> Left:
+def remaining(
+    job: Job, now: float, longest_s: float | None, eta_s: float | None = None
+) -> RemainingTime:
     """From the longest of its earlier runs, and what its script says while it runs."""
     policy = job.spec.policy
     if job.state == "stopping":
-        return Left(policy.grace_s, most=True)
+        return RemainingTime(policy.grace_s, most=True)
     ran_s = 0.0
     if job.attempt is not None and job.state in ("starting", "running", "hung"):
         ran_s = max(0.0, now - job.attempt.placed_at)
@@ -67,24 +69,28 @@ def left(job: Job, now: float, longest_s: float | None, eta_s: float | None = No
         limit_s = max(0.0, policy.max_time_s - job.spent_s - ran_of_it)
     likely = eta_s if eta_s is not None else None if longest_s is None else longest_s - ran_s
     if likely is not None and likely >= 0:
-        return Left(likely if limit_s is None else min(likely, limit_s))
+        return RemainingTime(likely if limit_s is None else min(likely, limit_s))
     if limit_s is not None:
-        return Left(limit_s, most=True)
+        return RemainingTime(limit_s, most=True)
     has = f"job {job.id} has no max_time"
     if likely is None:
-        return Left(None, why=f'{has}, and no earlier run named "{job.spec.name}" is done')
-    return Left(None, why=f"{has}, and runs longer than earlier ones of its name")
+        return RemainingTime(None, why=f'{has}, and no earlier run named "{job.spec.name}" is done')
+    return RemainingTime(None, why=f"{has}, and runs longer than earlier ones of its name")
 
 
 class Estimate:
-    """Of all queued jobs of a state."""
+    """The starts of all queued jobs, from one state of the cluster."""
 
     def __init__(
-        self, state: State, now: float, left: Callable[[Job], Left], looks: int = LOOKS
+        self,
+        state: State,
+        now: float,
+        remaining: Callable[[Job], RemainingTime],
+        looks: int = LOOKS,
     ) -> None:
         self._state = state
         self._now = self._at = now
-        self._left = left
+        self._remaining = remaining
         self._looks = looks
         self._most = False  # an end that is only the latest has been passed
         self._starts: dict[int, Start] = {}
@@ -135,7 +141,7 @@ class Estimate:
 
     def _runs(self, job: Job, layout: Layout) -> None:
         self._layouts[job.id] = layout
-        found = self._left(job)
+        found = self._remaining(job)
         if found.seconds is None:
             self._endless[job.id] = found.why
         else:

@@ -7,7 +7,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from wiiiiided.cluster.control.job import Job
-from wiiiiided.cluster.control.start_estimate import Estimate, Left, left
+from wiiiiided.cluster.control.start_estimate import Estimate, RemainingTime, remaining
 from wiiiiided.cluster.monitoring.sampler import LEAST_S
 from wiiiiided.cluster.monitoring.snapshot import SnapshotMaker
 from wiiiiided.cluster.rpc import messages as m
@@ -69,14 +69,16 @@ class MetricsRequests:
         controller, eta = self.snapshots.controller, self.tracker.left_s()
         now, reads = controller.clock(), READS
 
-        def lasts(job: Job) -> Left:
+        def lasts(job: Job) -> RemainingTime:
             nonlocal reads
             name = job.spec.name
             if not self.tracker.knows(name):
                 if not reads:
-                    return Left(None, why=f'earlier runs named "{name}" have not been read yet')
+                    return RemainingTime(
+                        None, why=f'earlier runs named "{name}" have not been read yet'
+                    )
                 reads -= 1
-            return left(job, now, self.tracker.longest(name), eta.get(job.id))
+            return remaining(job, now, self.tracker.longest(name), eta.get(job.id))
 
         return Estimate(controller.state, now, lasts, looks)
 

@@ -287,7 +287,7 @@ def _sound(node: Node, name: str) -> Node:
     """A machine's own description, under the name its certificate has."""
     counts = (node.cores - 1, node.memory, node.gpus)
     if not all(0 <= count < LARGEST for count in counts):
-        raise WiiiiideError(f"{name} describes itself with impossible figures")
+        raise WiiiiideError(f"{name} describes itself with impossible numbers")
     return replace(node, name=name, boot_id=plain(node.boot_id, 64), version=_version(node.version))
 
 

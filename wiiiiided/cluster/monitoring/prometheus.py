@@ -58,7 +58,7 @@ _OWN = {
     "wiiiiide_build_info": "The daemon's version, as a label.",
     "wiiiiide_daemon_start_time_seconds": "When the daemon was started, since 1970.",
     "wiiiiide_daemon_problem": "Whether something is wrong with the daemon; its log says what.",
-    "wiiiiide_snapshot_timestamp_seconds": "When these figures were put together, since 1970.",
+    "wiiiiide_snapshot_timestamp_seconds": "When these metrics were put together, since 1970.",
     "wiiiiide_jobs": "Jobs that are not over, by state.",
     "wiiiiide_node_up": "Whether the node is heard of.",
     "wiiiiide_node_state": "The node's state, as a label: ok, slow, idle, drained, lost.",

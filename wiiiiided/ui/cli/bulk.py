@@ -10,7 +10,7 @@ from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import sweep_number
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.jobs import line
+from wiiiiided.ui.cli.job_lines import line
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.screen import say
 

@@ -15,7 +15,7 @@ from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import sweep_id
 from wiiiiided.ui.cli.bulk import refused, split
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.jobs import base_name, ending
+from wiiiiided.ui.cli.job_lines import base_name, ending
 from wiiiiided.ui.cli.options import LiveIds
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.screen import say

@@ -6,7 +6,7 @@ from wiiiiided.cluster.archive.scan import PackError, survey
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.jobfile import JobFile, Sets, notes, read, report, unshippable
+from wiiiiided.ui.cli.loaded_job import JobFile, Sets, notes, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import put

@@ -1,7 +1,8 @@
 """`wiiiiide completion`: a script that lets a shell complete commands, options, jobs and machines.
 
 typer has the scripts: on Tab a shell calls `wiiiiide` with _WIIIIIDE_COMPLETE in its environment,
-and typer asks the parameters what could stand there; `candidates` answers for jobs and machines.
+and typer asks the parameters what could stand there; `completion_candidates` answers for jobs and
+machines.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.machines import said
+from wiiiiided.ui.cli.membership import said
 from wiiiiided.ui.cli.options import NodeName
 from wiiiiided.ui.cli.screen import say
 

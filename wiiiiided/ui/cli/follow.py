@@ -10,7 +10,7 @@ from wiiiiided.cluster.rpc.messages import JobView, LogLine
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import fields
-from wiiiiided.ui.cli.jobs import ending, exit_code, is_over, line
+from wiiiiided.ui.cli.job_lines import ending, exit_code, is_over, line
 from wiiiiided.ui.cli.log_lines import ALL, Lines, Wanted, check_node, check_ranks
 
 

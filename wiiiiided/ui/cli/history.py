@@ -11,7 +11,7 @@ from wiiiiided.domain.exit_codes import code_words
 from wiiiiided.text import format_moment
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.jobs import attempts, put_table, reason, took
+from wiiiiided.ui.cli.job_lines import attempts, put_table, reason, took
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.table import TableColumn
 

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.machines import become, connect_here, put_joining, role_sentence, whose
+from wiiiiided.ui.cli.membership import become, connect_here, put_joining, role_sentence, whose
 from wiiiiided.ui.cli.options import Port
 
 TTL_S, USES = 3600.0, 10  # of the first token: an hour, enough for the machines of a small lab

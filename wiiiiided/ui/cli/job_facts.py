@@ -14,7 +14,7 @@ from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.text import cell, count, format_duration, format_size
-from wiiiiided.ui.cli.jobfile import LoadedJob
+from wiiiiided.ui.cli.loaded_job import LoadedJob
 from wiiiiided.ui.cli.sections import FactSection
 
 NAMED = 4  # names of what each ignore file leaves out; more are counted

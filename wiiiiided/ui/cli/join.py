@@ -18,7 +18,14 @@ import typer
 
 from wiiiiided.cluster.rpc.messages import Join
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.machines import TOKEN, become, connect_here, endpoint_of, role_sentence, whose
+from wiiiiided.ui.cli.membership import (
+    TOKEN,
+    become,
+    connect_here,
+    endpoint_of,
+    role_sentence,
+    whose,
+)
 from wiiiiided.ui.cli.options import Port
 from wiiiiided.ui.cli.progress import waiting
 

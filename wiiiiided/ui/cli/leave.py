@@ -8,7 +8,7 @@ import typer
 
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.machines import become, role_sentence
+from wiiiiided.ui.cli.membership import become, role_sentence
 from wiiiiided.ui.cli.progress import waiting
 
 

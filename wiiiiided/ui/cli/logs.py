@@ -8,10 +8,10 @@ import typer
 
 from wiiiiided.cluster.client import Client
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.candidates import nodes
+from wiiiiided.ui.cli.completion_candidates import nodes
 from wiiiiided.ui.cli.daemon import connect, fields
 from wiiiiided.ui.cli.follow import follow
-from wiiiiided.ui.cli.jobs import line
+from wiiiiided.ui.cli.job_lines import line
 from wiiiiided.ui.cli.log_lines import Lines, Wanted, check_attempt, check_node, check_ranks
 from wiiiiided.ui.cli.option_values import job_id, moment_of, number, pattern
 from wiiiiided.ui.cli.options import Id, Json

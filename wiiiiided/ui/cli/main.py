@@ -20,8 +20,8 @@ from wiiiiided.config import Config, completion_asked
 from wiiiiided.domain.exit_codes import FAILED, INTERRUPTED, PIPE_CLOSED, USAGE
 from wiiiiided.errors import UsageError, WiiiiideError
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_table import CommandTable, plain_app
 from wiiiiided.ui.cli.completion import COMPLETE, complete
-from wiiiiided.ui.cli.group import CommandTable, plain_app
 
 # Nothing else here leaves these as they are: they come from writing to stdout.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

@@ -18,10 +18,10 @@ from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.current_folder import refuse_home
-from wiiiiided.ui.cli.jobfile import Shipped, report
+from wiiiiided.ui.cli.loaded_job import Shipped, report
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.read import default_name, examine
-from wiiiiided.ui.jobfile.writer import toml
+from wiiiiided.ui.jobfile.to_toml import toml
 
 FILE = "job.toml"
 LIKELY = ("train.py", "main.py", "run.py")

@@ -16,10 +16,10 @@ from wiiiiided.cluster.rpc.messages import NodeView
 from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.text import format_size
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_table import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
-from wiiiiided.ui.cli.jobs import put_table
-from wiiiiided.ui.cli.machines import said
+from wiiiiided.ui.cli.job_lines import put_table
+from wiiiiided.ui.cli.membership import said
 from wiiiiided.ui.cli.options import Json, NodeName
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.table import TableColumn

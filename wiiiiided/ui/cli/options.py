@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from wiiiiided.domain.states import STATES
-from wiiiiided.ui.cli.candidates import LIVE, jobs, nodes
+from wiiiiided.ui.cli.completion_candidates import LIVE, jobs, nodes
 
 
 def _one(sweeps: bool) -> Any:

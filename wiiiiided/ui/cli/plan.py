@@ -28,14 +28,14 @@ from wiiiiided.metrics.plan import plan_rows
 from wiiiiided.ui.cli import plan_lines, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.jobfile import JobFile, LoadedJob, read, report, unshippable
-from wiiiiided.ui.cli.jobs import put_table
+from wiiiiided.ui.cli.job_lines import put_table
+from wiiiiided.ui.cli.loaded_job import JobFile, LoadedJob, read, report, unshippable
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.trial import TrialRun
 from wiiiiided.ui.jobfile.edit import NotEditable, changed
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.writer import toml
+from wiiiiided.ui.jobfile.to_toml import toml
 
 ENDINGS: Final = (signal.SIGTERM, signal.SIGHUP)
 

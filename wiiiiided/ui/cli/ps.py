@@ -16,9 +16,17 @@ from wiiiiided.domain.states import ENDED as OVER
 from wiiiiided.domain.states import STATES
 from wiiiiided.domain.sweep import sweep_number
 from wiiiiided.text import format_size_compact
-from wiiiiided.ui.cli import candidates, screen
+from wiiiiided.ui.cli import completion_candidates, screen
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.jobs import attempts, base_name, is_over, put_table, reason, say_problem, took
+from wiiiiided.ui.cli.job_lines import (
+    attempts,
+    base_name,
+    is_over,
+    put_table,
+    reason,
+    say_problem,
+    took,
+)
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.table import TableColumn
 
@@ -47,7 +55,7 @@ def command(
         typer.Argument(
             metavar="SWEEP",
             help="Only the jobs of this sweep (s12), all of them.",
-            autocompletion=candidates.jobs(alone=False),
+            autocompletion=completion_candidates.jobs(alone=False),
         ),
     ] = None,
     everything: Annotated[
@@ -58,7 +66,7 @@ def command(
         typer.Option(
             metavar="STATE",
             help="Only jobs in this state; several: running,queued.",
-            autocompletion=candidates.states,
+            autocompletion=completion_candidates.states,
         ),
     ] = None,
     name: Annotated[

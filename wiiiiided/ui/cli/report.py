@@ -27,7 +27,7 @@ from wiiiiided.ui.cli.whole_file import write_whole
 if TYPE_CHECKING:
     from wiiiiided.cluster.rpc.messages import JobRecords
     from wiiiiided.ui.cli.report_lines import ReportStyle
-    from wiiiiided.ui.report.sweep import Trial
+    from wiiiiided.ui.report.sweep import SweepResult
 
 DRAWN = "█▓░▁│└─…·–"  # what must be printable before a chart is drawn with it
 
@@ -77,21 +77,21 @@ def _settings(records: JobRecords) -> list[tuple[str, str]]:
 
 
 def _style(plain: bool) -> ReportStyle:
-    from wiiiiided.ui.cli import charts
+    from wiiiiided.ui.cli import text_charts
     from wiiiiided.ui.cli.report_lines import FRAME, FRAMED, ReportStyle
 
     width = screen.width()
     if width is not None and sys.stdout.isatty() and width >= FRAMED:
         width -= FRAME
-    return ReportStyle(width, charts.ASCII if plain else charts.BLOCKS)
+    return ReportStyle(width, text_charts.ASCII if plain else text_charts.BLOCKS)
 
 
 def _print(lines: Iterable[str]) -> None:
     """Framed on a terminal, plain in a pipe."""
     if sys.stdout.isatty():
-        from wiiiiided.ui.cli import draw
+        from wiiiiided.ui.cli import rich_drawing
 
-        draw.report(lines)
+        rich_drawing.report(lines)
         return
     for line in lines:
         screen.put(line)
@@ -100,16 +100,16 @@ def _print(lines: Iterable[str]) -> None:
 def _sweep(sweep: int, output: str | None, plain: bool, as_json: bool) -> None:
     """All jobs of a sweep beside each other. Each one's records are asked for by themselves: they
     are large, and only a little of them stays."""
-    from wiiiiided.ui.report.sweep import Trial, compare, trial_of
+    from wiiiiided.ui.report.sweep import SweepResult, compare, result_of
 
     client = connect()
     with waiting("reading the jobs' records"):
         found = compare(
-            trial_of(client.records(job.id)) if job.attempt else Trial(job)
+            result_of(client.records(job.id)) if job.attempt else SweepResult(job)
             for job in client.sweep(sweep)
         )
     if as_json:
-        screen.put_json({"sweep": found.sweep, "jobs": [_trial(one) for one in found.trials]})
+        screen.put_json({"sweep": found.sweep, "jobs": [_result(one) for one in found.results]})
     elif output is not None:
         from wiiiiided.ui.report.page import sweep_page
 
@@ -120,7 +120,7 @@ def _sweep(sweep: int, output: str | None, plain: bool, as_json: bool) -> None:
         _print(lines(found, _style(plain)))
 
 
-def _trial(one: Trial) -> dict[str, Any]:
+def _result(one: SweepResult) -> dict[str, Any]:
     numbers = {"step": one.step, "loss": one.loss, "diverged": one.diverged, "lowest": one.lowest}
     return {"job": fields(one.job), **numbers, "ran_s": one.ran_s, "said": one.said}
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.text import cell, columns, count, cut, pad
-from wiiiiided.ui.cli import charts as blocks
+from wiiiiided.ui.cli import text_charts
 from wiiiiided.ui.cli.table import TableColumn, render
-from wiiiiided.ui.report import rank_charts, words
+from wiiiiided.ui.report import formats, rank_charts
 from wiiiiided.ui.report.attempt_table import attempt_rows
-from wiiiiided.ui.report.history import RunHistory, history, length_of
 from wiiiiided.ui.report.over_time import happened_title, quantities
 from wiiiiided.ui.report.rank_table import TITLES, rank_rows, shown_columns
 from wiiiiided.ui.report.ranks import is_measured, measured, nodes_of, split_of
+from wiiiiided.ui.report.run_history import RunHistory, history, length_of
 from wiiiiided.ui.report.sanitize import sanitized
 from wiiiiided.ui.report.summary import (
     codec_words,
@@ -74,7 +74,7 @@ class ReportStyle:
     """How lines are made: how wide, and of which characters."""
 
     width: int | None  # None: no end to a line
-    marks: blocks.Marks = blocks.BLOCKS
+    marks: text_charts.Marks = text_charts.BLOCKS
 
     @property
     def room(self) -> int:
@@ -92,7 +92,7 @@ def lines(
 ) -> Iterator[str]:
     """The whole report. Everything in it is clean."""
     for line in _all(sanitized(records), look, settings):
-        yield line if look.marks is blocks.BLOCKS else ascii_only(line)
+        yield line if look.marks is text_charts.BLOCKS else ascii_only(line)
 
 
 def ascii_only(line: str) -> str:
@@ -133,7 +133,7 @@ def _attempts(records: JobRecords, look: ReportStyle) -> Iterator[str]:
     for number, nodes, started, ended, lasted, end, why in attempt_rows(records):
         told = f"on {nodes}, {started} to {ended}, {lasted}: {end}"
         yield from wrapped(told, look, f"  {number:>3}  ")
-        if why != words.UNKNOWN:
+        if why != formats.UNKNOWN:
             yield from wrapped(why, look, "       ")
 
 
@@ -170,21 +170,23 @@ def _section(title: str, told: str, look: ReportStyle) -> Iterator[str]:
 def _over_time(past: RunHistory, look: ReportStyle) -> Iterator[str]:
     """All charts over time, with the same margins: what is below each other was at one time."""
     if past.cut > 0:
-        told = f"pauses between attempts are drawn shorter: {words.span(past.cut)} are left out"
+        told = (
+            f"pauses between attempts are drawn shorter: {formats.duration(past.cut)} are left out"
+        )
         yield from ("", *wrapped(told, look))
     charts, strips = list(quantities(past)), list(_strips(past, look))
-    labels = [columns(label) for chart in charts for label in blocks.ends(chart.scale)]
+    labels = [columns(label) for chart in charts for label in text_charts.ends(chart.scale)]
     names = min(max(columns(name) for name, _, _ in strips), look.name)
     margin = max(names + 4, *(label + 2 for label in labels), 0)
     place = margin, max(look.room - margin, 4)
     for chart in charts:
         yield from _section(_text(chart.name), chart.told, look)
-        yield from blocks.over_time(past, chart.value, chart.scale, place, look.marks)
+        yield from text_charts.over_time(past, chart.value, chart.scale, place, look.marks)
     yield from _section(happened_title(past).lower(), "", look)
     for name, when, signs in strips:
-        shown = blocks.strip(when, signs, past.length, place[1])
+        shown = text_charts.strip(when, signs, past.length, place[1])
         yield f"  {pad(name, margin - 4)}  {shown}".rstrip()
-    yield " " * margin + blocks.time_labels(past.length, place[1])
+    yield " " * margin + text_charts.time_labels(past.length, place[1])
 
 
 Strip = tuple[str, Sequence[tuple[float, float]], Sequence[str]]  # name, when, a sign for each
@@ -196,7 +198,7 @@ def _strips(past: RunHistory, look: ReportStyle) -> Iterator[Strip]:
     yield "attempt", spans, [str(attempt.run.attempt)[-1] for attempt in past.attempts]
     seen = [(ln[0].begin, ln[-1].end) for attempt in past.attempts for ln in attempt.seen]
     if seen:
-        yield "figures", seen, [look.marks.floor] * len(seen)
+        yield "metrics", seen, [look.marks.floor] * len(seen)
     for each in straggler_spells(past):
         name = f"rank {each.rank} {_text(each.node)}"
         yield name, each.when, [look.marks.levels[-1]] * len(each.when)
@@ -251,7 +253,7 @@ def _bars(
     last = max(map(columns, ends), default=0)
     room = max(look.room - wide - last - 6, 4)
     for name, parts, end in zip(clean, shares, ends, strict=True):
-        drawn = pad(blocks.bar(parts, room, look.marks), room)
+        drawn = pad(text_charts.bar(parts, room, look.marks), room)
         yield f"  {pad(name, wide)}  {drawn}  {pad(end, last, right=True)}"
 
 
@@ -271,7 +273,7 @@ def _batches(run: RunRecord, look: ReportStyle, of: str) -> Iterator[str]:
     yield from _bars(
         [node.name for node in nodes[:BARS]],
         [(mean / most,) for mean in means[:BARS]],
-        [words.number(mean) for mean in means[:BARS]],
+        [formats.number(mean) for mean in means[:BARS]],
         look,
     )
     yield from _left_out(len(nodes), look)
@@ -292,7 +294,7 @@ def _wire(run: RunRecord, look: ReportStyle) -> Iterator[str]:
     yield from _bars(
         [name for name, _ in pairs],
         [(many / most,) for _, many in pairs],
-        [words.size(many) for _, many in pairs],
+        [formats.size(many) for _, many in pairs],
         look,
     )
     yield from _left_out(2 * len(nodes), look)
@@ -305,4 +307,4 @@ def _story(records: JobRecords, look: ReportStyle) -> Iterator[str]:
     told = f"{count(left_out, 'earlier line')}: --json has them" if left_out > 0 else ""
     yield from _section("story", told, look)
     for line in records.story[-STORY:]:
-        yield from wrapped(line.text, look, f"  {words.moment(line.at)}  ")
+        yield from wrapped(line.text, look, f"  {formats.moment(line.at)}  ")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.machines import said
+from wiiiiided.ui.cli.membership import said
 from wiiiiided.ui.cli.options import NodeName
 from wiiiiided.ui.cli.screen import say
 

@@ -19,13 +19,13 @@ import typer
 from wiiiiided.errors import HostError
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.current_folder import refuse_home
-from wiiiiided.ui.cli.jobfile import LoadedJob, Sets, Shipped, report
+from wiiiiided.ui.cli.loaded_job import LoadedJob, Sets, Shipped, report
 from wiiiiided.ui.cli.options import DryRun, Json, Name
 from wiiiiided.ui.cli.submit import queue
+from wiiiiided.ui.jobfile.describe import printable
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.read import examine
-from wiiiiided.ui.jobfile.words import printable
-from wiiiiided.ui.jobfile.writer import as_toml, toml
+from wiiiiided.ui.jobfile.to_toml import as_toml, toml
 
 CONTEXT = {"allow_interspersed_args": False}  # options behind the command's first word are its own
 CALLED = "wiiiiide run"  # in place of a file's name

@@ -1,7 +1,7 @@
 """Where output goes: data to stdout, words to stderr, colours only to terminals that want them.
 
-Rich is not loaded here: its import takes as long as all else of `wiiiiide ps` together. `draw` has
-it, for what is drawn on a terminal.
+Rich is not loaded here: its import takes as long as all else of `wiiiiide ps` together.
+`rich_drawing` has it, for what is drawn on a terminal.
 """
 
 from __future__ import annotations

@@ -36,9 +36,9 @@ class FactSection:
 def put(sections: Iterable[FactSection], between: str | None = "") -> None:
     """All of them on stdout; in a pipe with a line between two, or none."""
     if sys.stdout.isatty():
-        from wiiiiided.ui.cli import draw
+        from wiiiiided.ui.cli import rich_drawing
 
-        draw.sections(sections)
+        rich_drawing.sections(sections)
         return
     for line in lines(sections, between):
         screen.put(line)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
+from wiiiiided.ui.cli.command_table import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.service_install import install_system, install_user
 from wiiiiided.ui.cli.service_system import System, run_command
 from wiiiiided.ui.cli.service_uninstall import uninstall_service

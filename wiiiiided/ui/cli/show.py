@@ -14,15 +14,15 @@ from wiiiiided.domain.metrics import RankSample
 from wiiiiided.text import cell, clean, columns, format_duration, format_moment, pad
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.jobs import attempts
+from wiiiiided.ui.cli.job_lines import attempts
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
 from wiiiiided.ui.cli.sections import FactSection, Row, put
-from wiiiiided.ui.jobfile.writer import as_in_file
+from wiiiiided.ui.jobfile.to_toml import as_in_file
+from wiiiiided.ui.report.formats import size
 from wiiiiided.ui.report.ranks import memory_of
 from wiiiiided.ui.report.sanitize import sanitized_run
 from wiiiiided.ui.report.summary import beyond_state, has_metrics, is_loud, metric_rows
-from wiiiiided.ui.report.words import size
 
 
 def command(job: Id, as_json: Json = False) -> None:
@@ -91,7 +91,7 @@ def _metrics(detail: JobDetail) -> Iterator[FactSection]:
     running = "" if run.ended_at is not None else " so far"
     rows = [(title, cell(text)) for title, text in metric_rows(run)]
     loud = {title for title, text in rows if is_loud(title, text)}
-    yield FactSection(f"figures of attempt {run.attempt}{running}", rows, loud=loud)
+    yield FactSection(f"metrics of attempt {run.attempt}{running}", rows, loud=loud)
 
 
 def _facts(detail: JobDetail, now: float) -> Iterator[tuple[str, str]]:

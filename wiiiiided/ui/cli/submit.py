@@ -28,11 +28,12 @@ from wiiiiided.metrics.kept_plan import fewer_was_faster, fewer_would_do
 from wiiiiided.text import clean, format_size
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.bulk import split
-from wiiiiided.ui.cli.candidates import LIVE, jobs
 from wiiiiided.ui.cli.command_failed import CommandFailed
+from wiiiiided.ui.cli.completion_candidates import LIVE, jobs
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.follow import follow
-from wiiiiided.ui.cli.jobfile import (
+from wiiiiided.ui.cli.job_lines import with_start
+from wiiiiided.ui.cli.loaded_job import (
     JobFile,
     LoadedJob,
     Sets,
@@ -41,7 +42,6 @@ from wiiiiided.ui.cli.jobfile import (
     report,
     unshippable,
 )
-from wiiiiided.ui.cli.jobs import with_start
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import DryRun, Json
 from wiiiiided.ui.cli.progress import counted, waiting

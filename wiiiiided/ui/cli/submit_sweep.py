@@ -23,14 +23,14 @@ from wiiiiided.text import cell, clean, count
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.jobfile import LoadedJob, report, unshippable
+from wiiiiided.ui.cli.loaded_job import LoadedJob, report, unshippable
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, put
 from wiiiiided.ui.cli.submit import dry_runs, send
 from wiiiiided.ui.jobfile.problem import Invalid
-from wiiiiided.ui.jobfile.sweeps import combinations
+from wiiiiided.ui.jobfile.sweeps import combine
 
-Trial = tuple[dict[str, str], LoadedJob]  # a setting, and the job with it
+SweepCombination = tuple[dict[str, str], LoadedJob]  # a setting, and the job with it
 
 
 def run(
@@ -40,56 +40,65 @@ def run(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """All combinations, queued or only listed; every problem of them is told."""
+    """All combine, queued or only listed; every problem of them is told."""
     try:
         with waiting("reading the job file"):
-            trials = combinations(sweeps, lambda swept: made(swept=swept))
-        secrets = {name: value for _, job in trials for name, value in job.secrets().items()}
-        return _list(trials, as_json) if dry_run else _submit(trials, secrets, hold, as_json)
+            combinations = combine(sweeps, lambda swept: made(swept=swept))
+        secrets = {name: value for _, job in combinations for name, value in job.secrets().items()}
+        return (
+            _list(combinations, as_json)
+            if dry_run
+            else _submit(combinations, secrets, hold, as_json)
+        )
     except Invalid as invalid:
         return report(invalid, as_json)
     except PackError as problem:
-        return report(unshippable(trials[0][1], problem), as_json)
+        return report(unshippable(combinations[0][1], problem), as_json)
 
 
-def _list(trials: Sequence[Trial], as_json: bool) -> int:
-    first = trials[0][1]
+def _list(combinations: Sequence[SweepCombination], as_json: bool) -> int:
+    first = combinations[0][1]
     with waiting("looking at the folder"):
         ships = survey(first.directory)
-    dries = dry_runs([job for _, job in trials])
+    dries = dry_runs([job for _, job in combinations])
     if as_json:
         found = job_facts.as_json(first, ships, dries[0])
         made = [
-            {"setting": setting, "job": msgspec.to_builtins(job.spec)} for setting, job in trials
+            {"setting": setting, "job": msgspec.to_builtins(job.spec)}
+            for setting, job in combinations
         ]
         screen.put_json({**found, "jobs": made})
         return 0
-    many = count(len(trials), "job")
+    many = count(len(combinations), "job")
     title = f"{clean(first.file)}: ok; nothing was queued. It would be {many}, the first"
-    names = [(cell(_name(setting, job)),) for setting, job in trials]
+    names = [(cell(_name(setting, job)),) for setting, job in combinations]
     jobs = FactSection("jobs", names, lambda row: f"  {row[0]}")
     put([job_facts.section(title, first, ships, dries[0]), jobs], between=None)
     return 0
 
 
-def _submit(trials: Sequence[Trial], secrets: dict[str, str], hold: bool, as_json: bool) -> int:
-    jobs = [SweepJob(job.spec, setting) for setting, job in trials]
+def _submit(
+    combinations: Sequence[SweepCombination], secrets: dict[str, str], hold: bool, as_json: bool
+) -> int:
+    jobs = [SweepJob(job.spec, setting) for setting, job in combinations]
     if len(encode(jobs)) > REQUEST_BYTES // 2:
         text = f"{count(len(jobs), 'job')} of this size are more than one request can hold"
-        raise CommandFailed(INVALID, f"{trials[0][1].file}: {text}", "sweep fewer values at once")
+        raise CommandFailed(
+            INVALID, f"{combinations[0][1].file}: {text}", "sweep fewer values at once"
+        )
     client = connect()
 
     def ask(packed: Packed, progress: Progress) -> Swept:
         return client.submit_sweep(jobs, packed, secrets, hold=hold, progress=progress)
 
-    swept, sent = send(client, trials[0][1], ask, as_json)
-    _tell(swept, trials, sent, as_json)
+    swept, sent = send(client, combinations[0][1], ask, as_json)
+    _tell(swept, combinations, sent, as_json)
     return 0
 
 
-def _tell(swept: Swept, trials: Sequence[Trial], sent: int, as_json: bool) -> None:
-    name, sweep = trials[0][1].spec.name, sweep_id(swept.id)
-    numbered = list(zip(swept.jobs, trials, strict=True))
+def _tell(swept: Swept, combinations: Sequence[SweepCombination], sent: int, as_json: bool) -> None:
+    name, sweep = combinations[0][1].spec.name, sweep_id(swept.id)
+    numbered = list(zip(swept.jobs, combinations, strict=True))
     if as_json:
         made = [{"id": number, "setting": setting} for number, (setting, _) in numbered]
         head = {"sweep": sweep, "name": name, "jobs": made}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from wiiiiided.domain.sweep import short_names
 from wiiiiided.text import cell, columns, cut, pad
-from wiiiiided.ui.cli import charts
+from wiiiiided.ui.cli import text_charts
 from wiiiiided.ui.cli.report_lines import TITLE, Heading, ReportStyle, ascii_only, wrapped
 from wiiiiided.ui.cli.table import TableColumn, render
 from wiiiiided.ui.report.sweep import LETTERS, Comparison, facts, rows, titles, told
@@ -27,7 +27,7 @@ COLUMNS = {column.title.lower(): column for column in _COLUMNS}  # by titles(…
 def lines(found: Comparison, look: ReportStyle) -> Iterator[str]:
     """The whole report. Everything in it is clean."""
     for line in _all(found, look):
-        yield line if look.marks is charts.BLOCKS else ascii_only(line)
+        yield line if look.marks is text_charts.BLOCKS else ascii_only(line)
 
 
 def _all(found: Comparison, look: ReportStyle) -> Iterator[str]:
@@ -47,7 +47,7 @@ def _all(found: Comparison, look: ReportStyle) -> Iterator[str]:
 def _plot(found: Comparison, look: ReportStyle) -> Iterator[str]:
     """Losses from left to right; where lines meet, the smaller last loss is seen."""
     across, up = found.scales()
-    top, bottom = charts.ends(up)
+    top, bottom = text_charts.ends(up)
     margin = max(columns(top), columns(bottom)) + 2
     room = max(look.room - margin, 4)
     cells = [[" "] * room for _ in range(ROWS)]

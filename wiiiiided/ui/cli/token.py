@@ -8,9 +8,9 @@ from typing import Annotated
 import typer
 
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.command_table import QuickCommand, QuickGroup, plain_app
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.group import QuickCommand, QuickGroup, plain_app
-from wiiiiided.ui.cli.machines import put_joining
+from wiiiiided.ui.cli.membership import put_joining
 from wiiiiided.ui.cli.option_values import seconds
 from wiiiiided.ui.cli.options import Json
 

@@ -15,7 +15,7 @@ from wiiiiided.domain.states import STATES, tally
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.bulk import ids_of, split
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.jobs import ending, exit_code
+from wiiiiided.ui.cli.job_lines import ending, exit_code
 from wiiiiided.ui.cli.option_values import seconds
 from wiiiiided.ui.cli.options import Json, LiveIds
 from wiiiiided.ui.cli.progress import waiting

@@ -5,7 +5,7 @@ from __future__ import annotations
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.daemon import connect, fields
-from wiiiiided.ui.cli.jobs import say_problem, with_start
+from wiiiiided.ui.cli.job_lines import say_problem, with_start
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import Id, Json
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from wiiiiided.ui.jobfile.describe import describe
 from wiiiiided.ui.jobfile.findings import Findings
 from wiiiiided.ui.jobfile.keys import KEYS, TABLE, TABLES, Key, Section, inside
 from wiiiiided.ui.jobfile.locate import Path
-from wiiiiided.ui.jobfile.words import describe
 
 # Path of a key → its value as a JobSpec has it. A list with one bad element is in it, too.
 Values = dict[tuple[str, ...], Any]

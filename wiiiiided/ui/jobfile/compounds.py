@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from wiiiiided.ui.jobfile import rules
+from wiiiiided.ui.jobfile.describe import as_list, show
 from wiiiiided.ui.jobfile.kinds import Note, OneOf, Text, ValueKind, Whole, expected
-from wiiiiided.ui.jobfile.words import as_list, show
 
 MOST = 1000  # elements, variables: far above any use; what is longer is a mistake
 
@@ -26,7 +26,7 @@ def _numbers(text: str) -> str:
     return f"[{', '.join(str(int(one)) for one in parts)}]"
 
 
-class Several(msgspec.Struct, frozen=True):
+class ListKind(msgspec.Struct, frozen=True):
     """A list of one kind."""
 
     item: ValueKind
@@ -91,7 +91,7 @@ def _inside(note: Note, place: str | int) -> Note:
 _SHELL = frozenset("|&;<>$*?`~")
 
 
-class CommandLine(Several, frozen=True):
+class CommandLine(ListKind, frozen=True):
     """A program and its arguments: a list, for there is no shell that would split a string."""
 
     item: ValueKind = Text("a string")

@@ -12,8 +12,8 @@ from wiiiiided.domain.limits import MAX_TEXT
 from wiiiiided.domain.quantities import write_duration
 from wiiiiided.ui.jobfile.argv import TORCHRUN, knows_of_nodes, launcher_of, python_file
 from wiiiiided.ui.jobfile.check import Values
+from wiiiiided.ui.jobfile.describe import as_list, show
 from wiiiiided.ui.jobfile.findings import Findings
-from wiiiiided.ui.jobfile.words import as_list, show
 
 Rule = Callable[[Values, Findings], None]
 

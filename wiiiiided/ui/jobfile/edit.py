@@ -20,7 +20,7 @@ from typing import Any
 
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.ui.jobfile.locate import locate
-from wiiiiided.ui.jobfile.writer import toml
+from wiiiiided.ui.jobfile.to_toml import toml
 
 Keys = Mapping[tuple[str, str], object]  # (table, key) → its value
 

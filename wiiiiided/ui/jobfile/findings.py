@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from wiiiiided.ui.jobfile.describe import printable, spell
 from wiiiiided.ui.jobfile.locate import Location, Path
 from wiiiiided.ui.jobfile.problem import Problem
-from wiiiiided.ui.jobfile.words import printable, spell
 
 MOST = 100  # problems told at once; more of them are one mistake made many times
 _LONGEST = 400  # characters of a message: as long as one may have to be, and no flood

@@ -14,7 +14,7 @@ import msgspec
 from wiiiiided.domain import spec
 from wiiiiided.domain.limits import LEAST_ALONE_S, MAX_NODES, MAX_WORKERS
 from wiiiiided.ui.jobfile import rules
-from wiiiiided.ui.jobfile.compounds import CommandLine, Several, Variables
+from wiiiiided.ui.jobfile.compounds import CommandLine, ListKind, Variables
 from wiiiiided.ui.jobfile.kinds import (
     Duration,
     Flag,
@@ -69,7 +69,7 @@ class Key(msgspec.Struct, frozen=True):
         return f"{self.path[-1]}_s" if isinstance(self.kind, Duration) else self.path[-1]
 
 
-_NODE_NAMES = Several(Text("a node's name", rules.node, rules.NODE_PATTERN), "names of nodes")
+_NODE_NAMES = ListKind(Text("a node's name", rules.node, rules.NODE_PATTERN), "names of nodes")
 
 SECTIONS = (
     Section("", spec.JobSpec, "A job of WIIIIIDE: the command, its machines, and how it runs.", ""),
@@ -142,7 +142,7 @@ KEYS = (
     ),
     Key(
         "run.pass_env",
-        Several(
+        ListKind(
             Text("a variable's name", rules.pass_name, rules.PASS_NAME_PATTERN),
             "names of environment variables",
         ),
@@ -281,7 +281,7 @@ KEYS = (
     ),
     Key(
         "policy.after",
-        Several(Whole(1, MOST_ID, counted="a job's number"), "numbers of jobs"),
+        ListKind(Whole(1, MOST_ID, counted="a job's number"), "numbers of jobs"),
         "Jobs that must be done, with success, before this one starts.",
         "[12]",
         default="[]",
@@ -329,7 +329,7 @@ KEYS = (
     ),
     Key(
         "policy.restart.on",
-        Several(OneOf(("failure", "hang", "node-lost")), "causes", least=1),
+        ListKind(OneOf(("failure", "hang", "node-lost")), "causes", least=1),
         "After what it is started again.",
         '["failure", "node-lost"]',
         default='["failure", "hang", "node-lost"]',
@@ -360,7 +360,7 @@ KEYS = (
     ),
     Key(
         "output.collect",
-        Several(
+        ListKind(
             Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
         ),
         "Files brought back when the job is over, and fetched by `wiiiiide pull`; "
@@ -371,7 +371,7 @@ KEYS = (
     ),
     Key(
         "output.checkpoints",
-        Several(
+        ListKind(
             Text("a glob", rules.glob, rules.GLOB_PATTERN), "globs inside the working directory"
         ),
         "Files all machines have alike before an attempt that follows another: the set of the "
@@ -398,7 +398,9 @@ KEYS = (
     ),
     Key(
         "notify.on",
-        Several(OneOf(("running", "restarting", "done", "failed", "cancelled")), "states", least=1),
+        ListKind(
+            OneOf(("running", "restarting", "done", "failed", "cancelled")), "states", least=1
+        ),
         "At which states.",
         '["done", "failed", "cancelled"]',
         default='["done", "failed"]',

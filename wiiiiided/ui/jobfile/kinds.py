@@ -18,8 +18,8 @@ import msgspec
 
 from wiiiiided.domain import quantities
 from wiiiiided.ui.jobfile import rules
+from wiiiiided.ui.jobfile.describe import describe, quoted, show
 from wiiiiided.ui.jobfile.rules import Complaint
-from wiiiiided.ui.jobfile.words import describe, quoted, show
 
 
 class Note(Protocol):

@@ -12,10 +12,10 @@ from __future__ import annotations
 import tomllib
 from typing import Any
 
+from wiiiiided.ui.jobfile.describe import spell
 from wiiiiided.ui.jobfile.findings import Findings, Override
 from wiiiiided.ui.jobfile.keys import TABLE, TABLES
 from wiiiiided.ui.jobfile.locate import scan, split_key
-from wiiiiided.ui.jobfile.words import spell
 
 _ENV = ("run", "env")
 

@@ -28,9 +28,9 @@ from wiiiiided.ui.jobfile.argv import (
     script_of,
 )
 from wiiiiided.ui.jobfile.check import Values
+from wiiiiided.ui.jobfile.describe import as_list, show
 from wiiiiided.ui.jobfile.findings import Findings
 from wiiiiided.ui.jobfile.rules import Complaint
-from wiiiiided.ui.jobfile.words import as_list, show
 
 KNOWN = ("python", "python3", "torchrun", "accelerate", "deepspeed")  # whose misspelling is seen
 SLIP = 100  # characters; what is longer is no slip of the pen, and comparing it would take long

@@ -18,12 +18,12 @@ from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.jobfile import overrides as options
 from wiiiiided.ui.jobfile.check import Values, check
 from wiiiiided.ui.jobfile.cross_field import INTO_A_FILE, check_together
+from wiiiiided.ui.jobfile.describe import printable, show
 from wiiiiided.ui.jobfile.findings import Findings, Override, Places
 from wiiiiided.ui.jobfile.keys import KEYS, SECTIONS
 from wiiiiided.ui.jobfile.locate import DEPTH, Scan, scan
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.program import Folder, look
-from wiiiiided.ui.jobfile.words import printable, show
 
 WARN_SHARE = 0.1  # of max_time, at most, unless the file says when to warn
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from wiiiiided.domain import placeholders
 from wiiiiided.domain.limits import MAX_NAME, MAX_TEXT
-from wiiiiided.ui.jobfile.words import quoted, show
+from wiiiiided.ui.jobfile.describe import quoted, show
 
 
 class Complaint(NamedTuple):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import stat
 
+from wiiiiided.ui.jobfile.describe import printable
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
-from wiiiiided.ui.jobfile.words import printable
 
 FILE_BYTES = 1 << 20  # a job file has some hundred; what is longer is another kind of file
 

@@ -19,10 +19,10 @@ from math import prod
 from typing import Final, NamedTuple, TypeVar
 
 from wiiiiided.domain.sweep import MOST_JOBS, MOST_KEYS
+from wiiiiided.ui.jobfile.describe import printable, spell
 from wiiiiided.ui.jobfile.findings import MOST
 from wiiiiided.ui.jobfile.locate import split_key
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
-from wiiiiided.ui.jobfile.words import printable, spell
 
 EXAMPLE: Final = "for example --sweep run.env.LR=0.1,0.01"
 # Keys that a sweep cannot change, and why.
@@ -54,7 +54,7 @@ class _SweepError(Exception):
         self.suggestion = suggestion
 
 
-def combinations(
+def combine(
     sweeps: Sequence[str], read: Callable[[Sequence[str]], Read]
 ) -> list[tuple[dict[str, str], Read]]:
     """Of every combination its setting, key → value as text, and what `read` makes of the options

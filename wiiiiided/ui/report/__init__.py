@@ -10,6 +10,6 @@
                      └─► cli/report_lines, the same on a terminal
 
 Nothing here is trusted: names, reasons and stories are text of other users, numbers may be absurd.
-Text is bounded in `words`, cleaned and escaped where it is written; `sanitize` checks numbers. A
+Text is bounded in `formats`, cleaned and escaped where it is written; `sanitize` checks numbers. A
 value that is not known is left out or said to be unknown; nothing is invented.
 """

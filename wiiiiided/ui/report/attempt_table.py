@@ -8,8 +8,8 @@ from __future__ import annotations
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.text import listed
-from wiiiiided.ui.report import words
-from wiiiiided.ui.report.history import is_running, length_of
+from wiiiiided.ui.report import formats
+from wiiiiided.ui.report.run_history import is_running, length_of
 from wiiiiided.ui.report.summary import ending
 
 TITLES = ("attempt", "nodes", "started", "ended", "lasted", "end", "why")
@@ -28,10 +28,10 @@ def _row(records: JobRecords, run: RunRecord) -> tuple[str, ...]:
         why = records.job.why  # of a record that an older daemon wrote
     return (
         str(run.attempt),
-        words.short(listed(run.nodes), NODES),
-        words.moment(run.started_at),
-        words.moment(run.ended_at),
-        words.span(length_of(run)),
-        words.short(ending(run, running), NODES),
-        words.short(why, WHY) or words.UNKNOWN,
+        formats.short(listed(run.nodes), NODES),
+        formats.moment(run.started_at),
+        formats.moment(run.ended_at),
+        formats.duration(length_of(run)),
+        formats.short(ending(run, running), NODES),
+        formats.short(why, WHY) or formats.UNKNOWN,
     )

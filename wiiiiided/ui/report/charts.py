@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wiiiiided.ui.report.history import Line
+from wiiiiided.ui.report.run_history import Line
 from wiiiiided.ui.report.ticks import Scale
 
 WIDTH = 1000  # units from left to right of the part that is stretched

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from wiiiiided.domain.metrics import METRICS, Point
 from wiiiiided.text import count
-from wiiiiided.ui.report import words
+from wiiiiided.ui.report import formats
 from wiiiiided.ui.report.charts import ChartFigure, Curve, LineChart
-from wiiiiided.ui.report.history import Line, RunHistory
 from wiiiiided.ui.report.ranks import diverged, is_measured
+from wiiiiided.ui.report.run_history import Line, RunHistory
 from wiiiiided.ui.report.summary import has_metrics, slowest_of
 from wiiiiided.ui.report.ticks import Scale, amounts, around, sizes, times
 from wiiiiided.ui.report.timeline import straggler_spells, timeline
@@ -75,7 +75,7 @@ def _chart(
             stretch.begin,
             stretch.end,
             (f"attempt {attempt.run.attempt}, " if several else "")
-            + f"{words.span(stretch.end - attempt.begin)}: {text}",
+            + f"{formats.duration(stretch.end - attempt.begin)}: {text}",
         )
         for attempt in past.attempts
         for line in attempt.seen
@@ -95,7 +95,7 @@ def _loss(past: RunHistory) -> Iterator[Quantity]:
     if not values:
         return
     scale, lost = around(values), diverged_at(past)
-    first, last, best = map(words.number, (values[0], values[-1], min(values)))
+    first, last, best = map(formats.number, (values[0], values[-1], min(values)))
     if past.attempts[-1].run.attempt in lost:
         last = f"nan ({last} before)"
     more = f", at best {best}" + ("; each line across is ten times the one below" * scale.log)
@@ -130,8 +130,8 @@ def _metric_of(name: str) -> Value:
 
 
 def _range(values: list[float]) -> str:
-    first, last = words.number(values[0]), words.number(values[-1])
-    least, most = words.number(min(values)), words.number(max(values))
+    first, last = formats.number(values[0]), formats.number(values[-1])
+    least, most = formats.number(min(values)), formats.number(max(values))
     beyond = "" if {least, most} <= {first, last} else f"; least {least}, most {most}"
     return f"from {first} to {last}{beyond}"
 
@@ -142,7 +142,7 @@ def _throughput(past: RunHistory) -> Iterator[Quantity]:
         if most > 0:
             # All ranks take the same steps, each has its own samples.
             of = "mean of the ranks" if unit == "steps/s" else "all ranks together"
-            told, scale = f"up to {words.number(most)} {unit}, {of}", amounts(0.0, most)
+            told, scale = f"up to {formats.number(most)} {unit}, {of}", amounts(0.0, most)
             yield Quantity(unit, f"Throughput, {unit}", told, rate, scale, mean=True)
             return
 
@@ -152,7 +152,7 @@ def _memory(past: RunHistory) -> Iterator[Quantity]:
         return point.memory
 
     if values := _values(past.lines(value)):
-        told = f"at most {words.size(max(values))}, all ranks together"
+        told = f"at most {formats.size(max(values))}, all ranks together"
         yield Quantity("memory", "Memory", told, value, sizes(max(values)))
 
 
@@ -161,7 +161,7 @@ def _cpu(past: RunHistory) -> Iterator[Quantity]:
         return point.cpu
 
     if values := _values(past.lines(value)):
-        told = f"up to {words.number(max(values))} cores, all ranks together"
+        told = f"up to {formats.number(max(values))} cores, all ranks together"
         yield Quantity("cpu", "CPU, cores in use", told, value, amounts(0.0, max(values)))
 
 
@@ -172,7 +172,7 @@ def _wire(past: RunHistory) -> Iterator[ChartFigure]:
     most = max([*_values(raw), *_values(wire)], default=0.0)
     if most <= 0:
         return
-    told = f"Up to {words.size(most)} a second sent to other hosts, all ranks together."
+    told = f"Up to {formats.size(most)} a second sent to other hosts, all ranks together."
     chart = _chart(past, sizes(most), [Curve("one", raw), Curve("two", wire)], _tell_wire)
     keys = (("one", "before the codec"), ("two", "as it travelled (dotted)"))
     yield ChartFigure("Wire against raw, a second", told, chart, keys)
@@ -193,7 +193,7 @@ def _happened(past: RunHistory) -> ChartFigure:
     keys = (
         *(("good", "done"), ("bad", "ended otherwise")),
         *dict.fromkeys(("open", "running" if a.running else "no end seen") for a in open_ones),
-        *([("looked", "figures were taken")] if any(past.stretches()) else []),
+        *([("looked", "metrics were taken")] if any(past.stretches()) else []),
         *([("held", "was the slowest")] if slow else []),
     )
     return ChartFigure(happened_title(past), told, timeline(past), keys)
@@ -211,18 +211,18 @@ def any_measured(past: RunHistory) -> bool:
 def _tell(point: Point) -> str:
     """A point in words; only what is known."""
     parts = (
-        ("loss", point.loss, words.number),
-        ("samples/s", point.rates.samples, words.number),
-        ("steps/s", point.rates.steps, words.number),
-        ("step", point.step, words.number),
-        *((name, value, words.number) for name, value in point.metrics.items()),
-        ("memory", point.memory, words.size),
-        ("cores", point.cpu, words.number),
-        ("exchange", point.rates.exchange if point.rates.measured else None, words.share),
+        ("loss", point.loss, formats.number),
+        ("samples/s", point.rates.samples, formats.number),
+        ("steps/s", point.rates.steps, formats.number),
+        ("step", point.step, formats.number),
+        *((name, value, formats.number) for name, value in point.metrics.items()),
+        ("memory", point.memory, formats.size),
+        ("cores", point.cpu, formats.number),
+        ("exchange", point.rates.exchange if point.rates.measured else None, formats.share),
     )
     return ", ".join(f"{name} {write(value)}" for name, value, write in parts if value is not None)
 
 
 def _tell_wire(point: Point) -> str:
-    raw, wire = (words.size(value) for value in (point.rates.wire_out_raw, point.rates.wire_out))
+    raw, wire = (formats.size(value) for value in (point.rates.wire_out_raw, point.rates.wire_out))
     return f"{raw}/s before the codec, {wire}/s travelled"

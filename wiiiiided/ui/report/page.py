@@ -23,11 +23,11 @@ import jinja2
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.sweep import label, short_names
 from wiiiiided.text import count
-from wiiiiided.ui.report import attempt_table, charts, rank_table, sweep, words
+from wiiiiided.ui.report import attempt_table, charts, formats, rank_table, sweep
 from wiiiiided.ui.report.charts import ChartFigure, Curve, LineChart
-from wiiiiided.ui.report.history import PlacedAttempt, history
 from wiiiiided.ui.report.over_time import over_time
 from wiiiiided.ui.report.rank_charts import rank_charts
+from wiiiiided.ui.report.run_history import PlacedAttempt, history
 from wiiiiided.ui.report.sanitize import sanitized
 from wiiiiided.ui.report.summary import Pair, ending, facts, is_loud, why_nothing
 from wiiiiided.ui.report.timeline import kind_of
@@ -67,7 +67,7 @@ def page(records: JobRecords, made_at: float, settings: Sequence[Pair] = ()) -> 
     return _filled(
         "job.html",
         id=records.job.id,
-        title=f"job {records.job.id}: {words.short(records.job.name, NAME)}",
+        title=f"job {records.job.id}: {formats.short(records.job.name, NAME)}",
         made_at=made_at,
         nothing=why_nothing(records),
         facts=pairs,
@@ -95,7 +95,7 @@ def sweep_page(found: sweep.Comparison, made_at: float) -> str:
     return _filled(
         "sweep.html",
         id=found.sweep,
-        title=f"sweep {found.sweep}: {words.short(found.name, sweep.VALUE)}",
+        title=f"sweep {found.sweep}: {formats.short(found.name, sweep.VALUE)}",
         made_at=made_at,
         facts=list(sweep.facts(found)),
         losses=_losses(found) if found.drawn else None,
@@ -114,9 +114,9 @@ def draw(figure: ChartFigure) -> str:
 
 def _attempt(attempt: PlacedAttempt, whole: bool = True) -> AttemptPart:
     run = attempt.run
-    began, lasted = words.moment(run.started_at), words.span(attempt.length)
+    began, lasted = formats.moment(run.started_at), formats.duration(attempt.length)
     told = f"attempt {run.attempt}, {began}, {lasted}: "
-    told += words.short(ending(run, attempt.running), NAME)
+    told += formats.short(ending(run, attempt.running), NAME)
     rows = rank_table.rank_rows(run) if whole else []
     shown = rank_table.shown_columns(rows)
     table = Table(
@@ -138,8 +138,8 @@ def _attempt(attempt: PlacedAttempt, whole: bool = True) -> AttemptPart:
 def _losses(found: sweep.Comparison) -> ChartFigure:
     across, up = found.scales()
     drawn = [
-        (f"l{letter}", f"job {trial.job.id}, {label(trial.job.setting)}", tuple(line))
-        for letter, trial, line in zip(sweep.LETTERS, found.drawn, found.lines(), strict=False)
+        (f"l{letter}", f"job {result.job.id}, {label(result.job.setting)}", tuple(line))
+        for letter, result, line in zip(sweep.LETTERS, found.drawn, found.lines(), strict=False)
     ]
     told = sweep.told(found) + ("; each line across is ten times the one below." if up.log else ".")
     keys = tuple((kind, f"{kind[1:]}: {job}") for kind, job, _ in drawn)
@@ -161,8 +161,8 @@ def _templates() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.globals.update(words=words, charts=charts, count=count)
-    made.filters.update(short=words.short, percent=_percent)
+    made.globals.update(formats=formats, charts=charts, count=count)
+    made.filters.update(short=formats.short, percent=_percent)
     return made
 
 
@@ -171,7 +171,7 @@ def _written(value: object) -> object:
     Coordinates get two decimals: finer than any screen, and a chart stays small."""
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".")
-    return words.short(value) if type(value) is str else value
+    return formats.short(value) if type(value) is str else value
 
 
 def _percent(part: float) -> str:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.text import count
-from wiiiiided.ui.report import words
+from wiiiiided.ui.report import formats
 from wiiiiided.ui.report.charts import Bar, BarChart, ChartFigure
-from wiiiiided.ui.report.history import length_of
 from wiiiiided.ui.report.ranks import (
     RANKS,
     NodeSum,
@@ -20,6 +19,7 @@ from wiiiiided.ui.report.ranks import (
     split_of,
     spread,
 )
+from wiiiiided.ui.report.run_history import length_of
 from wiiiiided.ui.report.summary import codec_words, has_metrics, split_words, wire_words
 from wiiiiided.ui.report.ticks import Scale, amounts, sizes
 
@@ -66,7 +66,7 @@ def _split_bar(name: str, split: Split) -> Bar:
     shares = split.shares
     seconds = (split.compute, split.exchange, split.waiting)
     parts = tuple(
-        (kind, part, f"{words.share(part)} {told}, {words.span(spent)}")
+        (kind, part, f"{formats.share(part)} {told}, {formats.duration(spent)}")
         for (kind, told), part, spent in zip(PARTS, shares, seconds, strict=True)
     )
     compute, exchange, waiting = (f"{100 * part:.0f}" for part in shares)
@@ -83,9 +83,9 @@ def _batches(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
         return
     bars = []
     for node, each in zip(nodes[:NODES], spreads, strict=False):
-        samples = "" if node.samples is None else f", {words.number(node.samples)} samples"
+        samples = "" if node.samples is None else f", {formats.number(node.samples)} samples"
         apart = "" if each.low == each.high else f" ({each.low:,.0f}–{each.high:,.0f})"
-        mean, more = words.number(each.mean), f"{apart} {what}{samples}"
+        mean, more = formats.number(each.mean), f"{apart} {what}{samples}"
         part = ("one", each.mean, f"{count(node.ranks, 'rank')}, {mean}{more}")
         bars.append(Bar(node.name, mean, (part,), more, (each.low, each.high)))
     told = batches_words(run) + _left_out(len(nodes), NODES)
@@ -103,7 +103,7 @@ def batches_words(run: RunRecord) -> str:
     if steps.low == steps.high:
         who = "All ranks are" if len(run.ranks) > 1 else "Its one rank is"
         return f"{who} at {count(int(steps.high), what)}."
-    apart = words.share(steps.share)
+    apart = formats.share(steps.share)
     told = f"From {steps.low:,.0f} to {steps.high:,.0f} {what}s a rank: {apart} apart"
     if any(rank.totals.training.own_steps for rank in run.ranks):
         told += ", by design: each host makes as many steps as it can between two exchanges"
@@ -117,7 +117,7 @@ def _wire(run: RunRecord, nodes: Sequence[NodeSum]) -> Iterator[ChartFigure]:
         return
     bars = []
     for node in nodes[:NODES]:
-        raw, wire = words.size(node.raw), words.size(node.wire)
+        raw, wire = formats.size(node.raw), formats.size(node.wire)
         parts = (
             ("raw", float(node.raw), f"{raw} before the codec"),
             ("wire", float(node.wire), f"{wire} travelled"),

@@ -6,9 +6,9 @@ The same rows serve the page and the terminal.
 from __future__ import annotations
 
 from wiiiiided.domain.metrics import RankRecord, RunRecord
-from wiiiiided.ui.report import words
-from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report import formats
 from wiiiiided.ui.report.ranks import RANKS, split_of, waits_most_for
+from wiiiiided.ui.report.run_history import length_of
 
 TITLES = (
     *("rank", "node", "steps", "samples", "loss", "compute", "exchange", "waiting", "share"),
@@ -35,23 +35,23 @@ def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
     cores = None if total.cpu_s is None or length <= 0 else total.cpu_s / length
     return (
         str(rank.rank),
-        words.short(rank.node, NAME),
-        words.number(total.step),
-        words.number(total.samples),
-        "nan" if total.diverged else words.number(total.loss),
-        *map(words.share, shares),
-        words.share(total.training.share),
-        words.UNKNOWN if peer is None else f"rank {peer[0]}, {words.span(peer[1])}",
-        words.size(total.wire_out) if total.wire_out else words.UNKNOWN,
-        words.size(total.wire_in) if total.wire_in else words.UNKNOWN,
-        words.short(total.codec, NAME) or words.UNKNOWN,
-        words.span(total.encode_s + total.decode_s) if total.codec else words.UNKNOWN,
-        words.size(rank.memory_peak),
-        words.UNKNOWN if cores is None else f"{cores:.2f}",
-        words.span(rank.straggled_s) if rank.straggled_s > 0 else words.UNKNOWN,
+        formats.short(rank.node, NAME),
+        formats.number(total.step),
+        formats.number(total.samples),
+        "nan" if total.diverged else formats.number(total.loss),
+        *map(formats.share, shares),
+        formats.share(total.training.share),
+        formats.UNKNOWN if peer is None else f"rank {peer[0]}, {formats.duration(peer[1])}",
+        formats.size(total.wire_out) if total.wire_out else formats.UNKNOWN,
+        formats.size(total.wire_in) if total.wire_in else formats.UNKNOWN,
+        formats.short(total.codec, NAME) or formats.UNKNOWN,
+        formats.duration(total.encode_s + total.decode_s) if total.codec else formats.UNKNOWN,
+        formats.size(rank.memory_peak),
+        formats.UNKNOWN if cores is None else f"{cores:.2f}",
+        formats.duration(rank.straggled_s) if rank.straggled_s > 0 else formats.UNKNOWN,
     )
 
 
 def shown_columns(rows: list[tuple[str, ...]]) -> list[int]:
     """Those in which at least one rank has something."""
-    return [n for n in range(len(TITLES)) if any(row[n] != words.UNKNOWN for row in rows)]
+    return [n for n in range(len(TITLES)) if any(row[n] != formats.UNKNOWN for row in rows)]

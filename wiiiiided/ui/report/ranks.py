@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from wiiiiided.domain.metrics import Metrics, RankRecord, RunRecord
 from wiiiiided.metrics.rates import metrics_of as means
 from wiiiiided.metrics.rates import total_of
-from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report.run_history import length_of
 
 RANKS = 256  # bars and rows of one attempt; --json has them all
 

@@ -23,7 +23,7 @@ from wiiiiided.domain.metrics import (
     RunRecord,
     TrainingMetrics,
 )
-from wiiiiided.ui.report.words import LATEST, known
+from wiiiiided.ui.report.formats import LATEST, known
 
 MOST_CORES = 1 << 20
 NAME = 32  # characters of a metric's

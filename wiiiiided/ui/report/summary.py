@@ -14,8 +14,8 @@ from wiiiiided.domain.metrics import RankRecord, RunRecord
 from wiiiiided.metrics.straggler import of_run, turns_of_run
 from wiiiiided.metrics.training_words import RankTraining, training_facts
 from wiiiiided.text import listed
-from wiiiiided.ui.report import ranks, words
-from wiiiiided.ui.report.history import is_running, length_of
+from wiiiiided.ui.report import formats, ranks
+from wiiiiided.ui.report.run_history import is_running, length_of
 
 Pair = tuple[str, str]
 NOT_MEASURED = (
@@ -38,12 +38,12 @@ def facts(records: JobRecords) -> Iterator[Pair]:
     yield "state", job.state + beyond_state(job.state, job.why)
     if command := command_of(records):
         yield "command", command
-    yield "submitted", words.moment(job.submitted_at)
+    yield "submitted", formats.moment(job.submitted_at)
     yield from _times(records)
     run = latest(records)
     nodes = run.nodes if run is not None and run.nodes else job.nodes
     yield "nodes", listed(nodes) if nodes else "none yet"
-    yield "workers", words.number(run.workers if run is not None else job.workers)
+    yield "workers", formats.number(run.workers if run is not None else job.workers)
     if job.attempt:
         yield "attempts", _attempts(records)
     if job.apart and job.apart not in job.why:
@@ -80,28 +80,28 @@ def _times(records: JobRecords) -> Iterator[Pair]:
         yield "started", "never"
     else:
         first = records.runs[0].started_at if records.runs else job.started_at
-        yield "started", words.moment(first)
+        yield "started", formats.moment(first)
     if job.ended_at is not None:
         code = "" if job.code is None else f", exit code {code_words(job.code)}"
-        yield "ended", words.moment(job.ended_at) + code
+        yield "ended", formats.moment(job.ended_at) + code
     if records.runs:
         ran = sum(map(length_of, records.runs))
         last = records.runs[-1]
         so_far = "" if last.ended_at is not None else ", as far as it was seen"
         so_far = " so far" if is_running(records, last) else so_far
-        yield "ran for", words.span(ran) + so_far
+        yield "ran for", formats.duration(ran) + so_far
     elif job.started_at is not None and job.ended_at is not None:
-        yield "ran for", words.span(job.ended_at - job.started_at)
+        yield "ran for", formats.duration(job.ended_at - job.started_at)
 
 
 def _attempts(records: JobRecords) -> str:
     made = records.job.attempt
     seen = len(records.runs)
-    return str(made) if made <= seen else f"{made}; figures of {seen or 'none'}"
+    return str(made) if made <= seen else f"{made}; metrics of {seen or 'none'}"
 
 
 def latest(records: JobRecords) -> RunRecord | None:
-    """The attempt that counts: the last with figures, else the last."""
+    """The attempt that counts: the last with metrics, else the last."""
     told = [run for run in records.runs if has_metrics(run)]
     return (told or records.runs)[-1] if records.runs else None
 
@@ -136,7 +136,7 @@ def metric_rows(run: RunRecord) -> Iterator[Pair]:
     if sentence := wire_words(run):
         yield "wire", sentence
     if (memory := ranks.memory_of(run)) is not None:
-        yield "memory", f"{words.size(memory)} at most in a rank"
+        yield "memory", f"{formats.size(memory)} at most in a rank"
     if (cores := ranks.cpu_of(run)) is not None:
         yield (
             "cpu",
@@ -157,8 +157,8 @@ def _pace(run: RunRecord, name: str, many: int) -> str:
     """How many a second while it trained; where only the whole is known, that is said."""
     pace, length = pace_of(run, name), length_of(run)
     if pace is not None:
-        return f", {words.number(pace)}/s"
-    return f", {words.number(many / length)}/s, start-up included" if length > 0 else ""
+        return f", {formats.number(pace)}/s"
+    return f", {formats.number(many / length)}/s, start-up included" if length > 0 else ""
 
 
 def pace_of(run: RunRecord, name: str) -> float | None:
@@ -178,12 +178,12 @@ def loss_words(run: RunRecord) -> str:
     """The last loss; that it is no number any more is said first. Empty where none was said."""
     loss = ranks.loss_of(run)
     if ranks.diverged(run):
-        return NAN + ("" if loss is None else f" ({words.number(loss)} before)")
-    return "" if loss is None else f"{words.number(loss)} at last"
+        return NAN + ("" if loss is None else f" ({formats.number(loss)} before)")
+    return "" if loss is None else f"{formats.number(loss)} at last"
 
 
 def metric_words(value: float | None) -> str:
-    return "nan" if value is None else words.number(value)
+    return "nan" if value is None else formats.number(value)
 
 
 def split_words(run: RunRecord) -> str:
@@ -192,7 +192,7 @@ def split_words(run: RunRecord) -> str:
     whole = ranks.mean_split([ranks.split_of(rank, length) for rank in ranks.measured(run)])
     if whole is None:
         return NOT_MEASURED
-    compute, exchange, waiting = map(words.share, whole.shares)
+    compute, exchange, waiting = map(formats.share, whole.shares)
     return f"{compute} compute, {exchange} exchange, {waiting} waiting for others"
 
 
@@ -203,10 +203,10 @@ def wire_words(run: RunRecord) -> str:
     if not wire:
         return ""
     names = listed(tuple(name for name, _ in ranks.codecs_of(run)))
-    told = f"{words.size(raw)} sent to other hosts travelled as {words.size(wire)}"
+    told = f"{formats.size(raw)} sent to other hosts travelled as {formats.size(wire)}"
     if raw <= 0 or wire >= raw:
         return told + ", headers included"
-    return f"{told}: {words.share(1 - wire / raw)} saved" + (f" by {names}" if names else "")
+    return f"{told}: {formats.share(1 - wire / raw)} saved" + (f" by {names}" if names else "")
 
 
 def codec_words(run: RunRecord) -> str:
@@ -223,19 +223,21 @@ def slowest_of(run: RunRecord) -> RankRecord | None:
 def straggler_words(run: RunRecord, rank: RankRecord) -> str:
     """For how long it was the slowest, and what that cost the others: two different times."""
     length = length_of(run)
-    part = f" ({words.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
-    told = f"rank {rank.rank} on {rank.node} was the slowest for {words.span(rank.straggled_s)}"
+    part = f" ({formats.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
+    told = (
+        f"rank {rank.rank} on {rank.node} was the slowest for {formats.duration(rank.straggled_s)}"
+    )
     waited = ranks.waited_for(run, rank.rank)
-    cost = "" if waited is None else f"; the others waited {words.span(waited)} for it"
+    cost = "" if waited is None else f"; the others waited {formats.duration(waited)} for it"
     return told + part + cost
 
 
 def why_nothing(records: JobRecords) -> str:
-    """The sentence of a report without figures; empty where there are some."""
+    """The sentence of a report without metrics; empty where there are some."""
     if any(map(has_metrics, records.runs)):
         return ""
     if not records.job.attempt:
-        return "This job has not run: there are no figures."
+        return "This job has not run: there are no metrics."
     if not records.runs:
         return "No daemon looked at this job while it ran: no metrics were kept."
     return (

@@ -1,7 +1,7 @@
 """A sweep compared: what each of its jobs was set to, and what came of it. Pure.
 
-    JobRecords of each job ─► trial ─┐
-    a job that has not begun ─► trial ┴─► Comparison ─► page, and cli/sweep_lines
+    JobRecords of each job ───► result ─┐
+    a job that has not begun ─► result ─┴─► Comparison ─► page, and cli/sweep_lines
 
 The smallest last loss comes first, then losses that are no number any more, then jobs that said
 none. Of the losses over steps a few are drawn: more lines than colours could not be told apart. The
@@ -17,8 +17,8 @@ from wiiiiided.cluster.rpc.messages import JobRecords, JobView
 from wiiiiided.domain.states import tally
 from wiiiiided.domain.sweep import label, short_names
 from wiiiiided.text import listed
-from wiiiiided.ui.report import ranks, words
-from wiiiiided.ui.report.history import length_of
+from wiiiiided.ui.report import formats, ranks
+from wiiiiided.ui.report.run_history import length_of
 from wiiiiided.ui.report.sanitize import sanitized
 from wiiiiided.ui.report.summary import latest
 from wiiiiided.ui.report.ticks import Scale, amounts, around, times
@@ -32,7 +32,7 @@ Said = tuple[int | None, float, float]  # step, seconds since the job began, los
 
 
 @dataclass(frozen=True)
-class Trial:
+class SweepResult:
     """One job of the sweep."""
 
     job: JobView
@@ -59,11 +59,11 @@ class Trial:
         return (self.loss is None, self.diverged, self.loss or 0.0, self.job.id)
 
 
-def trial_of(records: JobRecords) -> Trial:
+def result_of(records: JobRecords) -> SweepResult:
     records = sanitized(records)
     run = latest(records)
     if run is None:
-        return Trial(records.job)
+        return SweepResult(records.job)
     said: list[Said] = []
     before = 0.0
     for one in records.runs:
@@ -76,37 +76,37 @@ def trial_of(records: JobRecords) -> Trial:
     every = -(-len(said) // POINTS) or 1
     thinned = [*said[:-1][::every], *said[-1:]]
     steps, loss = ranks.steps_of(run), ranks.loss_of(run)
-    return Trial(records.job, steps, loss, ranks.diverged(run), before, tuple(thinned))
+    return SweepResult(records.job, steps, loss, ranks.diverged(run), before, tuple(thinned))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    trials: tuple[Trial, ...]  # the smallest last loss first
+    results: tuple[SweepResult, ...]  # the smallest last loss first
     keys: tuple[str, ...]  # that were swept
 
     @property
     def sweep(self) -> str:
-        return self.trials[0].job.sweep
+        return self.results[0].job.sweep
 
     @property
     def name(self) -> str:
-        job = self.trials[0].job
+        job = self.results[0].job
         return job.name.removesuffix(f" {label(job.setting)}")
 
     @property
-    def drawn(self) -> tuple[Trial, ...]:
-        return tuple(trial for trial in self.trials if trial.said)[:LINES]
+    def drawn(self) -> tuple[SweepResult, ...]:
+        return tuple(result for result in self.results if result.said)[:LINES]
 
     @property
     def by_steps(self) -> bool:
         """Whether all that are drawn count steps on and on; else they are drawn over time."""
-        return all(trial.counts_steps for trial in self.drawn)
+        return all(result.counts_steps for result in self.drawn)
 
     def lines(self) -> list[list[tuple[float, float]]]:
         """Of each that is drawn: step, or seconds, and loss."""
         return [
-            [(float(step or 0) if self.by_steps else at, loss) for step, at, loss in trial.said]
-            for trial in self.drawn
+            [(float(step or 0) if self.by_steps else at, loss) for step, at, loss in result.said]
+            for result in self.drawn
         ]
 
     def scales(self) -> tuple[Scale, Scale]:
@@ -117,9 +117,9 @@ class Comparison:
         return across, around([loss for _, loss in points])
 
 
-def compare(trials: Iterable[Trial]) -> Comparison:
-    ordered = tuple(sorted(trials, key=lambda trial: trial.order))
-    keys = dict.fromkeys(key for trial in ordered for key in trial.job.setting)
+def compare(results: Iterable[SweepResult]) -> Comparison:
+    ordered = tuple(sorted(results, key=lambda result: result.order))
+    keys = dict.fromkeys(key for result in ordered for key in result.job.setting)
     return Comparison(ordered, tuple(keys))
 
 
@@ -127,18 +127,18 @@ def compare(trials: Iterable[Trial]) -> Comparison:
 
 
 def facts(found: Comparison) -> Iterator[tuple[str, str]]:
-    yield "jobs", f"{len(found.trials)}: {tally(trial.job.state for trial in found.trials)}"
+    yield "jobs", f"{len(found.results)}: {tally(result.job.state for result in found.results)}"
     yield "swept", listed(found.keys)
-    best = found.trials[0]
+    best = found.results[0]
     if best.loss is not None and not best.diverged:
         setting = label(best.job.setting)
-        yield "smallest", f"{words.number(best.loss)} at last: job {best.job.id}, {setting}"
+        yield "smallest", f"{formats.number(best.loss)} at last: job {best.job.id}, {setting}"
 
 
 def told(found: Comparison) -> str:
     """The sentence of the chart."""
     over = "steps" if found.by_steps else "time"
-    many = sum(bool(trial.said) for trial in found.trials)
+    many = sum(bool(result.said) for result in found.results)
     if many <= LINES:
         return f"Over {over}, of every job that said one"
     return f"Over {over}, of the {LINES} jobs with the smallest last; {many - LINES} are not drawn"
@@ -149,17 +149,17 @@ def titles(found: Comparison) -> tuple[str, ...]:
 
 
 def rows(found: Comparison) -> Iterator[tuple[str, ...]]:
-    letters = dict(zip((trial.job.id for trial in found.drawn), LETTERS, strict=False))
-    for trial in found.trials:
-        job = trial.job
-        loss = words.number(trial.loss)
+    letters = dict(zip((result.job.id for result in found.drawn), LETTERS, strict=False))
+    for result in found.results:
+        job = result.job
+        loss = formats.number(result.loss)
         yield (
             letters.get(job.id, ""),
             str(job.id),
-            *(words.short(job.setting.get(key, words.UNKNOWN), VALUE) for key in found.keys),
+            *(formats.short(job.setting.get(key, formats.UNKNOWN), VALUE) for key in found.keys),
             job.state,
-            words.number(trial.step),
-            f"nan ({loss} before)" if trial.diverged else loss,
-            words.number(trial.lowest),
-            words.span(trial.ran_s),
+            formats.number(result.step),
+            f"nan ({loss} before)" if result.diverged else loss,
+            formats.number(result.lowest),
+            formats.duration(result.ran_s),
         )

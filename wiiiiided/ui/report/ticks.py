@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 from wiiiiided.text import UNITS, size_unit
-from wiiiiided.ui.report import words
+from wiiiiided.ui.report import formats
 
 MOST = 12  # ticks of an axis; more cannot be read
 DECADES = 100.0  # largest against smallest: from here on an even scale hides the small ones
@@ -38,7 +38,7 @@ def amounts(low: float, high: float, wanted: int = 4) -> Scale:
     low, high = _apart(low, high)
     step = _round_step((high - low) / wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    ticks = tuple((i * step, words.number(_tidy(i * step, step))) for i in range(first, last + 1))
+    ticks = tuple((i * step, formats.number(_tidy(i * step, step))) for i in range(first, last + 1))
     return Scale(first * step, last * step, ticks[: 2 * MOST])
 
 
@@ -57,7 +57,7 @@ def decades(low: float, high: float) -> Scale:
     step = max(1, math.ceil((last - first) / 6))
     powers = range(first, last + 1, step)
     return Scale(
-        10.0**first, 10.0**last, tuple((10.0**p, words.number(10.0**p)) for p in powers), log=True
+        10.0**first, 10.0**last, tuple((10.0**p, formats.number(10.0**p)) for p in powers), log=True
     )
 
 
@@ -102,7 +102,7 @@ def _clock_step(rough: float) -> float:
     if rough <= 1:
         return _round_step(rough)
     if rough > _CLOCK[-1]:
-        return max(1.0, _round_step(rough / words.DAY)) * words.DAY
+        return max(1.0, _round_step(rough / formats.DAY)) * formats.DAY
     return next(step for step in _CLOCK if step >= rough)
 
 
@@ -110,9 +110,13 @@ def _clock(seconds: float) -> str:
     """As a tick: 0, 30s, 5m, 1m30, 2h, 2h30, 3d."""
     if seconds == 0:
         return "0"
-    if seconds < words.MINUTE:
-        return words.span(seconds) if seconds < 1 else f"{seconds:g}s"
-    for unit, below, sign in ((words.DAY, words.HOUR, "d"), (words.HOUR, 60, "h"), (60, 1, "m")):
+    if seconds < formats.MINUTE:
+        return formats.duration(seconds) if seconds < 1 else f"{seconds:g}s"
+    for unit, below, sign in (
+        (formats.DAY, formats.HOUR, "d"),
+        (formats.HOUR, 60, "h"),
+        (60, 1, "m"),
+    ):
         if seconds >= unit:
             rest = round(seconds % unit / below)
             return f"{int(seconds // unit)}{sign}" + (f"{rest:02}" if rest else "")

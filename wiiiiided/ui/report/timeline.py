@@ -1,7 +1,7 @@
 """Events and their times: attempts and how they ended, when metrics were taken, slow ranks.
 
 attempts          ▐ failed ▌      ▐ done                    ▌
-figures            ███ ████        █████████████  ██████████
+metrics            ███ ████        █████████████  ██████████
 rank 3 on c             ██             ███████
 0                     10m                    20m
 
@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wiiiiided.ui.report import words
+from wiiiiided.ui.report import formats
 from wiiiiided.ui.report.charts import Strip, StripChart
-from wiiiiided.ui.report.history import PlacedAttempt, RunHistory
+from wiiiiided.ui.report.run_history import PlacedAttempt, RunHistory
 from wiiiiided.ui.report.summary import ending
 from wiiiiided.ui.report.ticks import times
 
@@ -36,35 +36,37 @@ class StragglerSpell:
 def timeline(past: RunHistory) -> StripChart:
     began = [(a.begin, a.end, told_of(a), kind_of(a)) for a in past.attempts]
     seen = [
-        (line[0].begin, line[-1].end, "figures were taken", "looked")
+        (line[0].begin, line[-1].end, "metrics were taken", "looked")
         for attempt in past.attempts
         for line in attempt.seen
         if line
     ]
     rows = [Strip("attempts", "", began)]
     if seen:  # a job that never had any would look as if the daemon had been away
-        rows.append(Strip("figures", _looked(past), seen))
+        rows.append(Strip("metrics", _looked(past), seen))
     return StripChart(times(past.length), [*rows, *map(_strip, straggler_spells(past))])
 
 
 def _looked(past: RunHistory) -> str:
     whole = sum(attempt.length for attempt in past.attempts)
     seen = sum(s.end - s.begin for s in past.stretches())
-    return words.share(min(1.0, seen / whole)) + " of the time" if whole > 0 else ""
+    return formats.share(min(1.0, seen / whole)) + " of the time" if whole > 0 else ""
 
 
 def _strip(slow: StragglerSpell) -> Strip:
     name = f"rank {slow.rank} on {slow.node}"
     parts = [(begin, end, f"{name} was the slowest", "held") for begin, end in slow.when]
-    return Strip(name, words.span(slow.seconds), parts)
+    return Strip(name, formats.duration(slow.seconds), parts)
 
 
 def told_of(attempt: PlacedAttempt) -> str:
     """An attempt in a sentence."""
-    began = words.moment(attempt.run.started_at)
-    pause = f", {words.span(attempt.pause)} after the one before" if attempt.pause > 0 else ""
+    began = formats.moment(attempt.run.started_at)
+    pause = f", {formats.duration(attempt.pause)} after the one before" if attempt.pause > 0 else ""
     told = f"attempt {attempt.run.attempt} began {began}{pause}"
-    return f"{told}, lasted {words.span(attempt.length)}: {ending(attempt.run, attempt.running)}"
+    return (
+        f"{told}, lasted {formats.duration(attempt.length)}: {ending(attempt.run, attempt.running)}"
+    )
 
 
 def kind_of(attempt: PlacedAttempt) -> str:

@@ -15,8 +15,8 @@ from dataclasses import replace
 from wiiiiided.cluster.rpc.messages import Snapshot
 from wiiiiided.domain.metrics import NodeNow
 from wiiiiided.text import columns
-from wiiiiided.ui.top import jobs
-from wiiiiided.ui.top.nodes import works
+from wiiiiided.ui.top import jobs_pane
+from wiiiiided.ui.top.nodes_pane import works
 from wiiiiided.ui.top.pane import words
 from wiiiiided.ui.top.ui import SeenColumns, Ui
 
@@ -33,7 +33,7 @@ def learned(ui: Ui, snapshot: Snapshot | None) -> Ui:
         node=_most(old.node, names),
         digits=_most(old.digits, (len(str(row.job.id)) for row in rows)),
         job=_most(old.job, (columns(words(row.job.name, ui.ascii)) for row in rows)),
-        step=_most(old.step, (jobs.step_room(row) for row in rows)),
+        step=_most(old.step, (jobs_pane.step_room(row) for row in rows)),
     )
     return ui if now == old else replace(ui, seen=now)
 

@@ -17,12 +17,12 @@ from wiiiiided.cluster.rpc.messages import JobDetail, JobRow, StoryLine
 from wiiiiided.domain.metrics import METRICS, JobNow, NodeNow, RankNow, Rates
 from wiiiiided.metrics.training_words import RankTraining, training_facts
 from wiiiiided.text import format_duration, format_size, format_size_compact
-from wiiiiided.ui.top import nodes, numbers
-from wiiiiided.ui.top.jobs import SIGNS, attempts, rate_text, reason, step_text
+from wiiiiided.ui.top import formats, nodes_pane
+from wiiiiided.ui.top.jobs_pane import SIGNS, attempts, rate_text, reason, step_text
 from wiiiiided.ui.top.marks import Chart, ProgressBar, RowStrip, ShareMeter, TimeBar
 from wiiiiided.ui.top.order import main_rate, selected_job, selected_node
 from wiiiiided.ui.top.pane import line, words
-from wiiiiided.ui.top.ranks import ranks_rows
+from wiiiiided.ui.top.ranks_pane import ranks_rows
 from wiiiiided.ui.top.ui import Scene
 
 KEY = 11  # columns of what stands on the left
@@ -75,20 +75,20 @@ def _part(name: str) -> Iterator[RenderableType]:
 
 def _node(node: NodeNow, scene: Scene, width: int) -> Iterator[RenderableType]:
     ascii_ = scene.ui.ascii
-    sign, word, style = nodes.sign_of(node)
+    sign, word, style = nodes_pane.sign_of(node)
     facts: list[Fact] = [("state", Text(f"{sign} {word}", style))]
     if node.note:
         facts.append(("note", Text(words(node.note, ascii_), "wait")))
     facts += _machine(node, scene)
-    if nodes.works(node):
+    if nodes_pane.works(node):
         facts += _work(node, scene, width)
-    facts.append(("heard", Text(f"{numbers.age(node.age_s + scene.since_s)} ago")))
+    facts.append(("heard", Text(f"{formats.age(node.age_s + scene.since_s)} ago")))
     yield _facts(facts, width)
     here = _ranks_on(node, scene)
     if here:
         yield from _part("ranks")
         yield ranks_rows(here, scene, width)
-    if nodes.works(node) and node.history:
+    if nodes_pane.works(node) and node.history:
         yield from _part(f"{node.unit} in the last {len(node.history)} samples")
         yield Chart(node.history, "spark", CHART)
 
@@ -115,29 +115,29 @@ def _machine(node: NodeNow, scene: Scene) -> Iterator[Fact]:
 
 def _work(node: NodeNow, scene: Scene, width: int) -> Iterator[Fact]:
     rates = node.rates
-    yield "throughput", Text(f"{numbers.rate(main_rate(node), 9)} {node.unit}")
+    yield "throughput", Text(f"{formats.rate(main_rate(node), 9)} {node.unit}")
     if not rates.measured:
         return
     yield from _time(rates, width)
-    up, down = numbers.short(rates.wire_out), numbers.short(rates.wire_in)
+    up, down = formats.short(rates.wire_out), formats.short(rates.wire_in)
     yield "network", Text(f"{up}B/s up, {down}B/s down")
-    yield "memory bus", Text(f"{numbers.short(rates.shm)}B/s given to collectives")
+    yield "memory bus", Text(f"{formats.short(rates.shm)}B/s given to collectives")
     if node.codec:
         yield "codec", _codec(node.codec, node.codec_why, scene)
-        coding = f"{numbers.percent(rates.encode)} % encoding, {numbers.percent(rates.decode)} %"
-        yield "ratio", Text(f"{numbers.times(rates.ratio)}; {coding} decoding")
+        coding = f"{formats.percent(rates.encode)} % encoding, {formats.percent(rates.decode)} %"
+        yield "ratio", Text(f"{formats.times(rates.ratio)}; {coding} decoding")
 
 
 def _time(rates: Rates, width: int) -> Iterator[Fact]:
     if not rates.measured:
         return
-    waits = numbers.percent(rates.waiting)
-    moves = numbers.percent(max(0.0, rates.exchange - rates.waiting))
+    waits = formats.percent(rates.waiting)
+    moves = formats.percent(max(0.0, rates.exchange - rates.waiting))
     yield (
         "time",
         RowStrip([(TimeBar(rates.exchange, rates.waiting), max(1, min(40, width - KEY - 2)))]),
     )
-    text = f"{numbers.percent(1 - rates.exchange)} % compute, {moves} % exchange, {waits} % waiting"
+    text = f"{formats.percent(1 - rates.exchange)} % compute, {moves} % exchange, {waits} % waiting"
     yield "", Text(text)
 
 
@@ -195,13 +195,13 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
     if now.step is not None and now.total:
         yield "progress", RowStrip([(ProgressBar(now.step / now.total), room)])
     if now.step is not None:
-        ends = "" if now.eta_s is None else f", ends in {numbers.clock(now.eta_s)}"
+        ends = "" if now.eta_s is None else f", ends in {formats.clock(now.eta_s)}"
         yield "step", Text(f"{step_text(row)}{ends}")
-    loss = Text("nan", "bad") if now.diverged else Text(numbers.loss(now.loss))
+    loss = Text("nan", "bad") if now.diverged else Text(formats.loss(now.loss))
     yield "loss", loss
     yield "rate", Text(rate_text(now.rates))
     yield from _time(now.rates, width)
-    if text := nodes.late(now):
+    if text := nodes_pane.late(now):
         yield "straggler", Text(words(text, scene.ui.ascii), "warn")
     uses = [] if now.cpu is None else [f"{now.cpu:.1f} cores"]
     uses += [] if now.memory is None else [f"{format_size_compact(now.memory)} memory{_each(now)}"]
@@ -209,7 +209,7 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
         yield "uses", Text(", ".join(uses))
     yield from _training(now, scene)
     for name, value in list(now.metrics.items())[:METRICS]:
-        shown = Text("nan", "bad") if value is None else Text(numbers.loss(value))
+        shown = Text("nan", "bad") if value is None else Text(formats.loss(value))
         yield words(name, scene.ui.ascii), shown
 
 
@@ -256,7 +256,7 @@ def _told(detail: JobDetail, scene: Scene, width: int) -> Iterator[RenderableTyp
 
 
 def _told_line(each: StoryLine, scene: Scene) -> Text:
-    moment = numbers.time_of_day(each.at, scene.offset_s)
+    moment = formats.time_of_day(each.at, scene.offset_s)
     return line((f"{moment} ", "dim"), words(each.text, scene.ui.ascii))
 
 

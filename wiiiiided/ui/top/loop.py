@@ -32,7 +32,7 @@ from wiiiiided.cluster.rpc.messages import (
     NodeView,
     Snapshot,
 )
-from wiiiiided.ui.top import log, watch
+from wiiiiided.ui.top import log_feed, snapshot_feed
 from wiiiiided.ui.top.background import BackgroundRequests
 from wiiiiided.ui.top.column_memory import learned
 from wiiiiided.ui.top.keymap import press
@@ -124,8 +124,10 @@ class TopLoop:
         self._escape_at = 0.0  # when an ESC that nothing follows is the key of that name
         self._requests = BackgroundRequests(wake_fd)
         now = time.monotonic()
-        self._watch = watch.SnapshotFeed(client, self._requests, connection, ui.every_s, now)
-        self._log = log.LogTail(client, self._requests)
+        self._watch = snapshot_feed.SnapshotFeed(
+            client, self._requests, connection, ui.every_s, now
+        )
+        self._log = log_feed.LogFeed(client, self._requests)
         self._losses = LossHistory()
         self._recorded: set[int] = set()  # jobs whose record was asked for
         self._detail: Detail | None = None
@@ -250,9 +252,9 @@ class TopLoop:
         now = time.monotonic()
         for name, result in self._requests.done():
             self._draw_at = 0.0
-            if name == watch.REQUEST:
+            if name == snapshot_feed.REQUEST:
                 self._watch.opened(result, now)
-            elif name == log.REQUEST:
+            elif name == log_feed.REQUEST:
                 self._log.opened(result)
             elif name == DETAILS:
                 self._detailed(result)
@@ -277,7 +279,9 @@ class TopLoop:
         if self._log.connection is not None and self._log.connection.fileno() in ready:
             count = self._log.read()
             if self._ui.log_back:  # the lines on the screen stay where they are
-                self._ui = replace(self._ui, log_back=min(log.LINES, self._ui.log_back + count))
+                self._ui = replace(
+                    self._ui, log_back=min(log_feed.LINES, self._ui.log_back + count)
+                )
             if self._draw_at is None:
                 self._draw_at = self._drawn_at + LOG_S
 

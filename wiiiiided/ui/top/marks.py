@@ -25,7 +25,7 @@ from rich.segment import Segment
 from rich.text import Text
 
 from wiiiiided.text import columns, pad
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 from wiiiiided.ui.top.theme import HEATS
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -52,7 +52,7 @@ class Mark:
 
 def heights(values: Sequence[float], width: int) -> list[float]:
     """The latest values as shares of the largest."""
-    known = [max(0.0, numbers.known(value) or 0.0) for value in values[-width:]]
+    known = [max(0.0, formats.known(value) or 0.0) for value in values[-width:]]
     top = max(known, default=0.0)
     if top <= 0 or not math.isfinite(1 / top):
         return [0.0] * len(known)
@@ -124,8 +124,8 @@ class ShareMeter(Mark):
     share: float | None
 
     def pieces(self, width: int) -> Pieces:
-        share = numbers.known(self.share)
-        text = numbers.UNKNOWN if share is None else f"{numbers.percent(share)}%"
+        share = formats.known(self.share)
+        text = formats.UNKNOWN if share is None else f"{formats.percent(share)}%"
         room = width - 5
         shown = min(1.0, max(0.0, share or 0.0))
         if room >= 3 and share is not None:
@@ -149,8 +149,8 @@ class TimeBar(Mark):
     waiting: float
 
     def pieces(self, width: int) -> Pieces:
-        exchange = min(1.0, max(0.0, numbers.known(self.exchange) or 0.0))
-        waiting = min(exchange, max(0.0, numbers.known(self.waiting) or 0.0))
+        exchange = min(1.0, max(0.0, formats.known(self.exchange) or 0.0))
+        waiting = min(exchange, max(0.0, formats.known(self.waiting) or 0.0))
         computes = round((1 - exchange) * width)
         waits = min(width - computes, round(waiting * width))
         yield COMPUTE * computes, "compute"
@@ -173,7 +173,7 @@ class Chart:
         high, low = max(known), min(known)
         names = [""] * height
         if width >= AXIS_LEAST:
-            names[0], names[-1] = numbers.loss(high), numbers.loss(low)
+            names[0], names[-1] = formats.loss(high), formats.loss(low)
         edge = max(map(len, names))
         room = max(1, width - edge - 2 * bool(edge))
         shares = [_share(value, low, high) for value in stretched(known, room)]

@@ -19,14 +19,14 @@ Key = Callable[[T], float | str]
 
 
 def main_rate(node: NodeNow) -> float | None:
-    """The rate that stands in its first column of figures."""
+    """The rate in the first column of numbers."""
     rates = node.rates
     operations = measured(node, rates.operations)
     return {"samples/s": rates.samples, "step/s": rates.steps}.get(node.unit, operations)
 
 
 def measured(node: NodeNow, value: float) -> float | None:
-    """A figure of its collectives: not known where they are not ours."""
+    """A metric of its collectives: not known where they are not ours."""
     return value if node.rates.measured else None
 
 

@@ -58,7 +58,7 @@ class RowOrder:
 
 @dataclass(frozen=True)
 class SeenColumns:
-    """The shape of snapshots so far: columns with a figure in them, and the widest cells."""
+    """The shape of snapshots so far: columns with a value in them, and the widest cells."""
 
     columns: frozenset[str] = frozenset()  # of the nodes' pane
     node: int = 0

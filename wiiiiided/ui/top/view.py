@@ -25,8 +25,15 @@ from rich.text import Text
 from wiiiiided.cluster.rpc.messages import Snapshot
 from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.text import columns, cut
-from wiiiiided.ui.top import details, help_page, jobs, nodes, numbers, ranks
-from wiiiiided.ui.top import lines as log_lines
+from wiiiiided.ui.top import (
+    details,
+    formats,
+    help_page,
+    jobs_pane,
+    log_pane,
+    nodes_pane,
+    ranks_pane,
+)
 from wiiiiided.ui.top.column_memory import learned
 from wiiiiided.ui.top.order import jobs_of, nodes_of
 from wiiiiided.ui.top.paint import Faded, Scrolled, lines
@@ -83,23 +90,23 @@ def settled(scene: Scene, width: int, height: int) -> Ui:
         count = len(lines(_page(scene, inside(width)), inside(width)))
         top = max(0, min(ui.page_top, count - (room - EDGES)))
     log = _shares(scene, room).log
-    back = log_lines.furthest(scene, log) if log else 0
+    back = log_pane.furthest(scene, log) if log else 0
     return replace(ui, page_top=top, log_back=max(0, min(ui.log_back, back)))
 
 
 def natural(scene: Scene, width: int) -> int:
     """Lines of a screen that shows everything and nothing else."""
     log = LOG_LEAST + 7 if scene.log and scene.log.lines else 0
-    panes = nodes.wanted(scene) + jobs.wanted(scene) + ranks.wanted(scene)
+    panes = nodes_pane.wanted(scene) + jobs_pane.wanted(scene) + ranks_pane.wanted(scene)
     need = 2 + len(_banner(scene)) + panes + log
-    return max(SMALL, need, TALL if ranks.wanted(scene) else 0)
+    return max(SMALL, need, TALL if ranks_pane.wanted(scene) else 0)
 
 
 def _paper(scene: Scene, width: int) -> RenderableType:
     """Printed once: no frames and no keys."""
     made: list[RenderableType] = [_header(scene, width), *_banner(scene)]
     if scene.snapshot is not None:
-        made += [nodes.pane(scene, width, ENDLESS), jobs.pane(scene, width, ENDLESS)]
+        made += [nodes_pane.pane(scene, width, ENDLESS), jobs_pane.pane(scene, width, ENDLESS)]
     return Group(*made)
 
 
@@ -117,10 +124,10 @@ def _body(scene: Scene, width: int, room: int) -> list[tuple[int, RenderableType
         return [(room, line(" waiting for the daemon's metrics", style="dim"))]
     shares = _shares(scene, room)
     draw: list[tuple[int, Callable[[Scene, int, int], RenderableType]]] = [
-        (shares.nodes, nodes.pane),
-        (shares.jobs, jobs.pane),
-        (shares.ranks, ranks.panes),
-        (shares.log, log_lines.pane),
+        (shares.nodes, nodes_pane.pane),
+        (shares.jobs, jobs_pane.pane),
+        (shares.ranks, ranks_pane.panes),
+        (shares.log, log_pane.pane),
     ]
     made: list[tuple[int, RenderableType]] = [
         (size, pane(scene, width, size)) for size, pane in draw if size
@@ -143,9 +150,9 @@ def _shares(scene: Scene, room: int) -> Shares:
             room * (focus == "nodes"), room * (focus == "jobs"), 0, room * (focus == "log")
         )
     log = LOG_WORTH if ui.log and room >= LOGGED else 0
-    middle = ranks.wanted(scene) if room >= TALL - 2 else 0
+    middle = ranks_pane.wanted(scene) if room >= TALL - 2 else 0
     left = room - log - middle
-    for_nodes, for_jobs = _halves(left, nodes.wanted(scene), jobs.wanted(scene))
+    for_nodes, for_jobs = _halves(left, nodes_pane.wanted(scene), jobs_pane.wanted(scene))
     spare = left - for_nodes - for_jobs
     log += spare if ui.log and (log or spare >= LOG_LEAST) else 0
     return Shares(for_nodes, for_jobs, middle, log)
@@ -174,7 +181,7 @@ def _header(scene: Scene, width: int) -> RenderableType:
         moment = snapshot.at + (0.0 if ui.once else scene.since_s)
         left += _counts(snapshot, scene)
         right += _totals(snapshot)
-        right.append((numbers.time_of_day(moment, scene.offset_s), ""))
+        right.append((formats.time_of_day(moment, scene.offset_s), ""))
     if not ui.once:
         right.append((f"{ui.every_s:g}s", "dim"))
     if ui.paused:
@@ -226,13 +233,13 @@ def _counts(snapshot: Snapshot, scene: Scene) -> list[tuple[str, str]]:
 
 
 def _totals(snapshot: Snapshot) -> list[tuple[str, str]]:
-    rate, up = nodes.total_rate(snapshot.nodes), nodes.total_up(snapshot.nodes)
+    rate, up = nodes_pane.total_rate(snapshot.nodes), nodes_pane.total_up(snapshot.nodes)
     parts = []
     if rate is not None:
-        text = numbers.rate(rate, 9) if rate < 10_000 else f"{rate:,.0f}"
+        text = formats.rate(rate, 9) if rate < 10_000 else f"{rate:,.0f}"
         parts.append((f"{text} samples/s", "spark"))
     if up:
-        parts.append((f"↑ {numbers.short(up)}B/s", ""))
+        parts.append((f"↑ {formats.short(up)}B/s", ""))
     return parts
 
 

@@ -26,7 +26,7 @@ REQUEST = "log"
 Moment = tuple[int, float]  # an attempt, and when
 
 
-class LogTail:
+class LogFeed:
     def __init__(self, client: Client, requests: BackgroundRequests) -> None:
         self._client, self._requests = client, requests
         self.connection: Connection | None = None

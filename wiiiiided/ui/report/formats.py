@@ -40,7 +40,7 @@ def size(value: float | None) -> str:
     return text.format_size(value)
 
 
-def span(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
     """A length of time, by the rule that `ps` has, short ones in finer units: 40ms, 8.2s, 4m10s."""
     if known(seconds) is None or seconds is None:
         return UNKNOWN

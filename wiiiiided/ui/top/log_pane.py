@@ -15,7 +15,7 @@ from rich.text import Text
 
 from wiiiiided.cluster.rpc.messages import LogLine
 from wiiiiided.text import columns, cut, pad, without_overwritten
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 from wiiiiided.ui.top.pane import framed, line, rows_of, title, words
 from wiiiiided.ui.top.ui import LogView, Scene
 
@@ -73,5 +73,5 @@ def _origin(each: LogLine, several: bool, scene: Scene) -> str:
 def _line(each: LogLine, origin: str, scene: Scene, timed: bool) -> Text:
     text = without_overwritten(each.text)
     sign, style = MARKS[each.stream]
-    moment = f"{numbers.time_of_day(each.at, scene.offset_s)} " if timed and each.at else ""
+    moment = f"{formats.time_of_day(each.at, scene.offset_s)} " if timed and each.at else ""
     return line((moment, "dim"), (f"{origin} {sign} ", style), words(text, scene.ui.ascii))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.kit.examples import examples
 from wiiiiided.domain.metrics import POINTS, Point, Rates
-from wiiiiided.metrics.history import PointHistory, halved, mean, merge
+from wiiiiided.metrics.point_history import PointHistory, halved, mean, merge
 
 spans = st.floats(0.1, 100.0)
 rates = st.builds(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from tests.ui.report.runs import point, records, restarted, run
 from wiiiiided.domain.metrics import Point
-from wiiiiided.ui.report.history import ATTEMPTS, DRAWN, history, length_of
+from wiiiiided.ui.report.run_history import ATTEMPTS, DRAWN, history, length_of
 
 
 def loss(each: Point) -> float | None:

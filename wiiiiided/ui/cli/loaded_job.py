@@ -21,7 +21,7 @@ from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.read import examine
 from wiiiiided.ui.jobfile.rules import Complaint
 from wiiiiided.ui.jobfile.source import text_of
-from wiiiiided.ui.jobfile.writer import toml
+from wiiiiided.ui.jobfile.to_toml import toml
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")

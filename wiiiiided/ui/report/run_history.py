@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from wiiiiided.cluster.rpc.messages import JobRecords
 from wiiiiided.domain.metrics import Point, RunRecord
 from wiiiiided.domain.states import ON_NODES
-from wiiiiided.metrics.history import merge
+from wiiiiided.metrics.point_history import merge
 
 ATTEMPTS = 20  # that are drawn: the latest; a job may have had hundreds
 DRAWN = 600  # points of one line, all attempts together; the page stays below 1 MB

@@ -87,9 +87,9 @@ def say_problem(problem: str) -> None:
 def put_table(columns: Sequence[TableColumn], rows: list[list[str]]) -> None:
     """The rows on stdout, as wide as the screen: drawn on a terminal, aligned in a pipe."""
     if sys.stdout.isatty():
-        from wiiiiided.ui.cli import draw
+        from wiiiiided.ui.cli import rich_drawing
 
-        draw.table(columns, rows)
+        rich_drawing.table(columns, rows)
         return
     for row in render(columns, rows, screen.width()):
         screen.put(row)

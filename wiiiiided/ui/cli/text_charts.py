@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from wiiiiided.domain.metrics import Point
 from wiiiiided.text import pad
-from wiiiiided.ui.report.history import RunHistory, Stretch
+from wiiiiided.ui.report.run_history import RunHistory, Stretch
 from wiiiiided.ui.report.ticks import Scale, times
 
 ROWS = 5  # of a chart over time

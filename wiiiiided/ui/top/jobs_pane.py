@@ -22,7 +22,7 @@ from wiiiiided.cluster.rpc.messages import JobRow, JobView
 from wiiiiided.domain.metrics import JobNow, Rates
 from wiiiiided.domain.states import ENDED, ON_NODES
 from wiiiiided.text import columns, format_duration
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 from wiiiiided.ui.top.marks import (
     BLANK,
     Inner,
@@ -221,7 +221,7 @@ def _running(row: JobRow, now: JobNow, scene: Scene) -> dict[str, Mark]:
     known = now.step is not None and bool(now.total)
     share = min(1.0, (now.step or 0) / now.total) if now.total else 0.0
     style = "bad" if row.job.state == "hung" else "run"
-    loss = cell(("nan", "bad")) if now.diverged else cell(numbers.loss(now.loss))
+    loss = cell(("nan", "bad")) if now.diverged else cell(formats.loss(now.loss))
     return {
         "bar": ProgressBar(share, style) if known else BLANK,
         "step": cell(step_text(row), right=True),
@@ -261,21 +261,21 @@ def _when(row: JobRow, scene: Scene) -> str:
     """Until its end while it runs, since its end when it is over."""
     job = row.job
     if row.now is not None and job.state in ON_NODES:
-        return numbers.clock(row.now.eta_s)
+        return formats.clock(row.now.eta_s)
     if job.state in ENDED and job.ended_at is not None and scene.snapshot is not None:
-        return f"{numbers.age(max(0.0, scene.snapshot.at - job.ended_at))} ago"
+        return f"{formats.age(max(0.0, scene.snapshot.at - job.ended_at))} ago"
     return ""
 
 
 def step_text(row: JobRow) -> str:
-    return "" if row.now is None else numbers.steps(row.now.step, row.now.total)
+    return "" if row.now is None else formats.steps(row.now.step, row.now.total)
 
 
 def step_room(row: JobRow) -> int:
     """Columns that its step will need, not just now: up to the last one."""
     if row.now is None:
         return 0
-    at_end = numbers.steps(row.now.total or row.now.step, row.now.total)
+    at_end = formats.steps(row.now.total or row.now.step, row.now.total)
     return max(columns(step_text(row)), STEP_LEAST, min(len(at_end), STEP_MOST))
 
 
@@ -283,5 +283,5 @@ def rate_text(rates: Rates) -> str:
     """Its throughput, with its unit: jobs differ in what they say."""
     for value, unit in ((rates.samples, "smp"), (rates.steps, "stp")):
         if value is not None:
-            return f"{numbers.rate(value, 6)} {unit}"
-    return numbers.UNKNOWN
+            return f"{formats.rate(value, 6)} {unit}"
+    return formats.UNKNOWN

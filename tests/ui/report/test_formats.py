@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from wiiiiided.ui.report import words
+from wiiiiided.ui.report import formats
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from wiiiiided.ui.report import words
     ],
 )
 def test_a_number_has_four_digits_that_count(value: float | None, text: str) -> None:
-    assert words.number(value) == text
+    assert formats.number(value) == text
 
 
 @pytest.mark.parametrize(
@@ -24,7 +24,7 @@ def test_a_number_has_four_digits_that_count(value: float | None, text: str) -> 
     [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (200 << 20, "200 MiB"), (3 << 40, "3 TiB")],
 )
 def test_bytes_are_in_the_unit_that_fits(value: int, text: str) -> None:
-    assert words.size(value) == text
+    assert formats.size(value) == text
 
 
 @pytest.mark.parametrize(
@@ -35,7 +35,7 @@ def test_bytes_are_in_the_unit_that_fits(value: int, text: str) -> None:
     ],
 )
 def test_a_length_of_time_has_two_units_at_most(seconds: float | None, text: str) -> None:
-    assert words.span(seconds) == text
+    assert formats.duration(seconds) == text
 
 
 @pytest.mark.parametrize(
@@ -43,9 +43,9 @@ def test_a_length_of_time_has_two_units_at_most(seconds: float | None, text: str
     [(0, "0 %"), (0.0003, "<0.1 %"), (0.041, "4.1 %"), (0.414, "41 %"), (1, "100 %")],
 )
 def test_small_shares_are_not_nothing(part: float, text: str) -> None:
-    assert words.share(part) == text
+    assert formats.share(part) == text
 
 
 @pytest.mark.parametrize("at", [None, -1.0, 1e300, float("nan"), float("-inf")])
 def test_a_time_of_no_calendar_is_unknown(at: float | None) -> None:
-    assert words.moment(at) == "–"
+    assert formats.moment(at) == "–"

@@ -15,7 +15,7 @@ from rich.text import Text
 from wiiiiided.cluster.rpc.messages import JobRow
 from wiiiiided.domain.metrics import RankNow
 from wiiiiided.text import cut, format_size_compact
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 from wiiiiided.ui.top.marks import Chart, Mark, RowStrip, TimeBar, cell
 from wiiiiided.ui.top.order import selected_job
 from wiiiiided.ui.top.pane import EDGES, fitted, framed, inside, line, short, title, words
@@ -84,7 +84,7 @@ def _ranks(row: JobRow, scene: Scene, width: int, height: int) -> RenderableType
 
 
 def _loss(losses: tuple[float, ...], scene: Scene, width: int) -> RenderableType:
-    about = f"{numbers.loss(losses[0])} → {numbers.loss(losses[-1])}"
+    about = f"{formats.loss(losses[0])} → {formats.loss(losses[-1])}"
     return framed(Chart(losses), title("loss", about, False), width, scene.ui)
 
 
@@ -109,19 +109,19 @@ def _heading(key: str, size: int) -> Mark:
 def _cells(rank: RankNow, scene: Scene) -> dict[str, Mark]:
     rates = rank.rates
     node = cut(words(rank.node, scene.ui.ascii), NODE_MOST)
-    step = numbers.UNKNOWN if rank.step is None else numbers.steps(rank.step, None)
-    peer = numbers.UNKNOWN if rank.waits_for is None else f"rank {rank.waits_for}"
-    memory = numbers.UNKNOWN if rank.memory is None else format_size_compact(rank.memory)
-    cores = numbers.known(rank.cpu)
-    unknown = cell((numbers.UNKNOWN, "dim"))
-    share = numbers.known(rank.training.share)
+    step = formats.UNKNOWN if rank.step is None else formats.steps(rank.step, None)
+    peer = formats.UNKNOWN if rank.waits_for is None else f"rank {rank.waits_for}"
+    memory = formats.UNKNOWN if rank.memory is None else format_size_compact(rank.memory)
+    cores = formats.known(rank.cpu)
+    unknown = cell((formats.UNKNOWN, "dim"))
+    share = formats.known(rank.training.share)
     return {
         "rank": cell((str(rank.rank), "bold"), f" {node}"),
         "step": cell(step, right=True),
-        "took": cell(numbers.step_time(rates.steps), right=True),
+        "took": cell(formats.step_time(rates.steps), right=True),
         "time": TimeBar(rates.exchange, rates.waiting) if rates.measured else unknown,
         "peer": cell((peer, "warn" if rank.waits_for is not None else "dim")),
-        "share": cell(numbers.UNKNOWN if share is None else f"{100 * share:.3g} %", right=True),
-        "cpu": cell(numbers.UNKNOWN if cores is None else f"{cores:.1f}", right=True),
+        "share": cell(formats.UNKNOWN if share is None else f"{100 * share:.3g} %", right=True),
+        "cpu": cell(formats.UNKNOWN if cores is None else f"{cores:.1f}", right=True),
         "mem": cell(memory, right=True),
     }

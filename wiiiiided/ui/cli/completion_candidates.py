@@ -41,7 +41,7 @@ def jobs(
         return [one for one in _quietly(find) if one[0] not in given]
 
     def find() -> Iterable[tuple[str, str]]:
-        from wiiiiided.ui.cli.jobs import base_name
+        from wiiiiided.ui.cli.job_lines import base_name
 
         ended = LATEST_ENDED if any(state in states for state in ENDED) else 0
         found = [job for job in _client().jobs(ended).jobs if job.state in states]

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from wiiiiided.domain.metrics import JobNow, NodeNow
 from wiiiiided.text import columns
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 from wiiiiided.ui.top.marks import BLANK, Mark, RowStrip, ShareMeter, Sparkline, TimeBar, cell
 from wiiiiided.ui.top.order import NODE_ORDERS, main_rate, node_at, nodes_of, sorting, window
 from wiiiiided.ui.top.pane import (
@@ -221,10 +221,10 @@ def _cells(node: NodeNow, scene: Scene, sizes: dict[str, int], unit: str) -> dic
     }
     made["name"] = cell(name_of(node, scene), style="dim" if lost else "bold")
     made["state"] = cell((f"{sign} {word}" if sizes["state"] > 1 else sign, style))
-    made["age"] = cell((numbers.age(age_s), "warn" if stale else "dim"), right=True)
+    made["age"] = cell((formats.age(age_s), "warn" if stale else "dim"), right=True)
     made["note"] = cell((words(node.note, scene.ui.ascii), "wait" if node.note else ""))
     if lost and "note" not in sizes and "age" not in sizes:
-        made["rate"] = cell((numbers.age(age_s), "dim"), right=True)
+        made["rate"] = cell((formats.age(age_s), "dim"), right=True)
     if not lost:
         made["cpu"], made["mem"] = ShareMeter(node.cpu), ShareMeter(node.memory_used)
     if works(node):
@@ -236,18 +236,18 @@ def _metrics(node: NodeNow, sizes: dict[str, int], unit: str) -> dict[str, Mark]
     rates = node.rates
     made: dict[str, Mark] = {
         "rate": cell(_rate(node, sizes["rate"], unit), right=True),
-        "steps": cell(numbers.rate(rates.steps, 6), right=True),
+        "steps": cell(formats.rate(rates.steps, 6), right=True),
     }
     if main_rate(node) is not None:
         made["spark"] = Sparkline(node.history, "slow" if node.state == "slow" else "spark")
     if rates.measured:
         made["time"] = TimeBar(rates.exchange, rates.waiting)
         texts = {
-            "up": numbers.short(rates.wire_out),
-            "down": numbers.short(rates.wire_in),
-            "shm": numbers.short(rates.shm),
-            "codec": words(node.codec, True) or numbers.UNKNOWN,
-            "ratio": numbers.times(rates.ratio),
+            "up": formats.short(rates.wire_out),
+            "down": formats.short(rates.wire_in),
+            "shm": formats.short(rates.shm),
+            "codec": words(node.codec, True) or formats.UNKNOWN,
+            "ratio": formats.times(rates.ratio),
         }
         made |= {key: cell(text, right=True) for key, text in texts.items()}
     return made
@@ -255,8 +255,8 @@ def _metrics(node: NodeNow, sizes: dict[str, int], unit: str) -> dict[str, Mark]
 
 def _rate(node: NodeNow, size: int, unit: str) -> str:
     if unit != "rate":
-        return numbers.rate(main_rate(node), size)
-    return f"{numbers.rate(main_rate(node), 6)[: size - 4]} {MIXED[node.unit]:<3}"[:size]
+        return formats.rate(main_rate(node), size)
+    return f"{formats.rate(main_rate(node), 6)[: size - 4]} {MIXED[node.unit]:<3}"[:size]
 
 
 def total_rate(nodes: Sequence[NodeNow]) -> float | None:
@@ -282,13 +282,13 @@ def _sum(nodes: Sequence[NodeNow], sizes: dict[str, int]) -> dict[str, Mark]:
     working = [node for node in nodes if works(node)]
     made = {"name": "total"}
     if (total := total_rate(nodes)) is not None:
-        made["rate"] = numbers.rate(total, sizes["rate"])
+        made["rate"] = formats.rate(total, sizes["rate"])
     if working and total_up(nodes) is None:
-        made |= dict.fromkeys(("up", "down", "shm"), numbers.UNKNOWN)  # a part is not the sum
+        made |= dict.fromkeys(("up", "down", "shm"), formats.UNKNOWN)  # a part is not the sum
     elif working:
-        made["up"] = numbers.short(sum(node.rates.wire_out for node in working))
-        made["down"] = numbers.short(sum(node.rates.wire_in for node in working))
-        made["shm"] = numbers.short(sum(node.rates.shm for node in working))
+        made["up"] = formats.short(sum(node.rates.wire_out for node in working))
+        made["down"] = formats.short(sum(node.rates.wire_in for node in working))
+        made["shm"] = formats.short(sum(node.rates.shm for node in working))
     return {key: cell(text, style="total", right=key in RIGHT) for key, text in made.items()}
 
 

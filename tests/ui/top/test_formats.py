@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wiiiiided.ui.top import numbers
+from wiiiiided.ui.top import formats
 
 ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True)
 
@@ -22,7 +22,7 @@ ANY = st.none() | st.floats(allow_nan=True, allow_infinity=True)
     ],
 )  # fmt: skip
 def test_short_numbers(value: float | None, shown: str) -> None:
-    assert numbers.short(value) == shown
+    assert formats.short(value) == shown
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_short_numbers(value: float | None, shown: str) -> None:
     [(3.222, "3.22"), (412.04, "412.0"), (99999.94, "99999.9"), (1e7, "10000000"), (1e9, "1G")],
 )
 def test_rates_keep_digits_as_long_as_they_fit(value: float, shown: str) -> None:
-    assert numbers.rate(value, 8) == shown
+    assert formats.rate(value, 8) == shown
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_rates_keep_digits_as_long_as_they_fit(value: float, shown: str) -> None
     [(0.9, "0s"), (59.9, "59s"), (60, "1m"), (312, "5m"), (6000, "1h"), (1e6, "11d"), (1e9, ">9y")],
 )
 def test_ages(seconds: float, shown: str) -> None:
-    assert numbers.age(seconds) == shown
+    assert formats.age(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_ages(seconds: float, shown: str) -> None:
     [(None, "–"), (4810, "01:20:10"), (360_000, "4d04h"), (-5, "00:00:00"), (1e30, ">27y")],
 )
 def test_lengths_of_time(seconds: float | None, shown: str) -> None:
-    assert numbers.clock(seconds) == shown
+    assert formats.clock(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_lengths_of_time(seconds: float | None, shown: str) -> None:
     [(None, 9, "–"), (7951, 23460, "7951/23460"), (5, None, "5"), (10**9, 10**12, "1G/1T")],
 )
 def test_steps(step: int | None, total: int | None, shown: str) -> None:
-    assert numbers.steps(step, total) == shown
+    assert formats.steps(step, total) == shown
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_steps(step: int | None, total: int | None, shown: str) -> None:
     [(0.412, "0.412"), (2.302585, "2.303"), (0.0, "0"), (1.5e-5, "1.5e-05"), (-3e9, "-3.0e+09")],
 )
 def test_losses(value: float, shown: str) -> None:
-    assert numbers.loss(value) == shown
+    assert formats.loss(value) == shown
 
 
 def test_a_moment_is_a_time_of_day_here() -> None:
-    assert numbers.time_of_day(0.0, 3600) == "01:00:00"
-    assert numbers.time_of_day(1e18, 0) == "00:00:00"
+    assert formats.time_of_day(0.0, 3600) == "01:00:00"
+    assert formats.time_of_day(1e18, 0) == "00:00:00"
 
 
 @pytest.mark.parametrize(
@@ -75,21 +75,21 @@ def test_a_moment_is_a_time_of_day_here() -> None:
     [(None, "–"), (0.0, "–"), (10.9, "92 ms"), (200.0, "5.0 ms"), (0.5, "2.0 s"), (0.005, "3m20s")],
 )
 def test_the_length_of_a_step(steps: float | None, text: str) -> None:
-    assert numbers.step_time(steps) == text
+    assert formats.step_time(steps) == text
 
 
 @given(ANY, st.integers(6, 12))
 def test_no_number_is_wider_than_its_column(value: float | None, width: int) -> None:
-    assert len(numbers.short(value)) <= 6
-    assert value is None or value < 0 or len(numbers.short(value)) <= 5
-    assert len(numbers.rate(value, width)) <= width
-    assert len(numbers.loss(value)) <= 8
-    assert len(numbers.percent(value)) <= 3
-    assert len(numbers.times(value)) <= 5
-    assert len(numbers.age(value)) <= 3
-    assert len(numbers.clock(value)) <= 8
+    assert len(formats.short(value)) <= 6
+    assert value is None or value < 0 or len(formats.short(value)) <= 5
+    assert len(formats.rate(value, width)) <= width
+    assert len(formats.loss(value)) <= 8
+    assert len(formats.percent(value)) <= 3
+    assert len(formats.times(value)) <= 5
+    assert len(formats.age(value)) <= 3
+    assert len(formats.clock(value)) <= 8
 
 
 @given(st.integers(0, 1 << 63), st.none() | st.integers(0, 1 << 63))
 def test_no_step_is_wider_than_its_column(step: int, total: int | None) -> None:
-    assert len(numbers.steps(step, total)) <= 13
+    assert len(formats.steps(step, total)) <= 13

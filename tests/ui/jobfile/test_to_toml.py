@@ -8,7 +8,7 @@ import pytest
 
 from tests.kit.jobfiles import read
 from tests.ui.jobfile.corpus import GOOD
-from wiiiiided.ui.jobfile.writer import as_toml, toml
+from wiiiiided.ui.jobfile.to_toml import as_toml, toml
 
 
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
