@@ -30,7 +30,7 @@ class OnePort:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> OnePort | None:
-        """None where the rank listens by itself."""
+        """The port of this rank's daemon; None where the rank listens by itself."""
         endpoint = env.get("WIIIIIDE_DOOR", "")
         if not endpoint:
             return None
@@ -55,7 +55,7 @@ class JobHere:
 
     @classmethod
     def read(cls, env: Mapping[str, str]) -> JobHere | None:
-        """None without a daemon."""
+        """The job of this rank; None without a daemon."""
         name, work = env.get("WIIIIIDE_JOB", ""), env.get("WIIIIIDE_WORK", "")
         if not (name and work):
             return None
@@ -85,8 +85,8 @@ class Config:
     probe: bool = False  # WIIIIIDE_PROBE=1: a trial of `wiiiiide plan`, in which nothing is saved
     host_id: str = ""  # WIIIIIDE_HOST_ID: for tests: ranks with different ones are apart
     store_host: str = ""  # MASTER_ADDR: where the Store is, for the choice of an address
-    one_port: OnePort | None = None  # WIIIIIDE_DOOR and its company: under a cluster's daemon
-    job: JobHere | None = None  # WIIIIIDE_JOB and its company: under a daemon
+    one_port: OnePort | None = None  # WIIIIIDE_DOOR and others: under a cluster's daemon
+    job: JobHere | None = None  # WIIIIIDE_JOB and others: under a daemon
 
     @classmethod
     def read(cls, environ: Mapping[str, str] | None = None) -> Config:
@@ -115,7 +115,7 @@ class Config:
         )
 
 
-# For job files.
+# The signals that policy.warn_signal of a job file may be.
 _WARN_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGHUP", "SIGINT", "SIGTERM")
 
 
@@ -169,7 +169,7 @@ class Paths:
 
     @classmethod
     def user(cls, environ: Mapping[str, str] | None = None) -> Paths:
-        """WIIIIIDE_HOME where it is set, else the XDG directories of this person."""
+        """A person's own daemon: WIIIIIDE_HOME where it is set, else the XDG directories."""
         env = os.environ if environ is None else environ
         if home := env.get("WIIIIIDE_HOME"):
             return cls.private(home)
@@ -286,7 +286,7 @@ def _seconds(env: Mapping[str, str], name: str, default: float) -> float:
 
 
 def _whole(text: str, what: str, most: int) -> int:
-    """A number that the daemon has written; a person has no reason to."""
+    """A number that only the daemon writes."""
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and int(text) <= most):
         raise UsageError(f"{what} is not a whole number up to {most}: {text[:40]!r}")
     return int(text)

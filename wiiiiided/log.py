@@ -7,7 +7,7 @@
     verbose   also birth and death of groups and links,     also birth and death of each rank
               and changes of codec
 
-Nothing is ever said per step or per operation. Lines go to the logger "wiiiiide". A program that
+No line is logged per step or per operation. Lines go to the logger "wiiiiide". A program that
 has set up logging gets them there; for one that has not they go to stderr. A line about a job says
 so in its text, and to programs in its record: `logger.info("…", extra=about(job=17))`.
 """
@@ -34,8 +34,8 @@ def about(
 
 
 class _FallbackHandler(logging.StreamHandler[TextIO]):
-    """Prints where a program has set up no logging. Python's own last resort does so too, but has
-    nothing to say below a warning."""
+    """Prints where a program has set up no logging. Python's own last resort does so too, but only
+    from warnings on."""
 
     def emit(self, record: logging.LogRecord) -> None:
         if logger.handlers == [self] and not logging.getLogger().handlers:
@@ -69,22 +69,22 @@ class Complaints:
     def __init__(self, who: str, clock: Callable[[], float] = time.monotonic) -> None:
         self._who, self._clock = who, clock
         self._quiet_until = float("-inf")
-        self._count = 0  # not said yet
+        self._count = 0  # held back
         self._last = ""
 
     @property
     def pending(self) -> bool:
-        """Whether something was left out: `flush` in a second."""
+        """Whether warnings are held back: call `flush` in a second."""
         return self._count > 0
 
     def say(self, text: str) -> None:
-        """Now, or with the others when the second is over."""
+        """Log it now, or with the others when the second is over."""
         self._count += 1
         self._last = text
         self.flush()
 
     def flush(self, at_once: bool = False) -> None:
-        """Say what was left out, if it is time."""
+        """Log what is held back, if it is time."""
         if not self._count or (self._clock() < self._quiet_until and not at_once):
             return
         more = f" (and {self._count - 1} more such lines)" if self._count > 1 else ""

@@ -25,7 +25,7 @@ import unicodedata
 from collections.abc import Sequence
 
 ELLIPSIS = "…"
-SENTENCE_CHARS = 1000  # of a reason that a job or another machine gave
+SENTENCE_CHARS = 1000  # of a reason from a job or another machine
 
 # Control characters (C0 without tab, DEL, C1), what turns the direction of text, separators of
 # lines, invisible marks of order, and halves of characters, which cannot be printed at all.
@@ -49,8 +49,8 @@ def clean(text: str) -> str:
 
 
 def clean_colours(text: str, keep: bool) -> str:
-    """The same for a terminal, of text that may have colours: SGR sequences are kept, with a reset
-    behind the last, or left out. Everything else that a terminal would obey is escaped."""
+    """`clean` for text that may have colours: SGR sequences are kept, with a reset behind the last,
+    or left out. Everything else that a terminal would obey is escaped."""
     pieces = _SGR.split(text)
     if not keep or len(pieces) == 1:
         return clean("".join(pieces[::2]))
@@ -60,7 +60,7 @@ def clean_colours(text: str, keep: bool) -> str:
 
 
 def without_overwritten(text: str) -> str:
-    """Of a line that was overwritten with carriage returns the last version, as on a terminal."""
+    """The last version of a line that was overwritten with carriage returns, as on a terminal."""
     return text.rstrip("\r").rpartition("\r")[2]
 
 
@@ -71,12 +71,12 @@ def plain(text: str, most: int = SENTENCE_CHARS) -> str:
 
 
 def cell(text: str) -> str:
-    """The same for a part of a row: a tab would move the rest."""
+    """`clean` for a part of a row, where a tab would move the rest."""
     return clean(text).replace("\t", "\\t")
 
 
 def columns(text: str) -> int:
-    """How many columns a terminal takes for it."""
+    """How many columns of a terminal the text takes."""
     return len(text) if text.isascii() else sum(map(_columns_of, text))
 
 
@@ -92,7 +92,7 @@ def _columns_of(char: str) -> int:
 
 
 def cut(text: str, width: int) -> str:
-    """At most `width` columns of it; an ellipsis says that there was more."""
+    """At most `width` columns of the text; an ellipsis says that there was more."""
     if columns(text) <= width:
         return text
     if width <= 0:
@@ -107,7 +107,7 @@ def cut(text: str, width: int) -> str:
 
 
 def pad(text: str, width: int, right: bool = False) -> str:
-    """Cut or filled with spaces to exactly `width` columns."""
+    """The text, cut or filled with spaces to exactly `width` columns."""
     text = cut(text, width)
     blanks = " " * (width - columns(text))
     return blanks + text if right else text + blanks
@@ -199,7 +199,7 @@ def format_moment(at: float | None) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Of any size, and none of its digits made a zero."""
+    """Three digits of a number; one with more before its point keeps them all."""
     return f"{value:.0f}" if value >= 99.95 else f"{value:.3g}"
 
 

@@ -24,10 +24,10 @@ def checkpoint_globs(output: Output) -> tuple[str, ...]:
 
 
 def globs_of(paths: Iterable[str]) -> tuple[str, ...]:
-    """That match these files alone, whatever is in their names."""
+    """Globs that match these files alone, whatever characters their names have."""
     return tuple(re.sub(r"[*?[]", r"[\g<0>]", path) for path in paths)
 
 
 def are_wide(globs: Iterable[str]) -> bool:
-    """Whether they match nothing but files of `wide.parallel`."""
+    """Whether these globs match nothing but files of `wide.parallel`."""
     return all(glob == WIDE_FILES or _WIDE.fullmatch(glob) for glob in globs)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import os
 
-ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1  # the second: of a small disk
+ROOM_BYTES, ROOM_SHARE = 512 << 20, 0.1  # of a small disk, a share of it
 
 
 def room_on(disk: os.statvfs_result) -> int:
-    """Bytes that stay free there."""
+    """The bytes that are to stay free on this disk."""
     return min(ROOM_BYTES, int(disk.f_blocks * disk.f_frsize * ROOM_SHARE))

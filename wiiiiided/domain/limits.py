@@ -14,17 +14,17 @@ from wiiiiided.domain.spec import JobSpec
 MAX_WORKERS: Final = 4096  # of one node, and cores of one worker
 MAX_NODES: Final = 1024
 MAX_NAME: Final = 64  # characters
-MAX_WORDS: Final = 4096  # of a command, of an environment, of a list
+MAX_WORDS: Final = 4096  # in a command, an environment or a list
 MAX_TEXT: Final = 1 << 17  # MAX_ARG_STRLEN: Linux starts no program with a longer argument
 MAX_SPEC: Final = 1 << 18  # as it is stored and sent; a shim's order, in which a text may be three
 # times as long, has 1 MiB. Without it the queue, and what a link carries, would have no bound.
-MAX_GLOBS, MAX_GLOB_CHARS = 100, 1000  # of checkpoints: as many as a node looks for
+MAX_GLOBS, MAX_GLOB_CHARS = 100, 1000  # in output.checkpoints: as many as a node looks for
 MAX_SECONDS: Final = 10 * 365 * 86400.0
 LEAST_ALONE_S: Final = 15.0  # of stop_alone: more than a restart of the coordinator takes
 
 
 def problems_of(spec: JobSpec) -> list[str]:
-    """Sentences about what cannot be; empty is good."""
+    """Sentences about what is impossible in a spec; none is good."""
     resources, policy = spec.resources, spec.policy
     least, most = resources.nodes
     workers = resources.workers_per_node

@@ -25,12 +25,12 @@ class TrainingMetrics(msgspec.Struct, frozen=True, omit_defaults=True):
 
     noise_scale: float | None = None  # the batch that gradients want, in samples
     noise_batches: float | None = None  # the same in batches of a rank: samples are not counted
-    share: float | None = None  # of all samples of a step or round, that this rank had; 0 to 1
+    share: float | None = None  # the part of a step's or round's samples that this rank had, 0 to 1
     wanted_share: float | None = None  # what `run.share` says, by measured speeds
     speed_spread: float | None = None  # the fastest rank's speed to the slowest one's
     balance_gain: float | None = None  # how much longer a step with even parts would take
-    round_steps: float | None = None  # of this host, between two exchanges with others
-    round_compute: float | None = None  # of the last round's time, not exchanging or waiting
+    round_steps: float | None = None  # steps of this host between two exchanges with others
+    round_compute: float | None = None  # computing, of the last round's time; 0 to 1
     own_steps: bool = False  # hosts make unequal steps by design: they are not to be compared
 
 
@@ -47,8 +47,8 @@ class RankSample(msgspec.Struct, frozen=True):
     wire_in: int
     wire_out_raw: int  # the payload of these before the codec
     wire_in_raw: int
-    exchange_s: float  # with an operation under way
-    waiting_s: float  # of these, waiting for a peer
+    exchange_s: float  # seconds with an operation under way
+    waiting_s: float  # the seconds of these that waited for a peer
     encode_s: float
     decode_s: float
     waited_for: dict[int, float] = {}  # seconds by peer rank; only those above 0
@@ -144,7 +144,7 @@ class NodeNow(msgspec.Struct, frozen=True):
     state: Literal["ok", "slow", "idle", "drained", "lost"]
     note: str = ""  # "swapping", a drain reason; untrusted text
     coordinator: bool = False
-    age_s: float = 0.0  # of what is known of it
+    age_s: float = 0.0  # seconds since the last news of it
     cores: int = 0
     memory: int = 0  # bytes it has
     cpu: float | None = None  # share of all its cores, 0 to 1
@@ -153,7 +153,7 @@ class NodeNow(msgspec.Struct, frozen=True):
     rates: Rates = Rates(measured=False)
     codec: str = ""
     codec_why: str = ""
-    jobs: tuple[int, ...] = ()  # that have ranks on it
+    jobs: tuple[int, ...] = ()  # those that have ranks on it
     history: tuple[float, ...] = ()  # its main rate, oldest first, one a sample, 60 at most
     unit: Literal["samples/s", "step/s", "op/s"] = "op/s"  # of the history: the best it has
 

@@ -27,7 +27,7 @@ def unknown(text: str) -> list[str]:
 
 
 class TooLong(WiiiiideError):
-    """With everything filled in there would be more than was allowed."""
+    """The command with everything filled in would be longer than allowed."""
 
 
 def fill(command: Iterable[str], values: Mapping[str, str], most: int) -> list[str]:

@@ -21,7 +21,7 @@ SCRIPT, LINKS = "1", "links"  # its values: the user's script; the program that 
 EXACT, INT8, INT4 = "exact", "int8", "int4"
 CODECS = (EXACT, INT8, INT4)  # that have rows
 TIMED = (*CODECS, "bf16")  # … and what else a job may ask for; "topk" has many
-SMALLER = 0.75  # of a batch, at most: a step of more says nothing of what a sample costs
+SMALLER = 0.75  # of a batch, at most: a larger step says nothing of the cost of a sample
 
 Way = Literal["parallel", "ddp", "other"]  # wide.parallel; torch's DDP; neither was seen
 
@@ -39,7 +39,7 @@ class MachineProbe(msgspec.Struct, frozen=True):
 
     @property
     def speed(self) -> float:
-        """Samples a second."""
+        """Samples per second."""
         return self.samples / self.step_s
 
     @property
@@ -57,22 +57,22 @@ class MachineProbe(msgspec.Struct, frozen=True):
 
     @property
     def fixed_s(self) -> float:
-        """The time of a step however few its samples are; 0 where that is not known."""
+        """The seconds of a step however few its samples are; 0 where they are not known."""
         return max(0.0, self.step_s - self.sample_s * self.samples) if self.has_part else 0.0
 
     def seconds(self, samples: float) -> float:
-        """A step of so many samples."""
+        """The seconds of a step of so many samples."""
         return self.fixed_s + self.sample_s * samples
 
 
 class PairProbe(msgspec.Struct, frozen=True):
-    """Two machines that average arrays: seconds = fixed + bytes · those of a byte."""
+    """Two machines that average arrays: it takes fixed_s + bytes · byte_s."""
 
     a: str
     b: str
     fixed_s: float
-    byte_s: dict[str, float]  # by codec, of a byte of float32 before it is coded
-    bits_per_s: float = 0.0  # that the link carried each way, exact
+    byte_s: dict[str, float]  # seconds of a byte of float32 before it is coded, by codec
+    bits_per_s: float = 0.0  # the link's rate each way, with exact gradients
 
     def is_of(self, name: str) -> bool:
         """Whether a machine is one of the two."""
@@ -80,7 +80,7 @@ class PairProbe(msgspec.Struct, frozen=True):
 
 
 class ScriptFacts(msgspec.Struct, frozen=True):
-    """Facts about the script."""
+    """The script's way to train, and its exchange of gradients."""
 
     gradient_bytes: int  # of a step, in float32
     way: Way = "parallel"
@@ -88,14 +88,14 @@ class ScriptFacts(msgspec.Struct, frozen=True):
     fixed: str = ""  # what the script itself says of the exchange, which counts more
     shares: bool = False  # exchanging every step, a machine takes samples by its speed
     shape: str = ""  # a digest of the model's
-    data: bool = False  # … and with seldom exchanges: the run divides the loop's data
+    data: bool = False  # the same with seldom exchanges: the run divides the loop's data
     global_batch: bool = False  # the batch is that of all machines together, not of each
     gradients: str | None = None  # of `fixed`; None: the job file's count
     every: int | str | None = None
 
 
 class TrialMeasures(msgspec.Struct, frozen=True):
-    """All that was measured."""
+    """All measurements of a trial."""
 
     machines: tuple[MachineProbe, ...]
     pairs: tuple[PairProbe, ...]
@@ -103,7 +103,7 @@ class TrialMeasures(msgspec.Struct, frozen=True):
 
 
 class PlanRow(msgspec.Struct, frozen=True):
-    """One way to run the job, and what it would do."""
+    """One way to run the job, and its predicted speed."""
 
     nodes: tuple[str, ...]
     every: int
@@ -114,7 +114,7 @@ class PlanRow(msgspec.Struct, frozen=True):
 
 
 class MachineSet(msgspec.Struct, frozen=True):
-    """Machines of a row together: what any way to train on them takes."""
+    """The machines of a row together: the times from which any way to train is predicted."""
 
     machines: int
     samples: float  # of a step of all

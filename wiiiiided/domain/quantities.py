@@ -42,7 +42,7 @@ _GUESSED = 40  # characters; what is longer was no slip of the pen
 
 
 def parse_duration(text: str) -> float | None:
-    """Seconds; None when it is no duration."""
+    """The seconds of a duration; None when the text is none."""
     match = _DURATION.fullmatch(text)
     if match is None:
         return None
@@ -51,7 +51,7 @@ def parse_duration(text: str) -> float | None:
 
 
 def guess_duration(value: object) -> str:
-    """A likely value; empty when there is no telling."""
+    """The duration that was probably meant; empty when there is no telling."""
     text = re.sub(r"and|,", "", _squeezed(value).lower())
     text = re.sub(r"[a-z]+", lambda unit: _SPOKEN.get(unit[0], unit[0]), text)
     if re.fullmatch(_NUMBER, text):
@@ -60,13 +60,13 @@ def guess_duration(value: object) -> str:
 
 
 def parse_size(text: str) -> int | None:
-    """Bytes; None when it is no size."""
+    """The bytes of a size; None when the text is none."""
     match = _SIZE.fullmatch(text)
     return None if match is None else round(float(match[1]) * _UNIT_BYTES[match[2]])
 
 
 def guess_size(value: object) -> str:
-    """A likely value; a small number is taken for GiB, a large one for bytes."""
+    """The size that was probably meant: a small number is taken for GiB, a large one for bytes."""
     if isinstance(value, int) and not isinstance(value, bool) and 4096 <= value < 1 << 60:
         return write_size(value)
     if isinstance(value, int | float) and re.fullmatch(_NUMBER, _squeezed(value)):
@@ -79,7 +79,7 @@ def guess_size(value: object) -> str:
 
 
 def parse_nodes(value: object) -> tuple[int, int | None] | None:
-    """At least and at most; None when it is neither a number, a range nor "all"."""
+    """The least and the most nodes; None when it is neither a number, a range nor "all"."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value, value
     if value == "all":
@@ -91,7 +91,7 @@ def parse_nodes(value: object) -> tuple[int, int | None] | None:
 
 
 def guess_nodes(value: object) -> str:
-    """A likely value, as the file would have it."""
+    """The number of nodes that was probably meant, as the file would have it."""
     text = _squeezed(value).strip('"').lower().replace("..", "-").replace("to", "-")
     text = re.sub("[\u2010-\u2015]", "-", text)
     if re.fullmatch("[1-9][0-9]{0,3}", text):

@@ -16,7 +16,7 @@ NodesWanted = tuple[int, int | None]  # at least, at most; (1, None) is "all"
 
 
 class Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of every part of a spec: unknown fields are refused, defaults are not written down."""
+    """The base of a spec's parts: unknown fields are refused, defaults are not written down."""
 
 
 class Run(Struct, frozen=True):
@@ -91,7 +91,7 @@ NotifyOn = Literal["running", "restarting", "done", "failed", "cancelled"]
 
 
 class Notify(Struct, frozen=True):
-    """A command to run, as the jobs' user, when the job reaches one of these."""
+    """A command to run, as the jobs' user, when the job reaches one of these states."""
 
     command: tuple[str, ...] = ()  # {id} {name} {state} {code} {reason} are filled in
     on: tuple[NotifyOn, ...] = ("done", "failed")

@@ -3,8 +3,8 @@
     s12 ── job 12 (digits LR=0.1 SEED=1), job 13 (digits LR=0.1 SEED=2), …
 
 The number of a sweep is that of its first job, and its jobs have the numbers behind it: numbers are
-given out once, so an id is never used again, and nothing else has to be kept. The letter is what
-tells it from a job everywhere.
+given out once, so an id is never used again, and nothing else has to be kept. The letter tells a
+sweep from a job everywhere.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ VALUE: Final = 4096  # characters of one value; a spec itself may have more
 
 
 def sweep_id(number: int) -> str:
-    """As people write it; of no sweep, nothing."""
+    """The id as people write it: s12; empty for 0, no sweep."""
     return f"s{number}" if number else ""
 
 
@@ -32,7 +32,7 @@ def sweep_number(text: str) -> int | None:
 
 
 def short_names(keys: Iterable[str]) -> list[str]:
-    """Keys by their last part, where that tells them apart."""
+    """The last part of each key, where that tells it from the others; else the whole key."""
     keys = list(keys)
     last = [key.rpartition(".")[2] for key in keys]
     return [name if last.count(name) == 1 else key for name, key in zip(last, keys, strict=True)]

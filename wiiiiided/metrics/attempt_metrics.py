@@ -30,7 +30,7 @@ Ranks = dict[int, tuple[str, RankSample]]  # rank → its node, its latest sampl
 
 
 def measured(ranks: Ranks) -> Ranks:
-    """Those whose waiting is known: a group of this backend counts it."""
+    """The ranks whose waiting is known: a group of this backend counts it."""
     return {rank: found for rank, found in ranks.items() if found[1].measured}
 
 
@@ -44,9 +44,9 @@ class AttemptMetrics:
         self.began = began
         self.written_until = began + max((point.at for point in record.points), default=0.0)
         self.ranks: Ranks = {}
-        self.fresh: Ranks = {}  # those of which something has come lately
+        self.fresh: Ranks = {}  # the ranks of which something has come lately
         self.at = at
-        self._came: dict[int, float] = {}  # rank → when its latest sample did
+        self._came: dict[int, float] = {}  # rank → when its latest sample came
         self._meters: dict[int, RateMeter] = {}
         self._finder = StragglerFinder()
         self._steps = StepsFinder()
@@ -55,8 +55,8 @@ class AttemptMetrics:
         self.record = self._recorder.record
 
     def begin(self, at: float, sample: RankSample, seen: bool = True) -> None:
-        """A rank that had counted nothing yet. If that was `seen`, and not found out later, its
-        rates now are counted from there as well."""
+        """Take a rank that had counted nothing yet. If that was `seen`, and not found out later,
+        its rates now are counted from there as well."""
         if seen:
             self._meter(sample.rank).take(sample)
         self._recorder.begin(at - self.began, sample)
@@ -89,12 +89,12 @@ class AttemptMetrics:
 
     @property
     def step(self) -> int | None:
-        """Of the rank that is least far."""
+        """The step of the rank that is least far."""
         return min((s.step for s in self._latest() if s.step is not None), default=None)
 
     @property
     def total(self) -> int | None:
-        """Steps there will be."""
+        """The number of steps there will be."""
         return max((s.total for s in self._latest() if s.total is not None), default=None)
 
     @property
@@ -103,7 +103,7 @@ class AttemptMetrics:
         return self._pace.left_s(self.at, self.total)
 
     def rates(self, node: str | None = None) -> list[Rates]:
-        """Of each rank that has any, on one node or on all."""
+        """The rates of each rank that has any, on one node or on all."""
         return [
             rates
             for rank, (place, _) in self.fresh.items()

@@ -15,7 +15,7 @@ PATIENCE_S: Final = 30.0  # before a step can be called overdue at all
 
 
 class Pace:
-    """How fast a job makes steps."""
+    """The moments of a job's latest steps, and what follows for the rest."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[float, int]] = deque()

@@ -13,7 +13,7 @@ from wiiiiided.text import count, format_duration, format_size
 
 
 def forecast(name: str, records: Sequence[RunRecord]) -> RunForecast:
-    """From runs that are done; the others say how long something takes to fail."""
+    """The needs of runs that are done; others say how long a job takes to fail."""
     done = [run for run in records if run.state == "done" and run.name == name]
     if not done:
         return RunForecast(0, f'no earlier run named "{name}" is done: its needs are not known')

@@ -1,4 +1,4 @@
-"""The record of a plan, and its word on a job of that name that is queued. Pure.
+"""The record of a plan, and what it predicts for a queued job of that name. Pure.
 
     measures, rows ──► KeptPlan      of each row's machines: a step of theirs, and an exchange in
                                      each codec that was timed
@@ -27,7 +27,7 @@ from wiiiiided.text import three_digits
 
 
 def keep(probe: TrialMeasures, rows: Sequence[PlanRow], at: float) -> KeptPlan:
-    """Enough of a trial to predict any setting of the job, for the machines that rows have."""
+    """The part of a trial that predicts any setting of the job, for the machines of its rows."""
     script = probe.script
     gradients, every = script.gradients, script.every
     if script.way != "parallel":
@@ -104,7 +104,7 @@ def _predicted(
 
 
 def fewer_was_faster(speeds: dict[int, float], machines: int) -> str:
-    """The same from earlier runs: their samples/s by number of machines."""
+    """`fewer_would_do` from earlier runs: their samples/s by number of machines."""
     mine = speeds.get(machines)
     fewer = {count: speed for count, speed in speeds.items() if count < machines}
     if mine is None or not fewer:
@@ -119,7 +119,7 @@ def fewer_was_faster(speeds: dict[int, float], machines: int) -> str:
 
 
 def start_length(plan: KeptPlan, machines: int, gradients: str) -> int | None:
-    """The steps between two exchanges that a plan found for so many machines; None: for none."""
+    """The steps between two exchanges that a plan found for so many machines; None: no plan did."""
     gradients = gradients if plan.gradients is None else plan.gradients
     found = [_predicted(plan, one, "auto", gradients) for one in plan.sets]
     settings = [one for one in found if one is not None and one.machines == machines]

@@ -56,19 +56,19 @@ from wiiiiided.domain.plan import (
 )
 from wiiiiided.text import format_size_decimal, format_step_time
 
-COMPUTING: Final = 0.9  # of the time, at least, with exchanges every H steps
-MOST_STEPS: Final = 16_384  # as every="auto"
+COMPUTING: Final = 0.9  # the least part of the time, with exchanges every H steps
+MOST_STEPS: Final = 16_384  # the most that every="auto" takes
 AS_GOOD: Final = 0.95  # of the best row's samples/s: a row with less to lose is preferred
-_BACKWARD: Final = 2 / 3  # of a step, beside which DDP exchanges
+_BACKWARD: Final = 2 / 3  # the part of a step beside which DDP exchanges
 _SLOWER: Final = 1.25  # by so much a link or a machine is the one that limits
 _BETTER: Final = 1.02  # a set without some machines is worth a row from here on
 
 
 class Exchange(NamedTuple):
-    """The needs of machines to average gradients once."""
+    """The time in which machines average gradients once."""
 
     seconds: float
-    fixed_s: float  # of these, whatever the bytes
+    fixed_s: float  # of these, whatever the number of bytes
     limit: str  # which link carries it longest: "the link to c"
 
 
@@ -78,11 +78,11 @@ class JointStep(NamedTuple):
     samples: float
     seconds: float
     own_s: dict[str, float]  # by machine, where they wait for the slowest; empty: none waits
-    fixed_s: float = 0.0  # of these seconds, however small parts of the batch are
+    fixed_s: float = 0.0  # of these, however small the parts of the batch are
 
 
 class Prediction(NamedTuple):
-    """One way to train."""
+    """The predicted speed of one way to train."""
 
     samples_per_s: float
     why: str
@@ -160,7 +160,7 @@ def exchange_of(probe: TrialMeasures, nodes: Sequence[str], gradients: str) -> E
 
 
 def machine_set(probe: TrialMeasures, nodes: Sequence[str]) -> MachineSet:
-    """These machines in any way to train, in every codec that all their links were timed with."""
+    """The times of these machines together, in every codec that all their links have."""
     pairs = [pair for pair in probe.pairs if pair.a in nodes and pair.b in nodes]
     codecs = [name for name in pairs[0].byte_s if all(name in pair.byte_s for pair in pairs)]
     often, seldom = (_step_of(probe, nodes, each) for each in (False, True))
@@ -179,14 +179,14 @@ def _slow_link(cards: dict[str, float], slowest: PairProbe, gradients: str) -> s
 
 
 def together_s(way: Way, step_s: float, exchange_s: float) -> float:
-    """A step with its exchange."""
+    """The seconds of a step with its exchange."""
     if way == "parallel":
         return step_s + exchange_s
     return (1 - _BACKWARD) * step_s + max(_BACKWARD * step_s, exchange_s)
 
 
 def _limit(probe: TrialMeasures, step: JointStep, whole_s: float, exchange: Exchange) -> str:
-    """The cause where these machines miss much of the sum of their speeds."""
+    """A sentence on what keeps these machines from the sum of their speeds."""
     if whole_s - step.seconds > 0.5 * whole_s:
         if exchange.fixed_s > 0.5 * exchange.seconds:
             return (
@@ -214,7 +214,7 @@ def _share_words(share: float, every: int) -> str:
 
 
 def _small_part(step: JointStep, whole_s: float) -> str:
-    """That parts of the batch cost much the same as all of it; empty: they do not."""
+    """A sentence if smaller batches would hardly be faster; else empty."""
     if step.fixed_s <= 0.5 * whole_s:
         return ""
     return (
@@ -227,7 +227,7 @@ def _small_part(step: JointStep, whole_s: float) -> str:
 
 
 def plan_rows(probe: TrialMeasures) -> list[PlanRow]:
-    """Every way worth trying, one of them recommended; the fastest machine alone comes first."""
+    """A row for every way worth trying, one recommended; the fastest machine alone is first."""
     fastest = max(probe.machines, key=lambda one: one.speed)
     found: list[PlanRow | None] = [PlanRow((fastest.name,), 1, EXACT, fastest.speed)]
     everyone = tuple(one.name for one in probe.machines)
@@ -269,7 +269,7 @@ def _every(probe: TrialMeasures, nodes: Sequence[str], way: _TrainingWay) -> int
 def _best_set(
     probe: TrialMeasures, everyone: tuple[str, ...], way: _TrainingWay
 ) -> tuple[str, ...]:
-    """Machines are left out one after the other, each time the one that is missed least."""
+    """The fastest set of machines, tried by leaving out each time the one that is missed least."""
 
     def speed(nodes: tuple[str, ...]) -> float:
         return predict(probe, nodes, _every(probe, nodes, way), way.gradients).samples_per_s
@@ -284,7 +284,7 @@ def _best_set(
 
 
 def _recommend(rows: list[PlanRow]) -> list[PlanRow]:
-    """Of rows as good as the best, the one that changes the training least."""
+    """Recommend, of the rows as good as the best, the one that changes the training least."""
     best = max(row.samples_per_s for row in rows)
     good = [row for row in rows if row.samples_per_s >= AS_GOOD * best]
     order = (EXACT, INT8, INT4)

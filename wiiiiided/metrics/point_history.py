@@ -14,8 +14,8 @@ from typing import Final
 
 from wiiiiided.domain.metrics import POINTS, Point, Rates
 
-GRAIN_S: Final = 1.0  # of the first points
-SAID: Final = ("steps", "samples")  # rates that are known of what is not measured, too
+GRAIN_S: Final = 1.0  # the length of the first points
+SAID: Final = ("steps", "samples")  # the rates that are known of ranks that are not measured
 TOUCH_S: Final = 0.05  # points nearer than this to each other have no gap between them
 
 
@@ -45,7 +45,7 @@ class PointHistory:
 
 
 def halved(points: list[Point], *, over_gaps: bool) -> list[Point]:
-    """Every two neighbours as one."""
+    """The points with every two neighbours made one."""
     found: list[Point] = []
     alone: Point | None = None
     for point in points:
@@ -65,7 +65,7 @@ def touch(first: Point, second: Point) -> bool:
 
 
 def merge(first: Point, second: Point) -> Point:
-    """Means by length, values at the end. Over a gap the length is what was looked at."""
+    """Two points as one: means by length, values at the end. A gap counts for nothing."""
     longer = first if first.span > second.span else second
     return Point(
         at=second.at,
@@ -87,7 +87,7 @@ def _weighted(one: float | None, one_s: float, other: float | None, other_s: flo
 
 
 def mean(first: Rates, first_s: float, second: Rates, second_s: float) -> Rates:
-    """Weighted by time. A value only one of them has is taken from that one."""
+    """The mean of two rates by time. A value that only one of them has is taken from that one."""
     whole = first_s + second_s
     if whole <= 0:
         return second

@@ -30,9 +30,9 @@ from wiiiiided.domain.metrics import METRICS, Metrics, RankSample, Rates
 
 SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
 STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
-STEPS, STEPS_S = 10, 60.0  # that a rate of steps covers: so many, or two of them in so long
-NOTABLE: Final = 0.05  # of the time: a shorter wait for a peer is not worth its name
-OVERDUE: Final = 3.0  # times the usual length of a step, and there are none any more
+STEPS, STEPS_S = 10, 60.0  # a rate of steps covers so many, or two of them in so many seconds
+NOTABLE: Final = 0.05  # of the time: a peer that is waited for less is not named
+OVERDUE: Final = 3.0  # times the usual length of a step: the script has stopped
 
 T = TypeVar("T", int, float)
 
@@ -52,7 +52,7 @@ def fell(old: RankSample, new: RankSample) -> bool:
 
 
 def moved(old: RankSample, new: RankSample) -> bool:
-    """Whether something ended, or the script said something."""
+    """Whether an operation ended, or the script reported progress."""
     return (
         new.operations != old.operations
         or new.step != old.step
@@ -63,12 +63,12 @@ def moved(old: RankSample, new: RankSample) -> bool:
 
 
 def blank(first: RankSample, at: float) -> RankSample:
-    """The rank when its page was made: nothing was counted yet."""
+    """A rank's sample when its page was made: nothing was counted yet."""
     return RankSample(first.rank, at, first.pid, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
 def between(old: RankSample, new: RankSample) -> Rates:
-    """Per second, from one sample to a later one; nothing when they are of two processes."""
+    """The rates from one sample to a later one; none when they are of two processes."""
     span = new.at - old.at
     if span <= 0 or old.pid != new.pid:
         return Rates(measured=new.measured)
@@ -94,7 +94,7 @@ def between(old: RankSample, new: RankSample) -> Rates:
 
 
 def _said_span(old: RankSample, new: RankSample, span: float) -> float:
-    """From what the script said then to what it has said now."""
+    """The seconds between the moments at which the script reported these steps."""
     if old.said_at is None or new.said_at is None or new.said_at <= old.said_at:
         return span
     return new.said_at - old.said_at
@@ -108,7 +108,7 @@ def _steps(old: RankSample, new: RankSample, span: float) -> float | None:
 
 
 def _share(value: float) -> float:
-    """Operations overlap, and one may have begun long before: still a share of the time."""
+    """The share within 0 to 1: operations overlap, and one may have begun long before."""
     return min(1.0, max(0.0, value))
 
 
@@ -168,13 +168,13 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def one_word(words: Iterable[str]) -> str:
-    """The word of all of several, "mixed" where they differ; empty ones say nothing."""
+    """The word that all give, "mixed" where they differ; empty ones do not count."""
     found = {word for word in words if word}
     return found.pop() if len(found) == 1 else "mixed" if found else ""
 
 
 class ProgressMark(NamedTuple):
-    """A script's word at one moment."""
+    """A script's report of its progress at one moment."""
 
     at: float
     step: int
@@ -182,7 +182,7 @@ class ProgressMark(NamedTuple):
 
 
 class ProgressRates:
-    """The rates of what a rank's script says. `steps` and `samples` stay between two steps."""
+    """The rates of a script's steps and samples, which stay between two steps."""
 
     def __init__(self) -> None:
         self.steps: float | None = None
@@ -215,7 +215,7 @@ class ProgressRates:
                 self.samples = (now.samples - (first.samples or 0)) / span
 
     def _miss(self, since_s: float) -> None:
-        """Nothing new: when the next step is overdue by far, it has stopped."""
+        """Nothing new was reported: a script whose next step is overdue by far has stopped."""
         step_s = 1 / self.steps if self.steps else 0.0
         if self.steps is not None and since_s > max(STALL_S, OVERDUE * step_s):
             self.steps = 0.0
@@ -224,7 +224,7 @@ class ProgressRates:
 
 
 def _enough(first: ProgressMark, now: ProgressMark) -> bool:
-    """Whether a rate from there on covers what it must."""
+    """Whether a rate from this mark on covers enough steps or time."""
     span, steps = now.at - first.at, now.step - first.step
     return (span >= SMOOTH_S and steps >= STEPS) or (span >= STEPS_S and steps >= 2)
 

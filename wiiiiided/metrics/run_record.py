@@ -24,8 +24,8 @@ from wiiiiided.metrics.point_history import PointHistory
 from wiiiiided.metrics.rates import between, fell, metrics_of, moved, together, total_of
 
 IDLE_S: Final = 60.0  # a stretch in which nothing ends is closed after this long
-SILENT_S: Final = 5.0  # the same of ranks that count and say nothing: what they use is looked at
-TOGETHER_S: Final = 10.0  # for ranks that an earlier daemon knew to be heard of again, all in one
+SILENT_S: Final = 5.0  # the same for ranks that count and report nothing: memory and CPU are seen
+TOGETHER_S: Final = 10.0  # for all ranks of an earlier daemon to be heard again, in one point
 
 Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
@@ -46,7 +46,7 @@ class Recorder:
         self._stragglers: dict[int | None, float] = {}  # seconds of the stretch
 
     def begin(self, at: float, sample: RankSample) -> None:
-        """A rank whose beginning is known: it had counted nothing at `at`."""
+        """Take a rank whose beginning is known: it had counted nothing at `at`."""
         if (old := self._earlier.get(sample.rank)) is not None and old.pid == sample.pid:
             return  # it is known from later on
         if not self._base:
@@ -79,7 +79,7 @@ class Recorder:
         code: int | None = None,
         reason: str = "",
     ) -> RunRecord:
-        """As it is now; or as it stays, with its end."""
+        """The record as it is now; or as it stays, with its end."""
         point = self._open_point()
         return replace(
             self._record,
@@ -104,7 +104,7 @@ class Recorder:
 
     @property
     def _written(self) -> float:
-        """Until when an earlier daemon wrote points; 0: there is none."""
+        """The moment up to which an earlier daemon wrote points; 0: none did."""
         points = self._history.points if self._earlier else []
         return points[-1].at if points else 0.0
 
@@ -127,7 +127,7 @@ class Recorder:
         return span >= max(longest, self._history.grain_s) or self._has_ended()
 
     def _has_ended(self) -> bool:
-        """Whether something did in the open stretch; of ranks that work and say steps, a step."""
+        """Whether an operation ended in the open stretch; for ranks that report steps, a step."""
         pairs = [(self._base[rank], sample) for rank, (_, sample) in self._last.items()]
         working = [(old, new) for old, new in pairs if moved(old, new)]
         return bool(working) and all(
@@ -143,7 +143,7 @@ class Recorder:
         self._earlier = {}
 
     def _open_point(self) -> Point | None:
-        """The stretch that is not whole; less than half a grain says nothing of its rates."""
+        """The open stretch as a point; without rates while it is less than half a grain long."""
         point = self._point(self._looked_at)
         if point is None or self._is_whole(self._looked_at):
             return point
@@ -154,7 +154,7 @@ class Recorder:
         return point
 
     def _point(self, at: float) -> Point | None:
-        """The open stretch."""
+        """The open stretch as a point."""
         if at <= self._since or not self._last:
             return None
         samples = [sample for _, sample in self._last.values()]

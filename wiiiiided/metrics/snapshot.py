@@ -16,7 +16,7 @@ Unit = Literal["samples/s", "step/s", "op/s"]
 
 
 class Health(NamedTuple):
-    """The machine's word about itself; None: not known yet."""
+    """A machine's measurements of itself; None: not known yet."""
 
     cpu: float | None = None
     memory_used: float | None = None
@@ -59,7 +59,7 @@ def node_rates(name: str, attempts: Sequence[AttemptMetrics]) -> Rates:
 class NodeStatus(NamedTuple):
     """Other facts about a node: its place in the cluster."""
 
-    age_s: float = 0.0  # of what it said last
+    age_s: float = 0.0  # since it was heard last
     coordinator: bool = True  # a machine alone is its own
     lost: bool = False
     drained: str | None = None  # why; None: it is not
@@ -68,7 +68,7 @@ class NodeStatus(NamedTuple):
 def node_now(
     node: Node, health: Health, trend: Trend, attempts: Sequence[AttemptMetrics], status: NodeStatus
 ) -> NodeNow:
-    """`attempts` are of the jobs that have ranks on it. Of a lost node nothing is known of now."""
+    """A node now. `attempts` are those with ranks on it. Of a lost node no rate is known."""
     if status.lost:
         health, trend = Health(), Trend()
     here = [

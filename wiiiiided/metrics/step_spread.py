@@ -21,9 +21,9 @@ from typing import Final, NamedTuple
 from wiiiiided.domain.metrics import RankSample
 
 WINDOW_S: Final = 20.0  # at both ends of it they must differ alike
-LONGEST_S: Final = 120.0  # of a window: ranks that report once a minute still count
+LONGEST_S: Final = 120.0  # the longest window: ranks that report once a minute still count
 GRAIN_S: Final = 1.0  # between two samples that are kept
-ALIKE: Final = 0.2  # by how much two paces may differ and be the same
+ALIKE: Final = 0.2  # the part by which two paces may differ and count as one
 SKEW_S: Final = 3.0  # of two machines' samples, each sent and taken once a second
 LEAST: Final = 3  # steps
 SHOWN: Final = 4  # ranks that are listed
@@ -33,7 +33,7 @@ Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
 
 
 class StepMark(NamedTuple):
-    """The kept part of a sample."""
+    """The part of a sample that is kept."""
 
     pid: int
     step: int
@@ -65,7 +65,7 @@ class StepsFinder:
         return self.why
 
     def _apart(self, at: float, marks: dict[int, StepMark]) -> dict[int, int] | None:
-        """Rank → how many steps before (+) or behind (-) the first one; None: it cannot be told."""
+        """How many steps ranks are ahead of (+) or behind (-) the first; None: not known."""
         for then, old in reversed(self._past):
             moved = {r: (old[r], m) for r, m in marks.items() if m.step > old[r].step}
             if at - then >= WINDOW_S and len(moved) == len(marks) > 1:

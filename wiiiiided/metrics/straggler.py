@@ -36,14 +36,14 @@ from typing import Final, NamedTuple
 from wiiiiided.domain.metrics import RankRecord, RankSample, RunRecord, Straggler
 
 WINDOW_S: Final = 3.0
-LONGEST_S: Final = 300.0  # of a window: steps of a minute still count
+LONGEST_S: Final = 300.0  # the longest window: steps of a minute still count
 OPERATIONS: Final = 4  # that every rank must have finished within a window, and steps
 WINDOWS, LEAST = 8, 6  # that are looked at; that there must be, and in which a straggler is late
-NAMED, STAYS = 0.05, 0.03  # of the time, that the others wait more than it
-NOTABLE: Final = (0.05, 0.03)  # of the time that ranks wait, to be worth a word; to stay it
+NAMED, STAYS = 0.05, 0.03  # the lead, of the time, to be named and to stay named
+NOTABLE: Final = (0.05, 0.03)  # of the time that ranks wait: to be told, and to stay so
 LOWEST: Final = 0.25  # of the way from the least waiting to the mean
-MOST: Final = 0.95  # of a lead: beyond, a hair of error in it is a hundred per cent of step time
-RUN_SHARE: Final = 0.1  # of a run, for which a rank must have been it to be named for all of it
+MOST: Final = 0.95  # of a lead: beyond, a small error in it is a hundred per cent of step time
+RUN_SHARE: Final = 0.1  # of a run: a rank is named that was the straggler for so much of it
 RUN_CLEAR: Final = 2.0  # times as long as any other rank
 
 Ranks = Mapping[int, tuple[str, RankSample]]  # rank → its node, its sample
@@ -51,7 +51,7 @@ Waits = dict[int, float]  # rank → its share of waiting
 
 
 class WaitMark(NamedTuple):
-    """The kept part of a sample: a whole one may have 256 peers in it."""
+    """The part of a sample that is kept: a whole one may have 256 peers in it."""
 
     at: float
     pid: int
@@ -111,7 +111,7 @@ class StragglerFinder:
 def judge(
     windows: Sequence[Window], nodes: Mapping[int, str], before: StragglerVerdict
 ) -> StragglerVerdict:
-    """The verdict of so many windows and the one before: a word must not flicker."""
+    """The verdict of these windows. It depends on the one before: a name must not flicker."""
     many = len(windows)
     if many < LEAST:
         return StragglerVerdict(None, "it is not certain yet")
@@ -153,12 +153,12 @@ def late(waits: Waits) -> frozenset[int]:
 
 
 def lead(waits: Mapping[int, float], rank: int) -> float:
-    """How much more of the time the others wait in the mean."""
+    """How much more of the time the others wait than this rank, in the mean."""
     return (sum(waits.values()) - waits[rank]) / (len(waits) - 1) - waits[rank]
 
 
 def behind(more: float) -> float:
-    """By how much of a step it holds the others up; the module's text derives it."""
+    """The part of a step by which a rank holds the others up, from its lead: see above."""
     more = min(more, MOST)
     return more / (1.0 - more)
 
@@ -215,7 +215,7 @@ def _named(rank: int, nodes: Mapping[int, str], waits: Waits) -> StragglerVerdic
 
 
 def _mean(windows: Iterable[Window]) -> Waits:
-    """Over all windows, by their length."""
+    """The mean of each rank's waiting over all windows, by their length."""
     found = list(windows)
     whole = sum(window.span for window in found)
     return {

@@ -12,9 +12,9 @@ from typing import Final, NamedTuple
 
 from wiiiiided.domain.metrics import TrainingMetrics
 
-LISTED: Final = 6  # shares; of more the least and the most
-EVEN: Final = 1.05  # the most to the least share, that are called even
-NOTABLE: Final = 0.02  # of a step's time, that balancing must change
+LISTED: Final = 6  # shares that are listed; of more, the least and the most
+EVEN: Final = 1.05  # largest share to smallest: up to here they are called even
+NOTABLE: Final = 0.02  # the least part of a step's time that balancing must change
 OTHER: Final = 0.1  # of a share, by which a rank takes another than `run.share` says
 
 
@@ -86,7 +86,7 @@ def rounds_words(ranks: Sequence[RankTraining]) -> str:
 
 
 def _parts(ranks: Sequence[RankTraining], name: str) -> dict[str, float]:
-    """By node; where there is one, by rank."""
+    """Each node's part; where there is one node, each rank's."""
     found: dict[str, float] = {}
     alone = len({one.node for one in ranks}) < 2
     for one in ranks:
@@ -111,6 +111,6 @@ def _mean(ranks: Sequence[RankTraining], name: str) -> float | None:
 
 
 def _about(value: float) -> str:
-    """Two digits: more would say more than is known."""
+    """Two digits of a number: more are not known."""
     rounded = float(f"{value:.2g}")
     return f"{rounded:,.0f}" if rounded >= 10 else f"{rounded:g}"

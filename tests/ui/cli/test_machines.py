@@ -154,7 +154,7 @@ def test_root_with_a_daemon_of_its_own_beside_the_service_is_refused(
     result = cli(*words)
     assert (result.code, result.out) == (1, "")
     assert "root has a daemon of its own" in result.err
-    assert "end that one (kill 1) and say it again" in result.err
+    assert "stop that daemon (kill 1) and repeat the command" in result.err
     assert own.requests == [m.GetStatus()]
 
 

@@ -16,8 +16,8 @@ from wiiiiided.ui.cli.screen import say
 
 
 def ids_of(texts: Sequence[str], client: Client, states: Container[str]) -> list[int]:
-    """The numbers, each once, in the order given; of a sweep, those of its jobs in these states.
-    All are checked before anything is done."""
+    """The jobs' numbers, each once, in the order given; a sweep stands for its jobs in these
+    states. All are checked before anything is done."""
     found: list[int] = []
     for text, number, sweep in [split(text) for text in texts]:
         if not sweep:
@@ -40,7 +40,7 @@ def split(text: str) -> tuple[str, int, int]:
 
 
 def refused(problem: ClientError) -> int:
-    """Say why not; the code to end with."""
+    """Say why the daemon refused; the code to end with."""
     say(f"wiiiiide: {problem}")
     if problem.hint:
         say(problem.hint)
@@ -50,12 +50,12 @@ def refused(problem: ClientError) -> int:
 def each(
     texts: Sequence[str], client: Client, change: Callable[[int], JobView], states: Container[str]
 ) -> int:
-    """Change each job and say what it is now; the first code that is not 0. Of a sweep, its jobs in
-    these states."""
+    """Change each job and say what it is now; the first code that is not 0. A sweep stands for its
+    jobs in these states."""
     codes = []
     for number in ids_of(texts, client, states):
         try:
             say(line(change(number)))
-        except DaemonRefused as problem:  # anything else will not be better for the next
+        except DaemonRefused as problem:  # any other error would be the same for the next job
             codes.append(refused(problem))
     return codes[0] if codes else 0

@@ -53,7 +53,7 @@ def command(
 
 
 def _sweep(client: Client, sweep: int, now: bool) -> Iterator[int]:
-    """End what is not over of a sweep, and say how many; a code where nothing was to be done."""
+    """End the jobs of a sweep that are not over, and say how many; a code where there are none."""
     try:
         ended = list(client.cancel_sweep(sweep, now))
         jobs = client.sweep(sweep)
@@ -75,7 +75,7 @@ def _tally(jobs: Iterable[JobView]) -> str:
 
 
 def _is_in_trouble(client: Client) -> bool:
-    """Whether it may be the daemon that is waited for: a coordinator that is away is told by it."""
+    """Whether it may be the daemon that is waited for: it tells when its coordinator is away."""
     with suppress(ClientError):
         return bool(client.status().problem)
     return False

@@ -194,7 +194,7 @@ def _as_number(param: Any, value: Any) -> Any:
 
 
 class _Word:
-    """Of parameters: a value that is of its type, or plainly a number, passes without pydantic."""
+    """A parameter that asks pydantic only for values that neither have its type nor are numbers."""
 
     def process_value(self: Any, ctx: Any, value: Any) -> Any:
         value = _as_number(self, value)
@@ -229,7 +229,7 @@ def word_param(made: TyperOption | TyperArgument) -> WordOption | WordArgument:
 
 
 class _Quick:
-    """Of commands and groups: their parameters are of the classes above."""
+    """A command or group whose parameters are of the classes above."""
 
     help: str | None
 
@@ -248,7 +248,7 @@ class _Quick:
 
 
 class QuickCommand(_Quick, TyperCommand):
-    """A command."""
+    """A command. Where it runs another one, that one's words are not completed."""
 
     def shell_complete(self, ctx: Any, incomplete: str) -> Any:
         begun = not ctx.allow_interspersed_args and any(

@@ -1,7 +1,7 @@
 """Candidates for a word: jobs, sweeps and machines that the daemon knows, for typer's completion.
 
-Tab was pressed in the middle of a line, which is no place for words: without a daemon, or whatever
-else goes wrong, nothing is completed.
+Tab was pressed in the middle of a line, which is no place for messages: without a daemon, or after
+any other error, nothing is completed.
 
 Names of jobs are written by other people, and a shell may evaluate what describes a candidate: zsh
 does. So a description has letters, digits and harmless signs only, and a name with anything else in

@@ -1,4 +1,4 @@
-"""The folder a command is called in, for run and new: it is shipped, so it must be meant."""
+"""The folder in which run and new are called: it is shipped, so a home directory is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HINT = "cd to a folder of its own, with the script and what it needs"
 
 
 def refuse_home(directory: str, otherwise: str = "") -> None:
-    """No home is shipped, with its keys and mail, nor anything that has one inside."""
+    """Refuse a home, with its keys and mail, and any directory that has one inside."""
     place = os.path.realpath(directory)
     for home in _homes(place):
         if os.path.commonpath([place, home]) == place:
@@ -24,7 +24,7 @@ def refuse_home(directory: str, otherwise: str = "") -> None:
 
 
 def _homes(place: str) -> list[str]:
-    """Of this user, and of the folder's owner: root may stand in another's."""
+    """The homes of this user, and of the folder's owner: root may stand in another's."""
     found = [os.path.expanduser("~")]
     for uid in (os.getuid(), os.stat(place).st_uid):
         try:

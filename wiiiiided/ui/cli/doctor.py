@@ -85,7 +85,7 @@ def ask(paths: Paths) -> tuple[DaemonStatus | None, WiiiiideError | None]:
 
 
 def look_around(paths: Paths, daemon: DaemonStatus) -> list[Finding]:
-    """The other machines as seen from here."""
+    """Findings about the other machines as seen from here."""
     try:
         views = Client(paths).nodes(NODES_S).nodes
     except WiiiiideError as problem:
@@ -110,7 +110,7 @@ def _row(finding: Finding) -> Row:
 
 
 def _put_remedies(findings: Sequence[Finding]) -> None:
-    """Each on a line of its own that begins at the edge: a command in it can be copied whole."""
+    """The remedies, each on lines of its own: a command in one can be copied whole."""
     for finding in findings:
         if finding.do:
             screen.put(f"→ {clean(finding.title)}:\n{clean(finding.do)}")

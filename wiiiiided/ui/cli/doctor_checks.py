@@ -21,7 +21,7 @@ SHM_WARN_BYTES = 1 * GIB  # docker gives 64 MB, and DataLoader workers die of it
 FILES_WARN = 4096  # 1024, the usual default, is few for DataLoader workers
 CLOCK_WARN_S = 60.0
 PYTHON = (3, 11)
-# The one to install; what is needed is the package's own requirement.
+# The torch to install; the one that is required stands in the package's metadata.
 BOUND = re.compile(r"(>=|<|==)\s*(\d+(?:\.\d+)*)")
 TORCH = "torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu"
 
@@ -35,7 +35,7 @@ def examine(facts: Facts) -> list[Finding]:
 def daemon(facts: Facts) -> Finding:
     status = facts.daemon
     if status is None and facts.denied:
-        who = group(facts)  # it says what to do; nothing has to be started
+        who = group(facts)  # this finding says what to do: nothing has to be started
         remedy = who.do if who is not None else "use it as the user it belongs to"
         return fail(f"it is there, but {facts.daemon_problem}", remedy)
     if status is None:
@@ -274,7 +274,7 @@ def job_user(facts: Facts) -> Finding | None:
 
 
 def surroundings(facts: Facts) -> Finding | None:
-    """A container or a sandbox is no fault, but explains much."""
+    """The container or sandbox around: no fault, but it explains much."""
     words = f"in a container ({facts.container})" if facts.container else "on the machine itself"
     if facts.seccomp:
         words += ", with a system call filter"
@@ -309,7 +309,7 @@ CHECKS: dict[str, Callable[[Facts], Finding | None]] = {
 
 
 def is_service(facts: Facts) -> bool:
-    """Whether it is about the machine's service, and there is one."""
+    """Whether these facts are about the machine's service, and there is one."""
     installed = facts.unit is not None and facts.unit.load == "loaded"
     return facts.mode == "system" and (facts.daemon is not None or facts.denied or installed)
 

@@ -17,7 +17,7 @@ LEAST_MTU = 1280  # what every IPv6 link carries; less is a tunnel worth a look
 
 
 def cluster(facts: Facts) -> Finding | None:
-    """None without a daemon: the line about it says enough."""
+    """The machine's role; None without a daemon, whose own line says enough."""
     status = facts.daemon
     if status is None:
         return None
@@ -36,7 +36,7 @@ def cluster(facts: Facts) -> Finding | None:
 
 
 def one_port(facts: Facts) -> Finding | None:
-    """Only of a machine in a cluster."""
+    """Whether the machine's own port answers; None outside a cluster."""
     status, found = facts.daemon, facts.port
     if status is None or not status.node.endpoint or found is None:
         return None

@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 def gather(paths: Paths, daemon: DaemonStatus | None, problem: str, denied: bool = False) -> Facts:
-    """Look at everything. `problem` says why there is no daemon, or none for this user."""
+    """All facts. `problem` says why there is no daemon, or none for this user."""
     name = user_name()
     interpreter = daemon_interpreter(daemon)
     torch, torch_problem = torch_of(interpreter)
@@ -220,7 +220,7 @@ def job_user(state: Path) -> JobUserFacts:
 
 
 def free_bytes(path: Path) -> int | None:
-    """Of the file system a directory lies on, or will."""
+    """The free bytes of the file system that a directory lies on, or will."""
     for place in (path, *path.parents):
         if place.exists():
             return shutil.disk_usage(place).free

@@ -1,6 +1,6 @@
 """The facts that `wiiiiide doctor` finds out, and its judgement of each.
 
-Facts ──check──► Verdict, under a title ──► Finding: one line
+Facts ──check──► Finding ──title──► one line, or one object of --json
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ def ok(sentence: str) -> Finding:
 
 
 def warn(sentence: str, do: str) -> Finding:
-    """It will cause trouble later."""
+    """A finding that will cause trouble later."""
     return Finding("warn", "", sentence, do)
 
 
 def fail(sentence: str, do: str) -> Finding:
-    """It keeps jobs from running."""
+    """A finding that keeps jobs from running."""
     return Finding("fail", "", sentence, do)
 
 
@@ -99,11 +99,11 @@ class Facts:
     python: tuple[int, int, int]
     daemon: DaemonStatus | None = None
     daemon_problem: str = ""
-    denied: bool = False  # there is one, and it is not for this user
+    denied: bool = False  # a daemon is there, and it is not for this user
     socket: Socket | None = None
     is_root: bool = False
-    groups: tuple[str, ...] = ()  # of this process
-    listed: bool = False  # in the group wiiiiide according to the group file
+    groups: tuple[str, ...] = ()  # the groups of this process
+    listed: bool = False  # the group file has this user in the group wiiiiide
     state: str = ""
     state_free: int | None = None
     state_writable: bool | None = None
@@ -115,7 +115,7 @@ class Facts:
     torch: str | None = None
     torch_problem: str = ""
     torch_wanted: str = ""  # as the package requires it, ">=2.13,<2.14"
-    cores: int = 1  # that this process may use
+    cores: int = 1  # cores that this process may use
     all_cores: int = 1
     cpu_quota: float | None = None
     memory: int = 0

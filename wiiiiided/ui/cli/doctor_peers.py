@@ -32,7 +32,7 @@ PROBLEMS = {
 
 
 def reach(node: Node) -> PortProbe:
-    """Whether a TCP connection to the one port of a machine comes about from here."""
+    """Try a TCP connection from here to the one port of a machine."""
     family = socket.AF_INET6 if ":" in node.address else socket.AF_INET
     begun = time.monotonic()
     with socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as link:

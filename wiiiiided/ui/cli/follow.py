@@ -52,7 +52,7 @@ def follow(
 
 
 def _note_node(job: JobView, node: str | None) -> None:
-    """An attempt may be on other nodes than the one before: silence would not say so."""
+    """Say when the wanted node has no part of this attempt: silence would not tell."""
     try:
         check_node(job, node)
     except CommandFailed as nothing:

@@ -29,7 +29,7 @@ class DryRun(msgspec.Struct, frozen=True):
 
 
 def as_json(job: LoadedJob, ships: Survey, dry: DryRun | None = None) -> dict[str, Any]:
-    """The same as `section`, for programs. Values of passed variables are in neither."""
+    """The facts of `section` for programs. Values of passed variables are in neither."""
     found: dict[str, Any] = {
         "ok": True,
         "file": job.file,
@@ -48,7 +48,7 @@ def as_json(job: LoadedJob, ships: Survey, dry: DryRun | None = None) -> dict[st
 
 
 def section(title: str, job: LoadedJob, ships: Survey, dry: DryRun | None = None) -> FactSection:
-    """The plan, a fact a line."""
+    """A section with a line for each fact."""
     rows = [(name, cell(text)) for name, text in _facts(job, ships, dry)]
     return FactSection(title, rows, lambda row: f"  {row[0]:<9} {row[1]}", state="ok")
 
@@ -108,7 +108,7 @@ def _policy(spec: JobSpec) -> Iterator[tuple[str, str]]:
 
 
 def wants(spec: JobSpec) -> str:
-    """Its resources: `2 workers on each of 3 nodes, 1 core each`."""
+    """The resources that a job wants: `2 workers on each of 3 nodes, 1 core a worker`."""
     least, most = spec.resources.nodes
     if most is None:
         nodes = "every node"

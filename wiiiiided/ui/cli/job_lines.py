@@ -26,7 +26,7 @@ def exit_code(job: JobView) -> int:
 
 
 def lasted(job: JobView, now: float | None = None) -> float:
-    """Seconds that matter: of running, or of waiting so far."""
+    """The seconds that a job has run, or has waited so far."""
     end = job.ended_at if job.ended_at is not None else time.time() if now is None else now
     begin = job.submitted_at if job.started_at is None else job.started_at
     waits = job.state in ("queued", "held", "backoff")
@@ -34,7 +34,7 @@ def lasted(job: JobView, now: float | None = None) -> float:
 
 
 def took(job: JobView, now: float | None = None) -> str:
-    """The same in words; nothing for a job that ended before it ran."""
+    """`lasted` as text; "-" for a job that ended before it ran."""
     return "-" if is_over(job) and job.started_at is None else format_duration(lasted(job, now))
 
 
@@ -53,7 +53,7 @@ def line(job: JobView) -> str:
 
 
 def base_name(job: JobView) -> str:
-    """As its file has it, without what tells it from the others of its sweep."""
+    """The job's name in its file, without the setting that tells it from others of its sweep."""
     return job.name.removesuffix(f" {label(job.setting)}") if job.setting else job.name
 
 
@@ -63,7 +63,7 @@ def with_start(why: str, starts: str) -> str:
 
 
 def ending(job: JobView) -> str:
-    """How it ended, in one line. One whose end is not recorded yet says so itself."""
+    """How a job ended, in one line. The sentence of one whose end is not recorded yet says so."""
     if not is_over(job):
         return f"job {job.id} ({job.name}) {job.why}"
     ran = "" if job.started_at is None else format_duration(lasted(job))
@@ -74,7 +74,7 @@ def ending(job: JobView) -> str:
 
 
 def reason(job: JobView) -> str:
-    """The sentence, where it says more than the state."""
+    """The job's sentence, where it says more than its state."""
     return "" if job.why == job.state else job.why
 
 

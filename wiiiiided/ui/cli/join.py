@@ -70,7 +70,7 @@ def command(
 
 
 def begin_again(token: str) -> None:
-    """This very command in this very process, with the token on stdin instead."""
+    """Begin this command again in this process, with the token on stdin instead."""
     reader, writer = os.pipe()
     os.write(writer, os.fsencode(token)[:MOST_CHARACTERS] + b"\n")
     os.close(writer)
@@ -80,7 +80,7 @@ def begin_again(token: str) -> None:
 
 
 def read_token() -> str:
-    """From a person without showing it, or the first line of a pipe."""
+    """The token: typed without being shown, or the first line of a pipe."""
     if sys.stdin is None:
         return ""
     if sys.stdin.isatty():
@@ -91,7 +91,7 @@ def read_token() -> str:
 
 
 def check(text: str) -> str:
-    """A text that is no token at all is told here; it is not repeated, for it may be a secret."""
+    """The token in the text. Another text is refused, and not repeated: it may be a secret."""
     words = text.split()
     if not words:
         raise typer.BadParameter("there is no token; wiiiiide token create makes one, on any node")

@@ -45,7 +45,7 @@ class LoadedJob:
 
     @property
     def directory(self) -> str:
-        """The files that are shipped, in words."""
+        """The directory that is shipped."""
         if self.empty:
             return self.empty
         return os.path.normpath(os.path.join(os.path.dirname(self.file), self.spec.run.workdir))
@@ -86,14 +86,14 @@ def read(
 
 @dataclass(frozen=True)
 class Shipped:
-    """A working directory, and what of it is not shipped."""
+    """A working directory, and which files in it are not shipped."""
 
     path: str
 
     def left_out(self, name: str) -> Complaint | None:
         try:
             found = left_out(self.path, name)
-        except BadRules:  # told when the folder is surveyed
+        except BadRules:  # reported when the folder is surveyed
             return None
         if found is None:
             return None
@@ -113,7 +113,7 @@ class Shipped:
 
 
 def unshippable(job: LoadedJob, problem: PackError) -> Invalid:
-    """A problem of the folder, told as one of the file."""
+    """A problem of the folder as one of the job file."""
     return Invalid([Problem(job.file, None, "", str(problem))])
 
 

@@ -7,9 +7,9 @@
     b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
     05:11:54.123 0 │ …                with -t, each with its time
 
-A rank's text is untrusted: it is cleaned here. Its colours pass on a terminal that shows any,
-and end with their line. Of a line that was overwritten with carriage
-returns, as progress bars do, the last version is shown, as on a terminal.
+A rank's text is untrusted: it is cleaned here. Its colours pass on a terminal that shows any, and
+end with their line. Of a line that was overwritten with carriage returns, as progress bars do, the
+last version is shown.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ TRACEBACK = "Traceback (most recent call last)"
 
 
 def check_ranks(job: JobView, ranks: Sequence[int]) -> None:
-    """A rank that the job does not have would just be silent."""
+    """Refuse a rank that the job does not have: it would just be silent."""
     if job.attempt and job.workers and max(ranks, default=0) >= job.workers:
         has = "rank 0 only" if job.workers == 1 else f"ranks 0 to {job.workers - 1}"
         raise CommandFailed(USAGE, f"job {job.id} has {has}")
 
 
 def check_attempt(job: JobView, attempt: int | None) -> None:
-    """An attempt that was never made has no lines, which is not the same as silence."""
+    """Refuse an attempt that was never made: having no lines is not the same as silence."""
     if attempt is None or 0 < attempt <= job.attempt:
         return
     made = {0: "has not been started yet", 1: "has had attempt 1 only"}
@@ -46,7 +46,7 @@ def check_attempt(job: JobView, attempt: int | None) -> None:
 
 
 def check_node(job: JobView, node: str | None) -> None:
-    """A node without an allocation of the job would just be silent."""
+    """Refuse a node without an allocation of the job: it would just be silent."""
     if node is not None and job.attempt and node not in job.nodes:
         problem = f"attempt {job.attempt} of job {job.id} has no allocation on {node}"
         raise CommandFailed(
@@ -65,7 +65,7 @@ class Wanted:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those to be asked; none is all."""
+        """The nodes to be asked; none means all."""
         return () if self.node is None else (self.node,)
 
     @property
@@ -88,7 +88,7 @@ ALL = Wanted()
 
 
 def moment(at: float) -> str:
-    """To the millisecond, in this machine's own time; with its date where that is not today."""
+    """A moment to the millisecond, in this machine's own time; with its date if not today."""
     try:
         seconds, thousandths = divmod(int(at * 1000), 1000)
         then = time.localtime(seconds)
@@ -139,7 +139,7 @@ class Lines:
         return " " * (widest - columns(node)) + (f"{node}:{rank}" if node else f" {rank}")
 
     def _is_traceback(self, line: LogLine, text: str) -> bool:
-        """Its first line, what is indented below it, and the error itself, which is not."""
+        """Whether the line is part of a traceback: its head, indented lines, the error."""
         if line.stream == "note":
             return False
         if text.lstrip().startswith(TRACEBACK):

@@ -23,12 +23,12 @@ from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_table import CommandTable, plain_app
 from wiiiiided.ui.cli.completion import COMPLETE, complete
 
-# Nothing else here leaves these as they are: they come from writing to stdout.
+# Errors of writing to stdout: all others are explained where they are raised.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """The program."""
+    """The program: from its arguments to its exit code."""
     screen.prepare()
     try:
         code = _guarded(sys.argv[1:] if argv is None else argv)

@@ -1,4 +1,4 @@
-"""Machines in words: where one is, what this one has become, the line that lets another join."""
+"""Joining and leaving a cluster: endpoint, role, the command with which another machine joins."""
 
 from __future__ import annotations
 
@@ -46,22 +46,22 @@ def endpoint_of(text: str) -> tuple[str, int]:
 
 
 def connect_here() -> Client:
-    """A client of the daemon that is to get a new role: the service's, or the own
-    daemon of a user who may not use that. Root's own would be found first: it is a mistake."""
+    """A client of the daemon that is to get a new role: the service's, or a user's own. Root's own
+    would be found before the service's, which is hardly meant: it is refused."""
     client = connect()
     paths, service = client.paths, Paths.system().socket
     if paths.mode == "user" and os.geteuid() == 0 and os.path.exists(service):
         raise CommandFailed(
             FAILED,
             f"root has a daemon of its own ({paths.socket}) beside this machine's service",
-            f"end that one (kill {client.status().pid}) and say it again: then it is about the "
-            "service. A daemon of its own that is meant gets a WIIIIIDE_HOME",
+            f"stop that daemon (kill {client.status().pid}) and repeat the command to change the "
+            "service; to change root's own daemon, set WIIIIIDE_HOME",
         )
     return client
 
 
 def whose(client: Client) -> str:
-    """To be said after what this machine has become, where that is not about its service."""
+    """The end of a sentence about a new role that is not the service's."""
     return " (your own daemon, not the service)" if client.paths.mode == "user" else ""
 
 
@@ -84,7 +84,7 @@ def role_sentence(view: ClusterView) -> str:
 
 
 def joining(token: TokenCreated) -> str:
-    """The command for the other machine, complete."""
+    """The whole command for the other machine."""
     return f"wiiiiide join {shlex.quote(cell(token.address))} {shlex.quote(cell(token.token))}"
 
 

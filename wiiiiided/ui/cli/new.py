@@ -121,7 +121,7 @@ def _is_helper(name: str) -> bool:
 
 
 def _is_begun(name: str) -> bool:
-    """Whether it is made to be run, rather than imported."""
+    """Whether a script is made to be run, rather than imported."""
     try:
         with open(name, "rb") as file:
             text = file.read(LOOKED_BYTES)

@@ -107,8 +107,8 @@ def lost(node: NodeName, yes: Yes = False) -> int:
 
 
 def _sure(client: Client, node: str, question: str) -> bool:
-    """Whether a person who sees which jobs are at stake still wants it. Without such
-    jobs, or without a terminal to ask on, the command counts. The daemon says all else better."""
+    """Whether a person who sees which jobs are at stake still wants it. Without such jobs, or
+    without a terminal to ask on, nothing is asked: the daemon refuses what is impossible."""
     if not screen.can_ask():
         return True
     found = next((one for one in client.nodes().nodes if one.node.name == node), None)

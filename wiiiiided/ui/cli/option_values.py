@@ -22,7 +22,7 @@ def job_id(text: str) -> int:
 
 
 def number(text: str, option: str) -> int:
-    """A whole number from 0 on, given to an option."""
+    """The whole number from 0 on that was given to an option."""
     if not text.isascii() or not text.isdigit() or len(text) > 9:
         raise typer.BadParameter(f"{option} {text!r} is not a whole number from 0 on")
     return int(text)

@@ -61,7 +61,7 @@ def command(
         job = read(file, None)
         client = connect()
         chosen, away = machines_for(job, client.nodes().nodes, nodes)
-        for note in away:  # before the trial: with other machines it would be another one
+        for note in away:  # before the trial, while other machines can still be chosen
             screen.say(f"note: {note}")
         if not _may_run(job, chosen, yes):
             return FAILED
@@ -117,7 +117,7 @@ def machines_for(
 
 
 def _names(wanted: str | None) -> list[str]:
-    """Machine names in --nodes; a number or `all` gives none."""
+    """The machine names in --nodes; a number or `all` has none."""
     if wanted is None or wanted == "all" or wanted.isdecimal():
         return []
     return [*dict.fromkeys(name.strip() for name in wanted.split(",") if name.strip())]
@@ -178,11 +178,11 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
 
 @contextmanager
 def _interrupted_by_any_end() -> Iterator[None]:
-    """A terminal that goes away, or a kill, is what Ctrl-C is: jobs of the trial would stay."""
+    """Treat a kill, or a terminal that goes away, as Ctrl-C: else jobs of the trial would stay."""
     heard = [number for number in ENDINGS if signal.getsignal(number) != signal.SIG_IGN]
 
     def interrupt(number: int, frame: FrameType | None) -> None:
-        for each in heard:  # they come together, and the jobs are to be removed in peace
+        for each in heard:  # signals come together, and none may disturb the removal of the jobs
             signal.signal(each, signal.SIG_IGN)
         raise KeyboardInterrupt
 
@@ -195,7 +195,7 @@ def _interrupted_by_any_end() -> Iterator[None]:
 
 
 def _keep(client: Client, job: LoadedJob, plan: KeptPlan) -> None:
-    """Keep it for the next run; failing to is only a note."""
+    """Keep the plan for the next run; a failure is only a note."""
     if not plan.shape:
         return
     try:
@@ -211,7 +211,7 @@ def _show(
     notes: Sequence[str],
     as_json: bool,
 ) -> None:
-    """`away` was said before the trial."""
+    """Print the rows and notes; `away` was said before the trial."""
     if as_json:
         screen.put_json(plan_lines.as_json(probe, rows, [*away, *notes]))
         return
@@ -222,7 +222,7 @@ def _show(
 
 
 def _write(job: LoadedJob, keys: dict[tuple[str, str], object], apply: bool, as_json: bool) -> int:
-    """Into the job file, if that is wanted."""
+    """Write the recommended keys into the job file, if that is wanted."""
     said = ", ".join(f"{table}.{key} = {toml(value)}" for (table, key), value in keys.items())
     if not keys:
         if apply:

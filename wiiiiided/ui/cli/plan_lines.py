@@ -29,7 +29,7 @@ COLUMNS = (
 
 
 def as_json(probe: TrialMeasures, rows: Sequence[PlanRow], notes: Sequence[str]) -> dict[str, Any]:
-    """For programs."""
+    """The plan for programs."""
     return {
         "rows": [msgspec.to_builtins(row) for row in rows],
         "machines": [msgspec.to_builtins(one) for one in probe.machines],
@@ -40,7 +40,7 @@ def as_json(probe: TrialMeasures, rows: Sequence[PlanRow], notes: Sequence[str])
 
 
 def table(rows: Sequence[PlanRow]) -> list[list[str]]:
-    """A row each."""
+    """A row for each way to train."""
     alone = rows[0].samples_per_s
     return [
         [
@@ -126,7 +126,7 @@ def notes(probe: TrialMeasures) -> Iterator[str]:
 
 
 def auto_stays(spec: JobSpec, plan: KeptPlan, row: PlanRow) -> str:
-    """That every="auto" is left as it is for a row of seldom exchanges; empty: it is not asked for.
+    """A sentence if every="auto" stays in the job file for a row of seldom exchanges; else empty.
 
     A number in its place would end the tuning; what was found is what it begins with.
     """
@@ -141,8 +141,8 @@ def auto_stays(spec: JobSpec, plan: KeptPlan, row: PlanRow) -> str:
 def wanted_keys(
     spec: JobSpec, probe: TrialMeasures, row: PlanRow, usual: Sequence[str]
 ) -> dict[Any, Any]:
-    """The job file's changes for a row, as far as it does not; `usual` are the
-    machines that the job has got by itself."""
+    """The keys of the job file to change for a row; `usual` are the machines that the job would get
+    without a change."""
     keys: dict[tuple[str, str], object] = {}
     if tuple(sorted(row.nodes)) != tuple(sorted(usual)):
         keys["resources", "nodes"] = len(row.nodes)

@@ -27,7 +27,7 @@ SLOW_S = 1.0  # what takes less needs no progress
 
 @contextmanager
 def counted(what: str) -> Iterator[Progress]:
-    """To be told how many bytes of how many are done; of 0 when that is not known."""
+    """A bar, and the function to call with the bytes done and their number; 0: it is not known."""
     begun, bar = time.monotonic(), None
 
     def tell(done: int, total: int) -> None:
@@ -46,8 +46,8 @@ def counted(what: str) -> Iterator[Progress]:
 
 @contextmanager
 def waiting(what: str, unless: Callable[[], bool] = lambda: False) -> Iterator[None]:
-    """While something is under way that says nothing until it is done: the seconds so far. Asked
-    after the first second, `unless` says whether it is something else that is waited for."""
+    """A spinner with the seconds so far, while a request is under way that says nothing until it is
+    done. `unless`, asked after the first second, keeps it away."""
     if not sys.stderr.isatty():
         yield
         return
@@ -76,7 +76,7 @@ def waiting(what: str, unless: Callable[[], bool] = lambda: False) -> Iterator[N
 
 
 def _bar(what: str, counts: bool) -> Bar:
-    """Begun, and drawn by a thread of Rich's own. stdout is left alone: it may be a pipe."""
+    """A bar, drawn by a thread of Rich's own. stdout is left alone: it may be a pipe."""
     from rich import progress
     from rich.console import Console
 

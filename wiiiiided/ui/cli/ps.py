@@ -30,7 +30,7 @@ from wiiiiided.ui.cli.job_lines import (
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.table import TableColumn
 
-ENDED = 1000  # of those that are over, the latest: a daemon may keep a hundred times as many
+ENDED = 1000  # jobs that are over, the latest: a daemon may keep a hundred times as many
 
 COLUMNS = (
     TableColumn("ID", right=True),
@@ -130,7 +130,7 @@ def _any(rows: list[list[str]], column: int) -> bool:
 
 
 def _states(texts: Sequence[str]) -> set[str]:
-    """The states named; none is all."""
+    """The states in --state; none means all."""
     chosen = [text for given in texts for text in given.split(",")]
     for text in chosen:
         if text not in STATES:

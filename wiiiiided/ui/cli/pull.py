@@ -88,7 +88,7 @@ def command(
 
 
 class Source(Protocol):
-    """Where the archive comes from."""
+    """The source of the archive."""
 
     def read(self, size: int) -> bytes: ...
 
@@ -109,7 +109,7 @@ class Counted:
 
 
 def check_glob(glob: str) -> None:
-    """Usage, where the daemon could only say the same later."""
+    """Refuse a GLOB that the daemon would refuse later."""
     if not glob:
         raise typer.BadParameter("an empty GLOB matches nothing; '**' is everything")
     if glob.startswith("/") or ".." in glob.split("/"):
@@ -137,9 +137,9 @@ def _say_missing(nodes: list[str]) -> None:
 def fetch(
     blob: Source, target: str, force: bool, left_out: list[str], mark: bool = False
 ) -> list[tuple[str, int]]:
-    """Bring what is in the archive to `target`; the names and sizes of the files.
+    """Bring the files of the archive to `target`; their names and sizes.
 
-    Links that cannot come along are put into `left_out`.
+    Links that cannot come along are added to `left_out`.
     """
     parent = os.path.dirname(os.path.abspath(target))
     try:
@@ -177,7 +177,7 @@ def _unpack(blob: Source, staging: str, left_out: list[str]) -> None:
 
 
 def _walk(directory: str, prefix: str = "") -> Iterator[tuple[str, os.stat_result]]:
-    """Everything below, by its relative name; a folder before what is in it."""
+    """Every file and folder below, by relative name; a folder before its contents."""
     for name in sorted(os.listdir(os.path.join(directory, prefix))):
         relative = os.path.join(prefix, name)
         info = os.lstat(os.path.join(directory, relative))
@@ -191,7 +191,7 @@ def _is_dir(info: os.stat_result) -> bool:
 
 
 def _check(staging: str, target: str, force: bool) -> None:
-    """Nothing in the way: neither a file that would be overwritten, nor a link or a folder."""
+    """Refuse what is in the way: a file that would be overwritten, a link, a folder."""
     there = []
     for name, info in _walk(staging):
         try:

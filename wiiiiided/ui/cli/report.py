@@ -87,7 +87,7 @@ def _style(plain: bool) -> ReportStyle:
 
 
 def _print(lines: Iterable[str]) -> None:
-    """Framed on a terminal, plain in a pipe."""
+    """Print lines: framed on a terminal, plain in a pipe."""
     if sys.stdout.isatty():
         from wiiiiided.ui.cli import rich_drawing
 
@@ -98,8 +98,8 @@ def _print(lines: Iterable[str]) -> None:
 
 
 def _sweep(sweep: int, output: str | None, plain: bool, as_json: bool) -> None:
-    """All jobs of a sweep beside each other. Each one's records are asked for by themselves: they
-    are large, and only a little of them stays."""
+    """Compare all jobs of a sweep. The records of each are asked for alone: they are large, and
+    only a little of them stays."""
     from wiiiiided.ui.report.sweep import SweepResult, compare, result_of
 
     client = connect()
@@ -126,7 +126,7 @@ def _result(one: SweepResult) -> dict[str, Any]:
 
 
 def check_place(path: str) -> None:
-    """Whether a file can be put there; asked before the daemon is."""
+    """Refuse a place where no file can be put, before the daemon is asked."""
     if path == "-":
         return
     if not path:
@@ -148,7 +148,7 @@ def check_place(path: str) -> None:
 
 
 def write(path: str, text: str) -> None:
-    """The page to where it belongs, whole or not at all."""
+    """Write the page to its place, whole or not at all."""
     data = text.encode()
     if path == "-":
         sys.stdout.flush()

@@ -28,7 +28,7 @@ from wiiiiided.ui.report.summary import (
 )
 from wiiiiided.ui.report.timeline import straggler_spells
 
-LEAST, DRAWN = 40, 100  # columns: fewer are not drawn for, more make charts no clearer
+LEAST, DRAWN = 40, 100  # columns: the least to draw for, and the most that make charts clearer
 FRAME = 4  # columns of a frame, on both sides together
 FRAMED = LEAST + FRAME  # a terminal as wide as that gets frames
 TITLE = 10  # columns of a fact's name
@@ -36,7 +36,7 @@ NAME = 20  # of the name beside a bar
 BARS = 32  # of one chart; the table and --json have all
 STORY = 100  # lines, the latest
 TEXT = 600  # characters of one sentence of another user's
-# What ASCII has instead; everything else that it lacks becomes a question mark.
+# ASCII characters for these; all others that are not ASCII become a question mark.
 INSTEAD = str.maketrans({"–": "-", "…": "~", "→": ">", "·": "/"})
 
 _COLUMNS = (
@@ -71,19 +71,19 @@ class BoldLine(str):
 
 @dataclass(frozen=True)
 class ReportStyle:
-    """How lines are made: how wide, and of which characters."""
+    """The width of lines, and the characters they are drawn with."""
 
     width: int | None  # None: no end to a line
     marks: text_charts.Marks = text_charts.BLOCKS
 
     @property
     def room(self) -> int:
-        """Of charts."""
+        """The width of charts."""
         return min(max(self.width or DRAWN, LEAST), DRAWN)
 
     @property
     def name(self) -> int:
-        """Of the names beside bars and strips, at most."""
+        """The greatest width of names beside bars and strips."""
         return NAME if self.room > 2 * LEAST else NAME // 2
 
 
@@ -96,7 +96,7 @@ def lines(
 
 
 def ascii_only(line: str) -> str:
-    """As wide as before, and nothing in it that a terminal of any kind could not show."""
+    """The line in ASCII, which any terminal shows, as wide as before."""
     shown = line.translate(INSTEAD)
     return type(line)("".join(char if char.isascii() else "?" * columns(char) for char in shown))
 
@@ -126,7 +126,7 @@ def _all(
 
 
 def _attempts(records: JobRecords, look: ReportStyle) -> Iterator[str]:
-    """Each with where, when, how it ended and why."""
+    """Each attempt: where, when, how it ended and why."""
     if not records.runs:
         return
     yield from _section("attempts", "", look)
@@ -247,7 +247,7 @@ def _time(run: RunRecord, look: ReportStyle, of: str) -> Iterator[str]:
 def _bars(
     names: Sequence[str], shares: Sequence[Sequence[float]], ends: Sequence[str], look: ReportStyle
 ) -> Iterator[str]:
-    """Names, bars and what they say, in columns."""
+    """Names, bars and their numbers, in columns."""
     clean = [_text(name) for name in names]
     wide = min(max(map(columns, clean), default=0), look.name)
     last = max(map(columns, ends), default=0)

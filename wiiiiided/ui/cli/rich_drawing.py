@@ -23,7 +23,7 @@ from wiiiiided.ui.cli.table import GAP, TableColumn, layout
 
 BORDER = "bright_black"
 TITLE_MARGIN = 6  # corners, lines and blanks beside a frame's title
-# Of a bar's parts, and of charts: compute, exchange, waiting; axes.
+# The styles of a bar's parts, compute, exchange and waiting, and of axes.
 CHART_STYLES = {"[▁-█]+": "green", "▓+": "cyan", "░+": "yellow", "[│└─]+": BORDER}
 STATES = {
     "running": "green",
@@ -90,8 +90,8 @@ def _cell(column: TableColumn, text: str, width: int) -> Text:
 
 
 def sections(found: Iterable[FactSection]) -> None:
-    """Each in a frame of its own, as wide as the terminal; long cells are wrapped in theirs. A
-    title that is too long for its frame stands above it."""
+    """Each section in a frame of its own, as wide as the terminal; long cells are wrapped. A title
+    that is too long for its frame stands above it."""
     terminal = console()
     for one in found:
         title = Text(one.title, "bold")
@@ -129,7 +129,7 @@ def _report_line(line: str) -> Text:
 
 
 def _without_ends(lines: list[Text]) -> Text:
-    """Without the blank line that stands before the next heading."""
+    """The lines without the blank one before the next heading."""
     return Text("\n", no_wrap=True).join(lines[:-1] if lines and not lines[-1].plain else lines)
 
 

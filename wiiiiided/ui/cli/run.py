@@ -87,7 +87,7 @@ def command(
 
 
 def _job(given: dict[str, str], sets: list[str], empty: str) -> LoadedJob:
-    """The job of some options, each with what it is called in a problem."""
+    """The job of these options, each with the name that problems give it."""
     names = {f"--set {printable(text)}": printable(name) for text, name in given.items()}
 
     def called(problems: Iterable[Problem]) -> tuple[Problem, ...]:
@@ -108,7 +108,7 @@ def _job(given: dict[str, str], sets: list[str], empty: str) -> LoadedJob:
 
 
 def _save(made: Callable[[], LoadedJob], path: str, force: bool, as_json: bool) -> int:
-    """The job file, in which the working directory is told from where the file is."""
+    """Write the job file; its working directory is relative to the file's."""
     try:
         job = made()
     except Invalid as invalid:

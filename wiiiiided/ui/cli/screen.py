@@ -20,7 +20,7 @@ BOLD, DIM, RED = "1", "2", "31"
 
 
 def prepare() -> None:
-    """Once per process: what the terminal's encoding lacks is escaped, not a crash."""
+    """Once per process: escape what the terminal's encoding lacks, where it would be an error."""
     if sys.stdout is None:  # `>&-`: Python has no stream then
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
     if sys.stderr is None:
@@ -53,7 +53,7 @@ def can_print(text: str, stream: TextIO) -> bool:
 
 
 def say(text: str) -> None:
-    """Words for a person. Untrusted parts are made harmless here."""
+    """Print a sentence for a person, on stderr. Untrusted parts are made harmless here."""
     sys.stdout.flush()  # so that both streams keep their order on one terminal
     for line in text.split("\n"):
         print(clean(line), file=sys.stderr)
@@ -74,17 +74,17 @@ def agreed(question: str) -> bool:
 
 
 def put(text: str) -> None:
-    """A line of data, already clean."""
+    """Print a line of data, already clean, on stdout."""
     sys.stdout.write(text + "\n")
 
 
 def put_json(value: dict[str, Any]) -> None:
-    """One object on one line. ASCII only: it is harmless to any terminal and any encoding."""
+    """Print one object on one line, in ASCII: harmless to any terminal and any encoding."""
     sys.stdout.write(json.dumps({"schema": SCHEMA, **value}) + "\n")
 
 
 def silence() -> None:
-    """The reader of our output is gone: let nothing complain about that at exit."""
+    """Send the rest of stdout nowhere: its reader is gone, and nothing is to fail at exit."""
     devnull = os.open(os.devnull, os.O_WRONLY)
     os.dup2(devnull, sys.stdout.fileno())
     os.close(devnull)

@@ -18,7 +18,7 @@ Row = Sequence[str]
 
 
 def fact(row: Row) -> str:
-    """A title and a text, the texts below each other."""
+    """A row of a title and a text; the texts stand below each other."""
     return f"  {row[0]:<10} {row[1]}"
 
 
@@ -34,7 +34,7 @@ class FactSection:
 
 
 def put(sections: Iterable[FactSection], between: str | None = "") -> None:
-    """All of them on stdout; in a pipe with a line between two, or none."""
+    """Print all sections on stdout; in a pipe with a line between two, or none."""
     if sys.stdout.isatty():
         from wiiiiided.ui.cli import rich_drawing
 

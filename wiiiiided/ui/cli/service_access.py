@@ -53,7 +53,7 @@ def accounts(names: Sequence[str]) -> list[Account]:
 
 
 def can_run(account: Account, interpreter: str, daemon: Path) -> str:
-    """Empty, or the last words of the trial as this user. Needs root."""
+    """Empty, or the last line of the trial as this user. Needs root."""
     try:
         done = subprocess.run(
             [interpreter, "-I", "-c", TRIAL, str(daemon)],

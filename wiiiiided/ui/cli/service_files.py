@@ -99,7 +99,7 @@ def quoted(path: Path) -> str:
 
 
 def changed(files: Iterable[ServiceFile]) -> list[ServiceFile]:
-    """Those that are not there yet as they must be."""
+    """The files that are not there yet as they must be."""
     return [file for file in files if not _is_there(file)]
 
 

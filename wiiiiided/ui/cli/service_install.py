@@ -60,7 +60,7 @@ def install_user(system: System, *, start: bool) -> None:
 
 
 def put(system: System, wanted: list[files.ServiceFile], start: bool) -> None:
-    """Make it so: files, users, directories, enabled, running. Correct parts stay."""
+    """Write the files, make users and directories, enable and start. Correct parts stay."""
     new = files.changed(wanted)
     for file in wanted:
         if file in new:
@@ -101,7 +101,7 @@ def _last_words(system: System) -> str:
 
 
 def _write(file: files.ServiceFile) -> None:
-    """As a whole: systemd may read it at any moment."""
+    """Write the file as a whole: systemd may read it at any moment."""
     try:
         file.path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(str(file.path), file.text.encode(), 0o644)

@@ -58,7 +58,7 @@ def sections(detail: JobDetail, now: float) -> Iterator[FactSection]:
 
 
 def _ranks(detail: JobDetail) -> Iterator[Row]:
-    """Rank, node, state, then what is known of its process and what that uses now."""
+    """Each rank: its node, its state, its process, and what that uses now."""
     run = detail.run
     used = {} if run is None else {rank.rank: rank.totals for rank in run.ranks}
     for rank in detail.ranks:
@@ -84,7 +84,7 @@ def _use(totals: RankSample | None) -> str:
 
 
 def _metrics(detail: JobDetail) -> Iterator[FactSection]:
-    """The latest attempt's counts; nothing where it has none."""
+    """The metrics of the latest attempt; none where it has none."""
     run = None if detail.run is None else sanitized_run(detail.run)
     if run is None or not (has_metrics(run) or memory_of(run) is not None):
         return
@@ -127,7 +127,7 @@ def _ran(job: JobView) -> str:
 
 
 def settings_of(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """`policy.max_time` and `"8h"` of each value; command and name have lines of their own."""
+    """Each setting as `policy.max_time` and `"8h"`; command and name have lines of their own."""
     for key, value in tree.items():
         path = prefix + key
         if isinstance(value, dict) and value:

@@ -140,7 +140,7 @@ def queue(
 
 
 def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
-    """The jobs to start after; those of a sweep are all of them."""
+    """The jobs to start after; a sweep stands for all of its jobs."""
     given = [split(text) for text in texts]
     found: list[int] = []
     for _, number, sweep in given:
@@ -166,7 +166,7 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
 
 
 def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.DryRun]:
-    """Facts about each; jobs that ask for the same are asked about once."""
+    """Where each job would run; jobs with the same resources are placed once."""
     from wiiiiided.cluster.control import placement
 
     nodes, where, problem = _nodes()
@@ -185,8 +185,8 @@ def dry_runs(jobs: Sequence[LoadedJob]) -> list[job_facts.DryRun]:
 
 
 def _nodes() -> tuple[list[Node], str, str]:
-    """The machines it would be placed on, what to call them, and what is wrong with the daemon: the
-    cluster's as the daemon knows them, else this one."""
+    """The machines to place jobs on, a name for them, and what is wrong with the daemon: those of
+    the cluster as the daemon knows them, else this one."""
     from wiiiiided.cluster.system import probe
 
     try:
@@ -201,7 +201,7 @@ def _nodes() -> tuple[list[Node], str, str]:
 
 
 def _forecast(name: str) -> tuple[RunForecast | None, str]:
-    """The needs of earlier runs of that name, as the daemon knows them; a dry run needs none."""
+    """The needs of earlier runs of that name, as the daemon knows them; a dry run goes without."""
     try:
         found = connect().predict(name, within_s=ASK_S)
     except (NoDaemon, DaemonLost):
@@ -239,7 +239,7 @@ def _submit(job: LoadedJob, hold: bool, resumes: int | None, following: bool, as
 
 
 def _fewer(client: Client, job: LoadedJob) -> str:
-    """The advice of a plan, or else of earlier runs, against so many machines; empty: nothing."""
+    """The advice of a plan, or else of earlier runs, to take fewer machines; else empty."""
     from wiiiiided.cluster.control.placement import expected_nodes
 
     if job.spec.resources.nodes == (1, 1):
@@ -247,7 +247,7 @@ def _fewer(client: Client, job: LoadedJob) -> str:
     try:
         found = client.foretold(job.spec.name, within_s=ASK_S)
         views = client.nodes(within_s=ASK_S).nodes
-    except ClientError:  # it is only good to know
+    except ClientError:  # the advice is only good to know
         return ""
     there = [view.node for view in views if view.state not in ("lost", "drained")]
     machines = expected_nodes(job.spec, there)
@@ -276,7 +276,7 @@ def send(
     client: Client, job: LoadedJob, ask: Callable[[Packed, Progress], Result], as_json: bool
 ) -> tuple[Result, int]:
     """The daemon's answer, and how many bytes of the job's folder it wanted."""
-    # So that nothing is packed for a daemon that is not there.
+    # Asked first: nothing is packed for a daemon that is not there.
     status = client.status()
     try:
         answer, sent = _packed(job, ask)

@@ -40,7 +40,7 @@ def run(
     dry_run: bool,
     as_json: bool,
 ) -> int:
-    """All combine, queued or only listed; every problem of them is told."""
+    """All combinations, queued or only listed; every problem of them is told."""
     try:
         with waiting("reading the job file"):
             combinations = combine(sweeps, lambda swept: made(swept=swept))

@@ -23,8 +23,8 @@ MINOR = 3  # from here on `leaves` is a column that leaves before others become 
 @dataclass(frozen=True)
 class TableColumn:
     title: str
-    right: bool = False  # numbers
-    leaves: int = 0  # 0: stays however narrow it gets
+    right: bool = False  # justified: numbers are
+    leaves: int = 0  # the highest leaves first; 0: the column stays however narrow it gets
     least: int = 0  # columns it can be cut to; 0: never cut
     readable: int = 0  # where it is better to let minor columns go
     painted: bool = False  # its cells are states

@@ -60,7 +60,7 @@ def over_time(
 
 
 def ends(scale: Scale) -> tuple[str, str]:
-    """The labels that are written: of the top and of the bottom."""
+    """The labels of the top and of the bottom of a scale."""
     return scale.ticks[-1][1], scale.ticks[0][1]
 
 
@@ -112,7 +112,7 @@ def time_labels(length: float, room: int) -> str:
 def strip(
     parts: Sequence[tuple[float, float]], signs: Sequence[str], length: float, room: int
 ) -> str:
-    """Stretches of the axis, each drawn with its own sign."""
+    """A strip of the axis whose stretches are drawn with a sign each."""
     cells = [" "] * room
     for (begin, end), sign in zip(parts, signs, strict=True):
         for column in _between(begin, end, length, room):

@@ -85,7 +85,7 @@ def _screen(client: Client, ui: Ui) -> None:
     from wiiiiided.ui.top.paint import Painter
     from wiiiiided.ui.top.terminal import Terminal
 
-    connection = client.watching(ui.every_s)  # no daemon at all is said before anything is drawn
+    connection = client.watching(ui.every_s)  # a missing daemon is said before drawing
     terminal = Terminal(sys.stdin.fileno(), sys.stdout.fileno())
     try:
         run(client, connection, terminal, ui, Painter(colour_count(), ui.ascii))
@@ -134,8 +134,8 @@ def _picture(client: Client, ui: Ui, path: str) -> None:
 
 
 def _told(client: Client, scene: Scene) -> Scene:
-    """With what the screen would have asked for by now: the losses of jobs that run, and the log
-    of the first job. A snapshot goes without them where the daemon does not say."""
+    """The scene with the losses of jobs that run and the log of the first job, which the screen
+    would have asked for by now; without them where the daemon does not answer."""
     from wiiiiided.ui.top.losses import LossHistory
 
     assert scene.snapshot is not None
@@ -179,7 +179,7 @@ def _fields(snapshot: Snapshot) -> dict[str, Any]:
 
 
 def _away(problem: ClientError, since: float | None) -> float:
-    """When it went; the problem itself when it was never there, or has been away for too long."""
+    """When the daemon went away; raises the problem if it was never there, or is away too long."""
     now = time.monotonic()
     if since is None:
         if isinstance(problem, NoDaemon):

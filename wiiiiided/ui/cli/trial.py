@@ -69,7 +69,7 @@ class TrialRun:
         self._waits: set[tuple[int, str]] = set()  # job and state of what was told
 
     def close(self) -> None:
-        """In a thread: a machine that is away may keep a job from ending for long."""
+        """End the jobs, in a thread: a machine that is away may keep one from ending for long."""
         ending = threading.Thread(target=self._end, daemon=True)
         ending.start()
         ending.join(END_S)
@@ -81,10 +81,10 @@ class TrialRun:
         jobs = list(self._jobs)
         try:
             for _ in self._client.cancel_all(jobs, now=True):
-                pass  # one that is over is refused, and that is well
+                pass  # a job that is over is refused, which does no harm
         except ClientError as problem:
             say(f"note: {problem}")
-        for job in jobs:  # one that stays is no reason to leave the others
+        for job in jobs:  # a job that stays is no reason to leave the others
             try:
                 self._client.forget_trial(job)
                 self._jobs.remove(job)
@@ -94,7 +94,7 @@ class TrialRun:
     # ---- what is measured
 
     def machines(self, nodes: Sequence[Node]) -> tuple[list[MachineProbe], ScriptFacts]:
-        """Each alone with the script, all at the same time."""
+        """Measure each machine alone with the script, all at the same time."""
         jobs = {}
         for node in nodes:
             spec = script_spec(self._spec, node.name)
@@ -107,7 +107,7 @@ class TrialRun:
         return [machine(name, lines) for name, lines in found.items()], facts(found)
 
     def links(self, nodes: Sequence[Node], gradient_bytes: int) -> list[PairProbe]:
-        """Every pair of them."""
+        """Measure the links of every pair of machines."""
         if len(nodes) == 1:
             return []
         names = tuple(node.name for node in nodes)
@@ -161,7 +161,7 @@ class TrialRun:
         said: Sequence[object],
         since: dict[tuple[int, str], float],
     ) -> bool:
-        """Whether a rank measures more, and may go on: what all have said is enough without it."""
+        """Whether a rank measures more, and may go on: the lines of all are enough without that."""
         if now.state in ENDED or not any(isinstance(one, RankLine) and one.more for one in said):
             return False
         at = time.monotonic()
@@ -238,7 +238,7 @@ def _ended(where: str, now: JobReason, pass_env: Sequence[str]) -> str:
 
 
 def script_spec(spec: JobSpec, node: str) -> JobSpec:
-    """The user's job on one machine, without what would be noticed elsewhere."""
+    """The user's job on one machine, without anything that others would notice."""
     run = replace(spec.run, pass_env=(), env={**spec.run.env, PROBE: SCRIPT})
     resources = replace(spec.resources, nodes=(1, 1), use=(node,), avoid=())
     return _quiet(spec, run, resources, 2 * RUN_S)

@@ -10,7 +10,7 @@ import os
 
 
 def write_whole(path: str, data: bytes, mode: int | None = None) -> None:
-    """OSError leaves the old file. Without a mode, the umask says who may read it."""
+    """Replace a file; an OSError leaves the old one. Without a mode the umask sets it."""
     folder, name = os.path.split(path)
     made = os.path.join(folder, f".{name[:200]}.{os.getpid()}")
     with contextlib.suppress(FileNotFoundError):

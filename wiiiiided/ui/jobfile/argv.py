@@ -5,7 +5,7 @@
     ["bash", "-e", "run.sh"]         the third word
     ["sh", "-c", "…"]                no telling, and none is tried
 
-Pure, and cautious: where the words are not understood there is no script.
+Pure, and cautious: where the words are not understood, no script is found.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def script_of(argv: Argv) -> Script | None:
 
 
 def _of_python(argv: Argv) -> Script | None:
-    """By Python's own options: -m takes a module, -c a program, -W and -X a value."""
+    """The script behind Python's options: -m takes a module, -c a program, -W and -X a value."""
     at = 1
     while at < len(argv):
         word = argv[at]

@@ -63,7 +63,7 @@ def _no_table(section: Section, value: object, findings: Findings) -> None:
 
 
 def _are_tables(value: object) -> bool:
-    """Whether it was written as [[table]]."""
+    """Whether the value was written as [[table]]."""
     return isinstance(value, list) and bool(value) and all(isinstance(one, dict) for one in value)
 
 

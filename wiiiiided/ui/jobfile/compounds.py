@@ -1,4 +1,4 @@
-"""The kinds of values that have others inside: lists, commands, tables of variables."""
+"""The kinds of values that contain others: lists, commands, tables of variables."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def warned_of_nothing(values: Values, findings: Findings) -> None:
 
 
 def several_launchers(values: Values, findings: Findings) -> None:
-    """torchrun in every rank: each trains a copy of its own, over the same checkpoints."""
+    """A launcher such as torchrun in every rank: each trains a copy, over the same checkpoints."""
     argv = values.get(("run", "command"), ())
     launcher = "" if not argv or None in argv else launcher_of(argv)
     if not launcher:
@@ -128,7 +128,7 @@ def notices_without_command(values: Values, findings: Findings) -> None:
 
 
 def _wrong(path: tuple[str, ...], findings: Findings) -> bool:
-    """Whether the key is there, only not right."""
+    """Whether the key is there, but wrong."""
     return path in findings.places
 
 

@@ -1,4 +1,4 @@
-"""How values are spoken of in problems: short, on one line, harmless to a terminal.
+"""Values as problems describe them: short, on one line, harmless to a terminal.
 
 A job file is untrusted: a name full of escape codes, or a number of a million digits, must
 neither paint the screen nor fill it.
@@ -26,13 +26,13 @@ def _escaped(char: str) -> str:
 
 
 def quoted(text: str, longest: int = LONGEST) -> str:
-    """A string as the file would have it."""
+    """A string as the file would write it."""
     escaped = text[: longest + 1].replace("\\", "\\\\").replace('"', '\\"')
     return f'"{printable(escaped, longest)}"'
 
 
 def show(value: object) -> str:
-    """A value as the file would have it."""
+    """A value as the file would write it."""
     match value:
         case bool():
             return "true" if value else "false"
@@ -71,7 +71,7 @@ def describe(value: object) -> str:
 
 
 def as_list(texts: list[str]) -> str:
-    """A list of strings as the file would have it, or nothing where it would be too long."""
+    """A list of strings as the file would write it; empty where that would be too long."""
     line = "[" + ", ".join(quoted(text, 200) for text in texts) + "]"
     return line if len(line) <= 200 else ""
 

@@ -35,14 +35,14 @@ class Places:
         self._found: dict[Path, Location | Override] = dict(found)
 
     def replace(self, path: Path, option: Override) -> None:
-        """This path, and all that is below it, comes from the option now."""
+        """Note that this path, and all that is below it, comes from the option now."""
         below = [old for old in self._found if old[: len(path)] == path]
         for old in below:
             del self._found[old]
         self._found[path] = option
 
     def create(self, path: Path, option: Override) -> None:
-        """The option made a table that was not there."""
+        """Note that the option made a table that was not there."""
         self._found.setdefault(path, option)
 
     def __contains__(self, path: Path) -> bool:
@@ -83,21 +83,21 @@ class Findings:
         self._warned: list[_Finding] = []
 
     def add(self, path: Path, message: str, suggestion: str | Callable[[], str] = "") -> None:
-        """Something about the key at `path`."""
+        """Note a problem of the key at `path`."""
         self._found.append(_Finding(self.places.of(path), spell(path), message, suggestion))
 
     def warn(self, path: Path, message: str, suggestion: str) -> None:
-        """Something about the key at `path` that may be meant."""
+        """Note something about the key at `path` that may be meant so."""
         self._warned.append(_Finding(self.places.of(path), spell(path), message, suggestion))
 
     def missing(self, path: Path, message: str, suggestion: str) -> None:
-        """A key that is not there: the table it should be in is the place, if the file has it."""
+        """Note a key that is not there. Its place is its table, if the file has that."""
         place = self.places.of(path)
         known = place if isinstance(place, Location) else None
         self._found.append(_Finding(known, spell(path), message, suggestion))
 
     def add_option(self, option: Override, message: str, suggestion: str) -> None:
-        """Something about a --set as a whole."""
+        """Note a problem of a --set as a whole."""
         self._found.append(_Finding(option, "", message, suggestion))
 
     def problems(self) -> list[Problem]:
@@ -110,7 +110,7 @@ class Findings:
         return told
 
     def warnings(self) -> list[Problem]:
-        """In the order of the file; there are never many."""
+        """All notes, in the order of the file; there are never many."""
         return [self._problem(one) for one in sorted(self._warned, key=lambda one: one.order)]
 
     def _problem(self, finding: _Finding) -> Problem:

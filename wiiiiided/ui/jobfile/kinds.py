@@ -23,7 +23,7 @@ from wiiiiided.ui.jobfile.rules import Complaint
 
 
 class Note(Protocol):
-    """Takes down one problem of a value, or of what is `at` some place inside it."""
+    """Notes one problem of a value, or of a part `at` some place inside it."""
 
     def __call__(self, message: str, suggestion: str = "", at: str | int | None = None) -> None: ...
 
@@ -43,7 +43,7 @@ class ValueKind(Protocol):
         """The value as a JobSpec has it; None when it is no use."""
 
     def schema(self) -> dict[str, Any]:
-        """The same in JSON Schema; only keywords of draft 4, for editors know no more."""
+        """The kind in JSON Schema; only keywords of draft 4, for editors know no more."""
 
 
 def expected(kind: ValueKind, value: object, note: Note, suggestion: str = "") -> None:
@@ -59,7 +59,7 @@ _NO = ("false", "no", "off", "0")
 
 
 class Flag(msgspec.Struct, frozen=True):
-    """true or false."""
+    """The value true or false."""
 
     words: ClassVar[str] = "true or false"
     is_text: ClassVar[bool] = False
@@ -177,7 +177,7 @@ class Text(msgspec.Struct, frozen=True):
 
 
 class Duration(msgspec.Struct, frozen=True):
-    """A time with its unit; seconds in the spec."""
+    """A duration with its unit; seconds in the spec."""
 
     most_s: float
     least_s: float = 0.0

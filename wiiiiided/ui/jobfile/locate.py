@@ -85,7 +85,7 @@ def split_key(text: str) -> tuple[tuple[str, ...], str] | None:
 
 
 class _Lost(Exception):
-    """This is not TOML, or not as this scanner knows it."""
+    """The text is not TOML, or not as this scanner knows it."""
 
 
 class _TooDeep(Exception):
@@ -116,7 +116,7 @@ class _Scanner:
         return Location(before + 1, position - start + 1)
 
     def document(self) -> None:
-        """Statement after statement; `table` is the one that the last header opened."""
+        """Step over all statements; `table` is the one that the last header opened."""
         table: Path = ()
         while self.position < len(self.text):
             self._skip(_SPACE)
@@ -142,7 +142,7 @@ class _Scanner:
         return parts
 
     def _header(self) -> Path:
-        """[table] or [[array of tables]]; the path that following keys belong to."""
+        """Step over [table] or [[array of tables]]; the path that following keys belong to."""
         listed = self._take("[")
         parts = self.key()
         path = self._descend((), parts[:-1])
@@ -159,14 +159,14 @@ class _Scanner:
         return path
 
     def _pair(self, table: Path) -> None:
-        """key = value, and all that is inside of the value."""
+        """Step over key = value, and all that is inside of the value."""
         open_ones: list[_Open] = []
         self._value(self._key_path(table), open_ones)
         while open_ones:
             self._inside(open_ones)
 
     def _inside(self, open_ones: list[_Open]) -> None:
-        """The next value of the innermost array or inline table, or its end."""
+        """Step over the next value of the innermost array or inline table, or its end."""
         inner = open_ones[-1]
         self._skip(_SPACE)
         if inner.count and not self._take(",") and self._peek() != inner.closer:
@@ -210,7 +210,7 @@ class _Scanner:
         return path
 
     def _enter(self, path: Path, part: str | int, position: int) -> Path:
-        """One part deeper; the first mention is the place, unless a header comes later."""
+        """The path one part deeper; its first mention is its place, unless a header comes later."""
         if len(path) == DEPTH:
             raise _TooDeep(position)
         path = (*path, part)

@@ -54,7 +54,7 @@ def _table_for(
 
 
 def value_for(path: tuple[str, ...], text: str) -> Any:
-    """The text as what its key wants."""
+    """The text as a value of the type that its key takes."""
     if path[:-1] == _ENV:
         return text
     value = _parsed(text)

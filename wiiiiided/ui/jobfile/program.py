@@ -163,7 +163,7 @@ class _Look:
     # ---- the folder
 
     def _is_shipped(self, at: int, name: str) -> bool:
-        """Whether this path will be there; noted where it is certain that it will not."""
+        """Whether this path will be on the nodes; where it certainly will not, that is noted."""
         place = os.path.normpath(name)
         if os.path.isabs(name):
             return False  # on the nodes, perhaps

@@ -53,7 +53,7 @@ INTERFACE_PATTERN = f"^([^\\s/:]{{1,{INTERFACE_LENGTH}}}|[0-9a-fA-F.:]+/[0-9]{{1
 
 
 def unfit(text: str, most_bytes: int) -> Complaint | None:
-    """The characters that no text in a job may have."""
+    """The rule for every text of a job: no zero characters, valid Unicode, not too long."""
     if "\0" in text:
         return Complaint("has a zero character (\\u0000), which no program can be given")
     try:
@@ -113,7 +113,7 @@ def node(text: str) -> Complaint | None:
 
 
 def env_name(text: str) -> Complaint | None:
-    """Of run.env: POSIX allows almost anything."""
+    """The rule for a name in run.env: POSIX allows almost anything."""
     if not text:
         return Complaint("a variable without a name")
     if "=" in text:
@@ -125,7 +125,7 @@ def env_name(text: str) -> Complaint | None:
 
 
 def pass_name(text: str) -> Complaint | None:
-    """Of run.pass_env: a shell must be able to read it."""
+    """The rule for a name in run.pass_env: a shell must be able to read it."""
     if "=" in text:
         message = f"{show(text)} has a value; only names are listed here"
         return Complaint(message, f"write {quoted(text.partition('=')[0])}")
@@ -216,7 +216,7 @@ def _interface_name(text: str) -> Complaint | None:
 
 
 def notice(text: str) -> Complaint | None:
-    """Of notify.command: placeholders must be known."""
+    """The rule for notify.command: its placeholders must be known."""
     unknown = placeholders.unknown(text)
     if not unknown:
         return anything(text)

@@ -1,4 +1,4 @@
-"""The text of a job file, or one clear problem: not there, not ours to read, not a text at all."""
+"""The text of a job file, or one clear problem: it is not there, not readable, or no text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def text_of(path: str) -> str:
 
 
 def _bytes_of(path: str) -> bytes:
-    """At most one byte more than allowed. A pipe is refused, not waited for."""
+    """The file's bytes, at most one more than allowed. A pipe is refused, not waited for."""
 
     def without_waiting(name: str, flags: int) -> int:
         return os.open(name, flags | os.O_NONBLOCK)

@@ -57,8 +57,8 @@ class _SweepError(Exception):
 def combine(
     sweeps: Sequence[str], read: Callable[[Sequence[str]], Read]
 ) -> list[tuple[dict[str, str], Read]]:
-    """Of every combination its setting, key → value as text, and what `read` makes of the options
-    for it. Invalid with all problems."""
+    """Every combination: its setting, key → value as text, and what `read` makes of its options.
+    Invalid with all problems."""
     axes, problems = _axes(sweeps)
     if problems:
         try:
@@ -121,7 +121,7 @@ def _axis(text: str, before: Sequence[_Axis]) -> _Axis:
 
 
 def _split(text: str) -> list[str]:
-    """At commas that are neither in quotes nor in brackets."""
+    """The text split at commas that are neither in quotes nor in brackets."""
     parts, begin, depth, at = [], 0, 0, 0
     while at < len(text):
         char = text[at]

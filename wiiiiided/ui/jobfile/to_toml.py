@@ -27,7 +27,7 @@ _BY_FIELD = {".".join((*key.path[:-1], key.field)): key for key in KEYS}
 
 
 def as_toml(spec: JobSpec) -> str:
-    """The whole file: of each table the keys that differ from their defaults."""
+    """The whole file: the keys of each table that differ from their defaults."""
     parts = []
     for section in SECTIONS:
         given: Any = spec
@@ -36,7 +36,7 @@ def as_toml(spec: JobSpec) -> str:
         usual = {one.name: one.default for one in msgspec.structs.fields(section.struct)}
         keys = [key for key in KEYS if key.path[:-1] == section.path]
         values = {key: getattr(given, key.field) for key in keys}
-        # Of env, the default is made anew each time.
+        # The default of env, {}, is made anew each time.
         changed = [key for key in keys if values[key] not in ({}, usual[key.field])]
         if not changed:
             continue

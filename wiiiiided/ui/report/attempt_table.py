@@ -17,7 +17,7 @@ NODES, WHY = 60, 400  # characters
 
 
 def attempt_rows(records: JobRecords) -> list[tuple[str, ...]]:
-    """Oldest first."""
+    """A row for each attempt, oldest first."""
     return [_row(records, run) for run in records.runs]
 
 

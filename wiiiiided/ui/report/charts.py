@@ -39,12 +39,12 @@ class LineChart:
     hovers: Sequence[tuple[float, float, str]] = ()  # from, to, what it says there
     starts: Sequence[tuple[float, str]] = ()  # where something began, and what
     ends: Sequence[float] = ()  # from here on there is no value to draw
-    mark: str = ""  # says why
+    mark: str = ""  # the reason, written there
     form = "lines"
     height = 190
 
     def path(self, curve: Curve) -> str:
-        """Of numbers alone. A line of one point is a dot, by its round ends."""
+        """The curve as an SVG path. A line of one point is a dot, for its ends are round."""
         places = ([self._place(point) for point in line] for line in curve.lines)
         return "".join("M" + "L".join(ps if len(ps) > 1 else ps * 2) for ps in places)
 
@@ -108,7 +108,7 @@ class ChartFigure:
 
 
 def label_every(axis: Scale) -> int:
-    """Of how many ticks a narrow screen has room for one label."""
+    """On a narrow screen, one of how many ticks has room for its label."""
     longest = max((len(label) for _, label in axis.ticks), default=1)
     room = max(2, int(NARROW / (LETTER * longest + 16)))
     return max(1, -(-len(axis.ticks) // room))

@@ -19,7 +19,7 @@ def known(value: float | None) -> float | None:
 
 
 def short(written: str, most: int = TEXT) -> str:
-    """The text, bounded, and as on a terminal: characters that turn or hide text are visible."""
+    """The text, bounded and cleaned as for a terminal: no character turns or hides it."""
     return text.clean(written if len(written) <= most else written[: most - 1] + "…")
 
 

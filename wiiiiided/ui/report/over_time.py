@@ -49,7 +49,7 @@ def quantities(past: RunHistory) -> Iterator[Quantity]:
 
 
 def over_time(past: RunHistory) -> Iterator[ChartFigure]:
-    """The page's charts."""
+    """The charts of the page."""
     if not past.attempts or past.length <= 0:
         return
     for each in quantities(past):
@@ -108,7 +108,7 @@ def _loss_of(point: Point) -> float | None:
 
 
 def diverged_at(past: RunHistory) -> dict[int, float]:
-    """By attempt, where on the axis it was last seen with a loss that is no finite number."""
+    """Where on the axis each attempt was last seen with a loss that is no finite number."""
     return {
         attempt.run.attempt: attempt.seen[-1][-1].end
         for attempt in past.attempts
@@ -166,7 +166,7 @@ def _cpu(past: RunHistory) -> Iterator[Quantity]:
 
 
 def _wire(past: RunHistory) -> Iterator[ChartFigure]:
-    """Sent to other hosts: what the ranks gave, and what travelled of it."""
+    """Bytes sent to other hosts: as the ranks gave them, and as they travelled."""
     raw = past.lines(lambda point: point.rates.wire_out_raw)
     wire = past.lines(lambda point: point.rates.wire_out)
     most = max([*_values(raw), *_values(wire)], default=0.0)
@@ -200,7 +200,7 @@ def _happened(past: RunHistory) -> ChartFigure:
 
 
 def happened_title(past: RunHistory) -> str:
-    """Nothing can be said of stragglers where no waiting was measured."""
+    """The strip's title: without stragglers where no waiting was measured."""
     return "Attempts and stragglers" if any_measured(past) else "Attempts over time"
 
 

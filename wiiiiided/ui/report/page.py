@@ -33,7 +33,7 @@ from wiiiiided.ui.report.summary import Pair, ending, facts, is_loud, why_nothin
 from wiiiiided.ui.report.timeline import kind_of
 
 NAME = 200  # characters of a job's name in the heading
-LINES = 400  # of the story; the middle of a longer one is left out
+LINES = 400  # lines of the story; the middle of a longer one is left out
 FOLDED = 5  # attempts with charts of their own; of earlier ones a line says how they ended
 
 
@@ -108,7 +108,7 @@ def sweep_page(found: sweep.Comparison, made_at: float) -> str:
 
 
 def draw(figure: ChartFigure) -> str:
-    """One figure by itself."""
+    """One chart by itself."""
     return str(_templates().get_template("charts.html").module.figure(figure))  # type: ignore[attr-defined]
 
 

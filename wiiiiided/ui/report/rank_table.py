@@ -53,5 +53,5 @@ def _row(rank: RankRecord, length: float) -> tuple[str, ...]:
 
 
 def shown_columns(rows: list[tuple[str, ...]]) -> list[int]:
-    """Those in which at least one rank has something."""
+    """The columns in which at least one rank has a value."""
     return [n for n in range(len(TITLES)) if any(row[n] != formats.UNKNOWN for row in rows)]

@@ -69,21 +69,21 @@ def measured(run: RunRecord) -> tuple[RankRecord, ...]:
 
 
 def is_measured(run: RunRecord) -> bool:
-    """Whether anything is known of its exchange; of an attempt without ranks by its points."""
+    """Whether anything is known of the attempt's exchange; without ranks, its points tell."""
     if run.ranks:
         return bool(measured(run))
     return not run.points or any(point.rates.measured for point in run.points)
 
 
 def split_of(rank: RankRecord, length: float) -> Split:
-    """Of a rank that is measured."""
+    """Where the time of a rank went that is measured."""
     exchange = rank.totals.exchange_s
     waiting = min(rank.totals.waiting_s, exchange)
     return Split(max(length - exchange, 0.0), exchange - waiting, waiting)
 
 
 def nodes_of(run: RunRecord) -> tuple[NodeSum, ...]:
-    """By node, in the order of the ranks."""
+    """The sums of each node, in the order of the ranks."""
     length = length_of(run)
     names = dict.fromkeys(rank.node for rank in run.ranks)
     return tuple(_node(name, [r for r in run.ranks if r.node == name], length) for name in names)
@@ -136,7 +136,7 @@ def operations_of(rank: RankRecord) -> int | None:
 
 
 def steps_of(run: RunRecord) -> int | None:
-    """As far as the rank that is least far."""
+    """The step of the rank that is least far."""
     said = [rank.totals.step for rank in run.ranks if rank.totals.step is not None]
     return min(said) if said else None
 
@@ -151,8 +151,8 @@ def samples_of(run: RunRecord) -> int | None:
 
 
 def loss_of(run: RunRecord) -> float | None:
-    """The last one of each rank that said one, in the mean; else the last that was seen. Of a rank
-    that diverged it is the last finite one."""
+    """The mean of the ranks' last losses; without any, the last that was seen in a point. Of a rank
+    that diverged, the last finite one counts."""
     said = [loss for rank in run.ranks if (loss := rank.totals.loss) is not None]
     if said:
         return sum(said) / len(said)
@@ -165,20 +165,20 @@ def diverged(run: RunRecord) -> bool:
 
 
 def memory_of(run: RunRecord) -> int | None:
-    """The most that any rank had; bytes."""
+    """The most bytes of memory that any rank had."""
     peaks = [rank.memory_peak for rank in run.ranks if rank.memory_peak is not None]
     return max(peaks) if peaks else None
 
 
 def cpu_of(run: RunRecord) -> float | None:
-    """Cores in use in the mean, all ranks together."""
+    """The cores in use in the mean, all ranks together."""
     spent = [rank.totals.cpu_s for rank in run.ranks if rank.totals.cpu_s is not None]
     length = length_of(run)
     return sum(spent) / length if spent and length > 0 else None
 
 
 def metrics_of(run: RunRecord) -> Metrics:
-    """The last values ranks reported by name."""
+    """The means of the metrics that ranks reported last, by name."""
     return means(rank.totals for rank in run.ranks)
 
 

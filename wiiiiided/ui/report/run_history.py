@@ -20,7 +20,7 @@ from wiiiiided.domain.metrics import Point, RunRecord
 from wiiiiided.domain.states import ON_NODES
 from wiiiiided.metrics.point_history import merge
 
-ATTEMPTS = 20  # that are drawn: the latest; a job may have had hundreds
+ATTEMPTS = 20  # the latest, that are drawn; a job may have had hundreds
 DRAWN = 600  # points of one line, all attempts together; the page stays below 1 MB
 SLACK_S = 2.0  # the daemon looks once a second and may be late
 
@@ -29,7 +29,7 @@ Line = tuple[tuple[float, float], ...]  # (axis seconds, value), without a gap i
 
 @dataclass(frozen=True)
 class Stretch:
-    """A time that was looked at, on the axis."""
+    """A stretch of time that a daemon looked at, on the axis."""
 
     begin: float
     end: float
@@ -65,7 +65,7 @@ class RunHistory:
         return (s for attempt in self.attempts for line in attempt.seen for s in line)
 
     def lines(self, value: Callable[[Point], float | None], ends: bool = False) -> list[Line]:
-        """The `value` of each point: means at the middle of it, or what was at its end."""
+        """The `value` of each point in lines: at the point's middle, or with `ends` at its end."""
         found: list[Line] = []
         for line in (line for attempt in self.attempts for line in attempt.seen):
             run: list[tuple[float, float]] = []
@@ -82,7 +82,7 @@ class RunHistory:
 
 
 def history(records: JobRecords) -> RunHistory:
-    """All that is drawn over time."""
+    """The attempts of a job as they are drawn over time."""
     runs = records.runs[-ATTEMPTS:]
     lengths = [length_of(run) for run in runs]
     pauses = [0.0, *_pauses(runs, lengths)][: len(runs)]

@@ -26,7 +26,7 @@ from wiiiiided.domain.metrics import (
 from wiiiiided.ui.report.formats import LATEST, known
 
 MOST_CORES = 1 << 20
-NAME = 32  # characters of a metric's
+NAME = 32  # characters of a metric's name
 LONGEST_S = 1e9  # 30 years: no attempt, and no stretch of one, is longer
 _COUNTS = (
     "operations",

@@ -22,7 +22,7 @@ NOT_MEASURED = (
     "exchange and waiting are not measured: the job uses no group of the backend wiiiiide"
 )
 NAN = "nan at last"
-# How the sentence about a job begins in some states: it would say the state once more.
+# The beginning of a job's sentence in some states, which would repeat the state.
 _REPEATS = {
     "running": "runs",
     "starting": "is being started",
@@ -33,7 +33,7 @@ _REPEATS = {
 
 
 def facts(records: JobRecords) -> Iterator[Pair]:
-    """The job, and how its latest attempt went."""
+    """The facts of the job, and how its latest attempt went."""
     job = records.job
     yield "state", job.state + beyond_state(job.state, job.why)
     if command := command_of(records):
@@ -118,7 +118,7 @@ def has_metrics(run: RunRecord) -> bool:
 
 
 def metric_rows(run: RunRecord) -> Iterator[Pair]:
-    """An attempt in a few numbers; nothing of what it never said."""
+    """An attempt in a few numbers; metrics that its ranks never reported are left out."""
     length = length_of(run)
     step, total, samples = ranks.steps_of(run), ranks.total_steps_of(run), ranks.samples_of(run)
     if step is not None:
@@ -154,7 +154,7 @@ def metric_rows(run: RunRecord) -> Iterator[Pair]:
 
 
 def _pace(run: RunRecord, name: str, many: int) -> str:
-    """How many a second while it trained; where only the whole is known, that is said."""
+    """Such things per second while it trained; where only the whole is known, that is said."""
     pace, length = pace_of(run, name), length_of(run)
     if pace is not None:
         return f", {formats.number(pace)}/s"
@@ -210,7 +210,7 @@ def wire_words(run: RunRecord) -> str:
 
 
 def codec_words(run: RunRecord) -> str:
-    """Why each codec was in use; of gradients that lose something, how much: sentences."""
+    """Sentences on why each codec was in use; of lossy gradients, how much they lose."""
     return "".join(f" {name}: {reason}." for name, reason in ranks.codecs_of(run) if reason)
 
 
@@ -221,7 +221,7 @@ def slowest_of(run: RunRecord) -> RankRecord | None:
 
 
 def straggler_words(run: RunRecord, rank: RankRecord) -> str:
-    """For how long it was the slowest, and what that cost the others: two different times."""
+    """For how long the rank was the slowest, and what that cost the others: two different times."""
     length = length_of(run)
     part = f" ({formats.share(rank.straggled_s / length)} of the time)" if length > 0 else ""
     told = (

@@ -24,7 +24,7 @@ from wiiiiided.ui.report.summary import latest
 from wiiiiided.ui.report.ticks import Scale, amounts, around, times
 
 LINES = 8  # that are drawn: as many as there are colours
-POINTS = 200  # of a line
+POINTS = 200  # of one line
 LETTERS = "abcdefgh"  # which line is whose, also without colours
 VALUE = 40  # characters of a value in the table
 
@@ -38,7 +38,7 @@ class SweepResult:
     job: JobView
     step: int | None = None
     loss: float | None = None  # the last that was a number
-    diverged: bool = False  # it is none any more
+    diverged: bool = False  # it is no number any more
     ran_s: float | None = None
     said: tuple[Said, ...] = ()  # thinned; a step that was made twice counts as made last
 
@@ -49,7 +49,7 @@ class SweepResult:
 
     @property
     def counts_steps(self) -> bool:
-        """One that begins each epoch at 0 again does not."""
+        """Whether its steps go on and on, rather than begin at 0 again with each epoch."""
         steps = [step for step, _, _ in self.said]
         known = [step for step in steps if step is not None]
         return len(known) == len(steps) and known == sorted(known)
@@ -103,14 +103,14 @@ class Comparison:
         return all(result.counts_steps for result in self.drawn)
 
     def lines(self) -> list[list[tuple[float, float]]]:
-        """Of each that is drawn: step, or seconds, and loss."""
+        """The line of each job that is drawn: step, or seconds, and loss."""
         return [
             [(float(step or 0) if self.by_steps else at, loss) for step, at, loss in result.said]
             for result in self.drawn
         ]
 
     def scales(self) -> tuple[Scale, Scale]:
-        """From left to right, and from below to above."""
+        """The two scales: from left to right, and from below to above."""
         points = [point for line in self.lines() for point in line]
         far = max(x for x, _ in points)
         across = amounts(0.0, far, 8) if self.by_steps else times(far)
@@ -136,7 +136,7 @@ def facts(found: Comparison) -> Iterator[tuple[str, str]]:
 
 
 def told(found: Comparison) -> str:
-    """The sentence of the chart."""
+    """The sentence of the chart: whose losses it shows."""
     over = "steps" if found.by_steps else "time"
     many = sum(bool(result.said) for result in found.results)
     if many <= LINES:

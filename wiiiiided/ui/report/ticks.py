@@ -25,7 +25,7 @@ class Scale:
     log: bool = False
 
     def place(self, value: float) -> float:
-        """0 at the low end, 1 at the high one; never outside."""
+        """Where a value lies: 0 at the low end, 1 at the high one; never outside."""
         low, high = self.low, self.high
         if self.log:
             low, high, value = math.log10(low), math.log10(high), math.log10(max(value, self.low))
@@ -34,7 +34,7 @@ class Scale:
 
 
 def amounts(low: float, high: float, wanted: int = 4) -> Scale:
-    """For plain numbers; both ends are ticks."""
+    """The scale of plain numbers; both ends are ticks."""
     low, high = _apart(low, high)
     step = _round_step((high - low) / wanted)
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
@@ -43,7 +43,7 @@ def amounts(low: float, high: float, wanted: int = 4) -> Scale:
 
 
 def sizes(high: float) -> Scale:
-    """For bytes from 0 on."""
+    """The scale of bytes from 0 on."""
     power = size_unit(high)
     unit = 1024.0**power
     even = amounts(0.0, max(high / unit, 1.0))
@@ -52,7 +52,7 @@ def sizes(high: float) -> Scale:
 
 
 def decades(low: float, high: float) -> Scale:
-    """For values of very different size, all above 0: a tick at each power of ten, or fewer."""
+    """The scale of values above 0 of very different size: a tick at each power of ten, or fewer."""
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     step = max(1, math.ceil((last - first) / 6))
     powers = range(first, last + 1, step)
@@ -71,7 +71,7 @@ def around(values: list[float]) -> Scale:
 
 
 def times(length: float, wanted: int = 9) -> Scale:
-    """For seconds since something began. The end of the axis is the end of the time."""
+    """The scale of seconds since something began; it ends where the time does."""
     length = max(length, 1e-3)
     step = _clock_step(length / wanted)
     ticks = tuple((i * step, _clock(i * step)) for i in range(int(length / step + 1e-9) + 1))
@@ -94,7 +94,7 @@ def _round_step(rough: float) -> float:
 
 
 def _tidy(value: float, step: float) -> float:
-    """3 × 0.1 is 0.30000000000000004; an axis says 0.3."""
+    """The value without the error of arithmetic: 3 × 0.1 is 0.3, not 0.30000000000000004."""
     return round(value, max(0, 1 - math.floor(math.log10(step)))) if step < 1e15 else value
 
 
@@ -107,7 +107,7 @@ def _clock_step(rough: float) -> float:
 
 
 def _clock(seconds: float) -> str:
-    """As a tick: 0, 30s, 5m, 1m30, 2h, 2h30, 3d."""
+    """Seconds as a tick says them: 0, 30s, 5m, 1m30, 2h, 2h30, 3d."""
     if seconds == 0:
         return "0"
     if seconds < formats.MINUTE:

@@ -23,7 +23,7 @@ AT_ONCE = 16  # requests under way; more are refused
 
 class Done(NamedTuple):
     name: str
-    result: object  # of the function, or its ClientError
+    result: object  # the function's result, or its ClientError
 
 
 class BackgroundRequests:
@@ -37,12 +37,12 @@ class BackgroundRequests:
         self._closed = False
 
     def close(self) -> None:
-        """The loop has ended: after this nothing is written to `wake_fd`."""
+        """Write no more to `wake_fd`: the loop has ended."""
         with self._lock:
             self._closed = True
 
     def run(self, name: str, function: Callable[[], object]) -> bool:
-        """Begin it; False when one of this name, or too many, are under way."""
+        """Begin a request; False when one of this name, or too many, are under way."""
         if name in self._under_way or len(self._under_way) >= AT_ONCE:
             return False
         self._under_way.add(name)

@@ -1,4 +1,4 @@
-"""The memory of this session, so that the screen keeps its shape while metrics change.
+"""The columns and widths seen in this session: the screen keeps its shape while metrics change.
 
     snapshot ──► learned(ui, snapshot) ──► Ui.seen: only ever grows
 

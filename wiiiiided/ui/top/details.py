@@ -25,7 +25,7 @@ from wiiiiided.ui.top.pane import line, words
 from wiiiiided.ui.top.ranks_pane import ranks_rows
 from wiiiiided.ui.top.ui import Scene
 
-KEY = 11  # columns of what stands on the left
+KEY = 11  # columns of the names on the left
 CHART = 8  # lines
 STORY = 200  # lines at most
 ERROR = 30
@@ -44,7 +44,7 @@ def heading(scene: Scene) -> tuple[str, str]:
 
 
 def page(scene: Scene, width: int) -> RenderableType:
-    """All of it, as many lines as it needs."""
+    """The whole page, as many lines as it needs."""
     if scene.ui.focus == "nodes":
         node = selected_node(scene.snapshot, scene.ui)
         parts = [] if node is None else list(_node(node, scene, width))
@@ -231,7 +231,7 @@ def _codec(name: str, why: str, scene: Scene) -> Text:
 
 
 def _each(now: JobNow) -> str:
-    """From the rank with least to the one with most, where they are several."""
+    """The memory of the rank with least and of the one with most, where they are several."""
     sizes = [rank.memory for rank in now.ranks if rank.memory is not None]
     if len(sizes) < 2:
         return ""
@@ -239,7 +239,7 @@ def _each(now: JobNow) -> str:
 
 
 def _told(detail: JobDetail, scene: Scene, width: int) -> Iterator[RenderableType]:
-    """The daemon's record of it: settings, story, error."""
+    """The daemon's record of a job: settings, story, error."""
     ascii_ = scene.ui.ascii
     if detail.error:
         yield from _part("error")

@@ -17,7 +17,7 @@ AT_ONCE = 8  # answers between two looks at keys and signals
 
 
 def answers(connection: Connection) -> Iterator[m.Answer]:
-    """Those that have come; ClientError as `Connection.answer` raises it."""
+    """The answers that have come; ClientError as `Connection.answer` raises it."""
     for _ in range(AT_ONCE):
         try:
             yield connection.answer(deadline=time.monotonic())

@@ -11,7 +11,7 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 
 def known(value: float | None) -> float | None:
-    """None also for what is no number: it may come from a page that a job wrote."""
+    """The value; None also for one that is no number: it may come from a page that a job wrote."""
     return value if value is not None and math.isfinite(value) else None
 
 
@@ -23,7 +23,7 @@ def _three(size: float) -> str:
 
 
 def short(value: float | None) -> str:
-    """Three digits and a power of 1000, in at most 5 columns: 0, 12, 61.2M, 1.90G; 6 below 0."""
+    """Three digits and a power of 1000, in at most 5 columns: 0, 12, 61.2M, 1.90G; below 0 in 6."""
     found = known(value)
     if found is None:
         return UNKNOWN
@@ -36,7 +36,7 @@ def short(value: float | None) -> str:
 
 
 def rate(value: float | None, width: int) -> str:
-    """With digits behind the point as long as it fits; `width` is at least 6."""
+    """A rate with digits behind the point as long as it fits; `width` is at least 6."""
     found = known(value)
     if found is None:
         return UNKNOWN
@@ -47,7 +47,7 @@ def rate(value: float | None, width: int) -> str:
 
 
 def loss(value: float | None) -> str:
-    """In at most 8 columns."""
+    """A loss in at most 8 columns."""
     found = known(value)
     if found is None:
         return UNKNOWN
@@ -63,7 +63,7 @@ def percent(share: float | None) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """2.1x, in at most 5 columns."""
+    """A ratio in at most 5 columns: 2.1x."""
     found = known(ratio)
     if found is None:
         return UNKNOWN
@@ -71,7 +71,7 @@ def times(ratio: float | None) -> str:
 
 
 def age(seconds: float | None) -> str:
-    """In at most 3 columns: 0s, 59s, 3m, 99h, 12d."""
+    """An age in at most 3 columns: 0s, 59s, 3m, 99h, 12d."""
     found = known(seconds)
     if found is None:
         return UNKNOWN
@@ -82,7 +82,7 @@ def age(seconds: float | None) -> str:
 
 
 def clock(seconds: float | None) -> str:
-    """A length of time: 00:41:12, in at most 8 columns; from 100 hours on 4d04h."""
+    """A duration in at most 8 columns: 00:41:12; from 100 hours on 4d04h."""
     found = known(seconds)
     if found is None:
         return UNKNOWN
@@ -95,7 +95,7 @@ def clock(seconds: float | None) -> str:
 
 
 def steps(step: int | None, total: int | None) -> str:
-    """7951/23460, in at most 13 columns."""
+    """A step and the number of steps in at most 13 columns: 7951/23460."""
     if step is None:
         return UNKNOWN
     text = str(step) if total is None else f"{step}/{total}"
@@ -105,7 +105,7 @@ def steps(step: int | None, total: int | None) -> str:
 
 
 def time_of_day(at: float, offset_s: int) -> str:
-    """Of a moment in seconds since 1970: 14:27:52."""
+    """The time of day of a moment in seconds since 1970: 14:27:52."""
     seconds = int(at + offset_s) % 86400 if abs(at) < 1e15 else 0
     return f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
 

@@ -41,7 +41,7 @@ _INDENT = 11
 
 
 def page(width: int, readonly: bool) -> RenderableType:
-    """All of it, as many lines as it needs."""
+    """The whole page, as many lines as it needs."""
     kept = [each for each in KEYS if not (readonly and each[0] in ("x", "d"))]
     return Group(
         line("Keys", style="bold"), _entries(kept, width),

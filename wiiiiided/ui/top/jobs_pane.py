@@ -66,7 +66,7 @@ SIGNS = {  # of each state: sign, style
 }
 STEP_LEAST, STEP_MOST = 7, 13
 ETA = 8
-# Of a job that runs, what there is room for, the most wanted first.
+# The columns of a job that runs, as there is room for them, the most wanted first.
 WIDER = (
     *(("bar", 5), ("loss", 6), ("spark", 6), ("bar", 10), ("loss", 8), ("spark", 8), ("rate", 10)),
     *(("bar", 20), ("spark", 16), ("bar", 30), ("spark", 24), ("bar", 40), ("spark", 40)),
@@ -76,7 +76,7 @@ RIGHT = {"step", "rate"}
 
 
 def pane(scene: Scene, width: int, height: int) -> RenderableType:
-    """In `height` lines, the frame included; last, how many are not listed."""
+    """The pane in `height` lines with its frame; the last says how many jobs are not listed."""
     ui, jobs = scene.ui, jobs_of(scene.snapshot, scene.ui)
     focus = ui.focus == "jobs" and not ui.once
     every = scene.snapshot.jobs if scene.snapshot else ()
@@ -96,7 +96,7 @@ def pane(scene: Scene, width: int, height: int) -> RenderableType:
 
 
 def wanted(scene: Scene) -> int:
-    """Lines with its frame and heading, when there is room for all."""
+    """The lines of the pane with its frame and heading, when there is room for all."""
     count = len(jobs_of(scene.snapshot, scene.ui))
     return EDGES + 1 + max(1, count) + bool(_more(scene))
 
@@ -122,7 +122,7 @@ def _selected(scene: Scene) -> Text | None:
 
 
 def attempts(job: JobView) -> str:
-    """Which one it is, and of how many; nothing before the first."""
+    """Which attempt it is, and of how many; empty before the first."""
     if not job.attempt:
         return ""
     return f"{job.attempt}/{job.attempts}" if job.attempts > 1 else str(job.attempt)
@@ -146,7 +146,7 @@ def _rows(jobs: list[JobRow], scene: Scene, width: int, room: int) -> list[Rende
 
 
 def _widths(scene: Scene, width: int) -> tuple[dict[str, int], dict[str, int]]:
-    """Of the columns of all jobs, and of those that a running job has in the middle."""
+    """The widths of the columns of all jobs, and of those that a running job has in the middle."""
     ui, room = scene.ui, inside(width)
     number = max(3, ui.seen.digits)
     name = max(4, ui.seen.job if ui.once else min(ui.seen.job, NAME_MOST))
@@ -232,7 +232,7 @@ def _running(row: JobRow, now: JobNow, scene: Scene) -> dict[str, Mark]:
 
 
 class _Losses(Sparkline):
-    """All of a run in the width there is: the shape of the curve counts, not its last values."""
+    """All losses of a run in the width there is: the shape of the curve counts, not its end."""
 
     def __init__(self, values: tuple[float, ...]) -> None:
         super().__init__(values, "loss")
@@ -244,7 +244,7 @@ class _Losses(Sparkline):
 
 
 def reason(row: JobRow, in_ascii: bool) -> str:
-    """Why it waits or how it ended; of a failed job the exception's line first."""
+    """Why a job waits or how it ended; of a failed job the exception's line first."""
     job = row.job
     why = "" if job.why == job.state else words(job.why, in_ascii)
     error = words(job.error, in_ascii)
@@ -258,7 +258,7 @@ def _reason_style(job: JobView) -> str:
 
 
 def _when(row: JobRow, scene: Scene) -> str:
-    """Until its end while it runs, since its end when it is over."""
+    """The time until its end while the job runs, since its end when it is over."""
     job = row.job
     if row.now is not None and job.state in ON_NODES:
         return formats.clock(row.now.eta_s)
@@ -272,7 +272,7 @@ def step_text(row: JobRow) -> str:
 
 
 def step_room(row: JobRow) -> int:
-    """Columns that its step will need, not just now: up to the last one."""
+    """The columns that a job's step will need, up to its last step."""
     if row.now is None:
         return 0
     at_end = formats.steps(row.now.total or row.now.step, row.now.total)
@@ -280,7 +280,7 @@ def step_room(row: JobRow) -> int:
 
 
 def rate_text(rates: Rates) -> str:
-    """Its throughput, with its unit: jobs differ in what they say."""
+    """A job's throughput with its unit: scripts report different ones."""
     for value, unit in ((rates.samples, "smp"), (rates.steps, "stp")):
         if value is not None:
             return f"{formats.rate(value, 6)} {unit}"

@@ -102,7 +102,7 @@ def _typed(ui: Ui, key: str) -> Ui:
 
 
 def _edited(text: str, key: str) -> str:
-    """A text after a key; pasted text is text, and presses nothing."""
+    """The text after a key; pasted text is text, and presses no key."""
     if key == "clear":
         return ""
     if key == "backspace":
@@ -210,7 +210,7 @@ def _cancel(ui: Ui, snapshot: Snapshot | None) -> Moved:
     job = row.job
     if job.state in ENDED:
         return replace(ui, message=f"job {job.id} is over already: {job.state}"), None
-    # One that is being stopped has heard the first x: the second one means business.
+    # A job that is being stopped has had its first x: the second one kills it.
     return replace(ui, question=Question(job.id, job.name, now=job.state == "stopping")), None
 
 

@@ -43,8 +43,8 @@ SEQUENCES = {
 _SEQUENCE = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|O[ -~]|[^\[O\x1b])", re.DOTALL)
 _BEGUN = re.compile(r"\x1b(\[[0-?]*[ -/]*|O)?\Z")
 _PASTE, _PASTED = "\x1b[200~", "\x1b[201~"
-PASTE_CHARS = 4096  # what is kept of it; the rest is thrown away
-HELD_CHARS = 64  # no sequence is longer: what is, is none
+PASTE_CHARS = 4096  # of a paste that are kept; the rest is thrown away
+HELD_CHARS = 64  # no sequence is longer
 
 
 class KeyDecoder:
@@ -68,7 +68,7 @@ class KeyDecoder:
         return found
 
     def flush(self) -> list[str]:
-        """Nothing more has come: an ESC was the key of that name."""
+        """The key of an ESC that no bytes have followed."""
         held, self._held = self._held, ""
         return ["esc"] if held.startswith("\x1b") else []
 

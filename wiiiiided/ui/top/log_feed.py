@@ -20,7 +20,7 @@ from wiiiiided.ui.top.feed import answers
 from wiiiiided.ui.top.ui import LogView
 
 LINES = 1000
-TAIL = 100  # of each rank, to begin with
+TAIL = 100  # lines of each rank, to begin with
 REQUEST = "log"
 
 Moment = tuple[int, float]  # an attempt, and when
@@ -53,11 +53,11 @@ class LogFeed:
                 self._asked, self._wanted = wanted, False
 
     def again(self) -> None:
-        """The daemon is back: go on where the connection was lost."""
+        """Go on where the connection was lost: the daemon is back."""
         self._wanted = self._job is not None and self.connection is None and self._note != OVER
 
     def opened(self, result: object) -> None:
-        """The request's result; the selection may have moved on meanwhile."""
+        """Take the request's result; the selection may have moved on meanwhile."""
         if isinstance(result, ClientError):
             if self._asked == self._job:
                 self._note = str(result)
@@ -73,7 +73,7 @@ class LogFeed:
         self.connection, self._note = connection, ""
 
     def read(self) -> int:
-        """How many lines have come."""
+        """Take the lines that have come, and say how many."""
         count = 0
         if self.connection is None:
             return 0
@@ -101,7 +101,7 @@ class LogFeed:
 def merged(
     lines: list[tuple[Moment, m.LogLine]], new: Sequence[m.LogLine]
 ) -> list[tuple[Moment, m.LogLine]]:
-    """All in the order of time, the newest LINES of them."""
+    """Old and new lines in the order of time, the newest LINES of them."""
     last: dict[int, Moment] = {line.rank: moment for moment, line in lines}
     found = list(lines)
     for line in new:

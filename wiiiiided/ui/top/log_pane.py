@@ -36,7 +36,7 @@ def pane(scene: Scene, width: int, height: int) -> RenderableType:
 
 
 def furthest(scene: Scene, height: int) -> int:
-    """How far up it can be scrolled, so that the oldest line is the first."""
+    """How many lines up the log can be scrolled, so that the oldest line is the first."""
     return 0 if scene.log is None else _furthest(scene.log, rows_of(height))
 
 

@@ -47,7 +47,7 @@ from wiiiiided.ui.top.view import settled, view
 IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the clock
 ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
 LOG_S = 0.25  # between frames for log lines alone: a job may write thousands a second
-DETAIL_S = 3.0  # between two questions about what the details show
+DETAIL_S = 3.0  # between two requests for the open page's facts
 DETAILS, RECORDS = "details", "loss of job "  # names of requests
 READ_BYTES = 4096
 HEARD = (
@@ -60,7 +60,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 def run(
     client: Client, connection: Connection, terminal: Terminal, ui: Ui, painter: Painter
 ) -> None:
-    """Until the user quits. The terminal is as it was, however this ends."""
+    """Run until the user quits. The terminal is as it was, however this ends."""
     with _woken() as (wake_fd, pipe_fd):
         loop = TopLoop(client, connection, terminal, ui, painter, wake_fd, pipe_fd)
         try:
@@ -86,7 +86,7 @@ def _end_by(number: int) -> NoReturn:
 
 
 def _noted(number: int, frame: FrameType | None) -> None:
-    """The byte in the pipe says it."""
+    """Do nothing: the byte in the pipe tells the loop."""
 
 
 @contextlib.contextmanager
@@ -147,7 +147,7 @@ class TopLoop:
         self._log.close()
 
     def run(self) -> int | None:
-        """The signal that ended it; None: the user quit."""
+        """Run, and return the signal that ended it; None: the user quit."""
         while not self._quit and self._ended_by is None:
             self._draw()
             # Asked before the read: the bytes that follow an ESC may be there already.
@@ -200,7 +200,7 @@ class TopLoop:
             self._draw_at = 0.0
 
     def _stop(self) -> None:
-        """As Ctrl-Z stops any program; it goes on here when it is continued."""
+        """Stop, as Ctrl-Z stops any program; a continued program goes on here."""
         self._terminal.leave()
         signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         signal.raise_signal(signal.SIGTSTP)
@@ -302,7 +302,7 @@ class TopLoop:
             self._ask_record()
 
     def _ask_details(self, now: float) -> None:
-        """The open page's facts beside the snapshot: at once, then every DETAIL_S."""
+        """Ask for the open page's facts that no snapshot has: at once, then every DETAIL_S."""
         job, node = selected_job(self._snapshot, self._ui), None
         if self._ui.focus == "nodes":
             job, node = None, selected_node(self._snapshot, self._ui)
@@ -329,7 +329,7 @@ class TopLoop:
             self._detail = replace(self._detail or Detail(), note=str(result))
 
     def _ask_record(self) -> None:
-        """Of the selected job that runs, once: how its loss was before this session."""
+        """Ask, once for each job that is selected and runs, for its losses before this session."""
         row = selected_job(self._snapshot, self._ui)
         if row is None or row.now is None or row.job.id in self._recorded:
             return

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from wiiiiided.cluster.rpc.messages import Snapshot
 from wiiiiided.domain.metrics import RunRecord
 
-POINTS = 512  # of a job; when they are full, every other one goes
+POINTS = 512  # points of a job; when there are more, every other one goes
 Track = list[tuple[int, float]]  # a step, and the loss at it
 
 
@@ -34,7 +34,7 @@ class LossHistory:
                 _add(self._tracks[row.job.id], row.now.step, row.now.loss)
 
     def begin(self, job: int, runs: Sequence[RunRecord]) -> None:
-        """The losses recorded before this session; later values stay."""
+        """Take the losses recorded before this session; later ones stay."""
         seen = self._tracks.get(job, [])
         track: Track = []
         for point in (point for run in runs for point in run.points):
@@ -45,13 +45,13 @@ class LossHistory:
         self._tracks[job] = track
 
     def values(self) -> dict[int, tuple[float, ...]]:
-        """By job, oldest first."""
+        """The losses of each job, oldest first."""
         found = {job: tuple(loss for _, loss in track) for job, track in self._tracks.items()}
         return {job: losses for job, losses in found.items() if losses}
 
 
 def _add(track: Track, step: int, loss: float) -> None:
-    """A job that began again at an earlier step replaces what it had after that."""
+    """Add a loss. A job that began again at an earlier step replaces those it had after that."""
     if not math.isfinite(loss):
         return
     del track[bisect_left(track, (step, -math.inf)) :]

@@ -37,7 +37,7 @@ Pieces = Iterator[tuple[str, str]]  # text, and the name of its style
 
 
 class Mark:
-    """One line that fills its width. Drawings say their pieces for a width."""
+    """One line that fills its width, drawn in pieces."""
 
     def pieces(self, width: int) -> Pieces:
         raise NotImplementedError
@@ -205,7 +205,7 @@ def _slice(shares: Sequence[float], height: int, place: int) -> str:
 
 
 def stretched(values: Sequence[float], width: int) -> list[float]:
-    """So many values: means of neighbours where there are more, each several times where fewer."""
+    """The values as `width` ones: means of neighbours where there are more, else each repeated."""
     count = len(values)
     made = []
     for place in range(width):
@@ -217,7 +217,7 @@ def stretched(values: Sequence[float], width: int) -> list[float]:
 
 @dataclass(frozen=True)
 class RowStrip:
-    """Marks side by side, a blank between two: one row."""
+    """A row of marks side by side, a blank between two."""
 
     parts: Sequence[tuple[Mark, int]]
 
@@ -239,7 +239,7 @@ class RowStrip:
 
 @dataclass(frozen=True)
 class Inner(Mark):
-    """A strip as a part of another: blanks fill its width."""
+    """A strip as a part of another; blanks fill its width."""
 
     strip: RowStrip
 

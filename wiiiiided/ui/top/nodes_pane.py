@@ -41,7 +41,7 @@ from wiiiiided.ui.top.pane import (
 from wiiiiided.ui.top.ui import Scene
 
 NAME_LEAST = 5  # "total" stands below them
-# From here on an age is worth an eye. A node without ranks speaks every five seconds.
+# From here on an age is shown as a warning. A node without ranks reports every five seconds.
 STALE_S, IDLE_STALE_S = 3.0, 8.0
 SIGNS = {  # of each state: sign, word, style
     "ok": ("●", "ok", "good"),
@@ -70,7 +70,7 @@ TITLES = {
     "age": "age",
     "note": "note",
 }
-# Where there is room, the most wanted first: a column, or more columns for one that is there.
+# As there is room, the most wanted first: a column, or a greater width of one that is there.
 WIDER = (
     *(("time", 8), ("spark", 6), ("state", 6), ("up", 5), ("down", 6), ("cpu", 4), ("mem", 4)),
     *(("note", 8), ("state", 9), ("time", 12), ("spark", 8), ("age", 3), ("note", 14)),
@@ -84,7 +84,7 @@ SEEN = {"steps", "time", "up", "down", "shm", "codec", "ratio", "cpu", "mem", "s
 
 
 def pane(scene: Scene, width: int, height: int) -> RenderableType:
-    """In `height` lines, the frame included."""
+    """The pane in `height` lines, the frame included."""
     ui, nodes = scene.ui, nodes_of(scene.snapshot, scene.ui)
     focus = ui.focus == "nodes" and not ui.once
     room = rows_of(height) - 1
@@ -100,7 +100,7 @@ def pane(scene: Scene, width: int, height: int) -> RenderableType:
 
 
 def wanted(scene: Scene) -> int:
-    """Lines with its frame and heading, when there is room for all."""
+    """The lines of the pane with its frame and heading, when there is room for all."""
     count = len(nodes_of(scene.snapshot, scene.ui))
     return EDGES + 1 + max(1, count + (count > 1))
 
@@ -161,7 +161,7 @@ def widths(scene: Scene, width: int) -> dict[str, int]:
     known = [each for each in wider if each[0] not in SEEN or each[0] in seen]
     later = [each for each in wider if each not in known and each[0] != "note"]
     made = fitted(least, [*known, *later], room)
-    if ("up" in made) != ("down" in made):  # one without the other looks like a fault
+    if ("up" in made) != ("down" in made):  # one without the other would look like a fault
         made.pop("up", None)
         made.pop("down", None)
     return {key: made[key] for key in TITLES if key in made}
@@ -172,8 +172,8 @@ def _key(order: str) -> str:
 
 
 def _unit(nodes: Sequence[NodeNow]) -> str:
-    """The unit of working nodes; "rate" where they differ and each has its own. A node of which
-    nothing is known yet has no say."""
+    """The unit of working nodes; "rate" where they differ and each has its own. A node without a
+    known rate does not count."""
     working = [node for node in nodes if works(node)]
     told = [node for node in working if main_rate(node) is not None]
     units = {node.unit for node in told or working or nodes}
@@ -260,8 +260,8 @@ def _rate(node: NodeNow, size: int, unit: str) -> str:
 
 
 def total_rate(nodes: Sequence[NodeNow]) -> float | None:
-    """Samples per second of all that work; None where they do not all say it. Steps are the same
-    ones everywhere, and several jobs' operations are no common thing."""
+    """Samples per second of all working nodes; None where one does not report them. Steps are the
+    same ones everywhere, and operations of several jobs cannot be added."""
     working = [node for node in nodes if works(node)]
     values = [main_rate(node) for node in working]
     if not working or {node.unit for node in working} != {"samples/s"} or None in values:
@@ -278,7 +278,7 @@ def total_up(nodes: Sequence[NodeNow]) -> float | None:
 
 
 def _sum(nodes: Sequence[NodeNow], sizes: dict[str, int]) -> dict[str, Mark]:
-    """Of what can be added: rates of one unit, bytes. A mean of shares would say nothing."""
+    """The row of sums: rates of one unit, and bytes. A mean of shares would say nothing."""
     working = [node for node in nodes if works(node)]
     made = {"name": "total"}
     if (total := total_rate(nodes)) is not None:

@@ -26,12 +26,12 @@ def main_rate(node: NodeNow) -> float | None:
 
 
 def measured(node: NodeNow, value: float) -> float | None:
-    """A metric of its collectives: not known where they are not ours."""
+    """A metric of its collectives; None where no group of this backend counts it."""
     return value if node.rates.measured else None
 
 
 def _loss(row: JobRow) -> float:
-    """One that is no number any more is worse than all others."""
+    """The loss to sort by: one that is no number any more is worse than all others."""
     if row.now is None:
         return -math.inf
     return math.inf if row.now.diverged else _number(row.now.loss)
@@ -100,7 +100,7 @@ def _arranged(
 
 
 def node_at(nodes: Sequence[NodeNow], ui: Ui) -> int:
-    """The place of the selected one; the first where it is gone."""
+    """The place of the selected node; the first where it is gone."""
     return next((place for place, node in enumerate(nodes) if node.name == ui.node), 0)
 
 

@@ -22,7 +22,7 @@ from wiiiiided.ui.top.theme import GROUND, Palette, theme
 
 Line = list[Segment]
 
-# Each of our own signs has one of ASCII, of the same width. Untrusted text is ASCII before that.
+# An ASCII sign for each of our own, of the same width. Untrusted text is ASCII before that.
 ASCII = str.maketrans(
     "▸…–─│━◄▁▂▃▄▅▆▇█▴▾↑↓·●○⊘✗✓▶▷◷‖■↻╭╮╰╯→↵",
     ">~--|=<_.:-=+*#^v^v.*o0x+>>@=#%++++>.",
@@ -31,7 +31,7 @@ ASCII = str.maketrans(
 
 @cache
 def console(palette: Palette) -> Console:
-    """Writes nowhere: it turns renderables into segments."""
+    """A console that writes nowhere: it turns renderables into segments."""
     return Console(
         file=io.StringIO(), force_terminal=True, color_system="truecolor", theme=theme(palette),
         markup=False, emoji=False, highlight=False, legacy_windows=False,
@@ -42,7 +42,7 @@ def console(palette: Palette) -> Console:
 def lines(
     renderable: RenderableType, width: int, height: int | None = None, palette: Palette = "none"
 ) -> list[Line]:
-    """As many lines as it has, or exactly `height`."""
+    """The renderable's lines: as many as it has, or exactly `height`."""
     drawn = console(palette)
     options = drawn.options.update(width=width, height=height)
     if height is None:
@@ -53,7 +53,7 @@ def lines(
 def texts(
     renderable: RenderableType, width: int, height: int | None, ascii_only: bool
 ) -> list[str]:
-    """Its lines as plain text, with all their blanks."""
+    """The renderable's lines as plain text, with all their blanks."""
     found = lines(renderable, width, height)
     rows = in_ascii(found) if ascii_only else found
     return ["".join(segment.text for segment in row) for row in rows]
@@ -87,7 +87,7 @@ class Painter:
 
 
 class Faded:
-    """A renderable without its colours, dim: what is not known to be true any more."""
+    """A renderable without its colours, dim: it may not be true any more."""
 
     def __init__(self, renderable: RenderableType) -> None:
         self._renderable = renderable

@@ -100,7 +100,7 @@ def framed(
 
 
 def _within(text: Text, room: int) -> Text:
-    """Cut where the frame ends; Rich would cut it without a sign."""
+    """The text, cut with a sign where the frame ends: Rich cuts without one."""
     found = text.copy()
     found.truncate(room, overflow="ellipsis")
     return found
@@ -123,7 +123,7 @@ def fitted(least: Mapping[str, int], wider: Sequence[tuple[str, int]], room: int
 
 
 def mark(place: int, shown: range, count: int, selected: int | None) -> str:
-    """The sign before a row."""
+    """The sign before a row: it is selected, or there are more above or below."""
     if place == selected:
         return "▸"
     if place == shown.start and shown.start > 0:
@@ -132,7 +132,7 @@ def mark(place: int, shown: range, count: int, selected: int | None) -> str:
 
 
 def nothing(filter_: str, in_ascii: bool) -> Text:
-    """Instead of rows, where a filter has left none."""
+    """The line instead of rows, where a filter has left none."""
     return line(f" nothing matches '{words(filter_, in_ascii)}'", style="dim")
 
 

@@ -40,7 +40,7 @@ WIDER = (
     *(("rank", 16), ("time", 40), ("time", 60)),
 )
 
-SHARE = "share", 6  # of all samples, where it is told: a fast rank may take more
+SHARE = "share", 6  # a rank's part of all samples, where it is told: a fast one may take more
 
 
 def shown(scene: Scene) -> JobRow | None:
@@ -50,7 +50,7 @@ def shown(scene: Scene) -> JobRow | None:
 
 
 def wanted(scene: Scene) -> int:
-    """Lines with the frame; 0: there is nothing to show."""
+    """The lines of the panes with their frame; 0: there is nothing to show."""
     row = shown(scene)
     if row is None or row.now is None:
         return 0
@@ -89,7 +89,7 @@ def _loss(losses: tuple[float, ...], scene: Scene, width: int) -> RenderableType
 
 
 def ranks_rows(ranks: tuple[RankNow, ...], scene: Scene, room: int) -> RenderableType:
-    """A heading, and a row each."""
+    """A heading, and a row for each rank."""
     shares = any(rank.training.share is not None for rank in ranks)
     wider = (*WIDER[:1], SHARE, *WIDER[1:]) if shares else WIDER
     sizes = fitted({"rank": 5, "step": 6, "took": 9, "time": 8}, wider, room)

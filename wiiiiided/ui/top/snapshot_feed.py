@@ -17,7 +17,7 @@ from wiiiiided.ui.top.feed import answers
 from wiiiiided.ui.top.ui import Gone
 
 SILENT_S = 5.0  # and three intervals, whichever is longer
-PAUSES_S = (1.0, 2.0, 5.0)  # before the first try, the second, all others
+PAUSES_S = (1.0, 2.0, 5.0)  # before the first new try, the second, all others
 REQUEST = "watch"
 
 
@@ -37,7 +37,7 @@ class SnapshotFeed:
         self._every_s = every_s
         self._heard_at = now
         self._spoke = False  # a snapshot has come, ever
-        self._reason = ""  # why nothing comes; empty when something did
+        self._reason = ""  # why no snapshot comes; empty when one did
         self._retry_at: float | None = None
         self._tries = 0
 
@@ -56,7 +56,7 @@ class SnapshotFeed:
                 if isinstance(answer, Snapshot):
                     newest, self._reason = answer, ""
                 elif isinstance(answer, Notice):
-                    self._reason = answer.text  # it is not the daemon that is silent
+                    self._reason = answer.text  # the daemon speaks, but has no snapshot
         except ClientError as problem:
             if not self._spoke and newest is None:
                 raise
@@ -66,7 +66,7 @@ class SnapshotFeed:
         return newest
 
     def opened(self, result: object, now: float) -> None:
-        """The request's result: the new connection replaces the old one."""
+        """Take the request's result: the new connection replaces the old one."""
         if isinstance(result, Connection):
             self.close()
             self.connection, self._heard_at, self._retry_at = result, now, None

@@ -86,11 +86,11 @@ class Terminal:
             signal.signal(signal.SIGTTOU, before)
 
     def forget(self) -> None:
-        """The screen's content is not known any more: the next frame is written whole."""
+        """Write the next frame whole: the screen's content is not known any more."""
         self._shown = []
 
     def show(self, rows: Sequence[str], encoding: str) -> None:
-        """Write the rows that are not there yet. Not while `busy`: the frame would be torn."""
+        """Write the rows that have changed; not while `busy`: the frame would be torn."""
         whole = len(self._shown) != len(rows)
         changed = [
             f"\x1b[{number};1H\x1b[2K{row}"
@@ -123,7 +123,7 @@ class Terminal:
 
 
 def _own(fd: int) -> int:
-    """The same terminal, opened once more; where it has no name here, the given one."""
+    """A descriptor of our own for the terminal; where it has no name here, the given one."""
     try:
         return os.open(os.ttyname(fd), os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError:

@@ -24,7 +24,7 @@ REASON_CHARS = 120
 
 @dataclass(frozen=True)
 class Question:
-    """Is this job to be ended? `now` kills it without its grace period."""
+    """The question whether to end this job; `now` kills it without its grace period."""
 
     job: int
     name: str
@@ -33,7 +33,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Resuming:
-    """Is this drained node to get jobs again?"""
+    """The question whether this drained node is to get jobs again."""
 
     node: str
     reason: str  # why it was drained
@@ -41,7 +41,7 @@ class Resuming:
 
 @dataclass(frozen=True)
 class Draining:
-    """This node is to get no new jobs: the reason is being typed."""
+    """The question why this node is to get no new jobs: the reason is being typed."""
 
     node: str
     reason: str = ""
@@ -76,7 +76,7 @@ class Ui:
     jobs: RowOrder = RowOrder()
     typing: bool = False  # a filter for the pane in focus
     question: Question | Resuming | Draining | None = None
-    page: Page = ""  # that covers the panes
+    page: Page = ""  # the page that covers the panes
     page_top: int = 0  # its first line that is shown
     log: bool = True
     log_back: int = 0  # lines up from the newest
@@ -91,7 +91,7 @@ class Ui:
 
 @dataclass(frozen=True)
 class Gone:
-    """The daemon is not there: why, and when it is tried again."""
+    """Why the daemon is not there, and when it is tried again."""
 
     reason: str
     retry_s: float | None = None  # None: being tried now
@@ -108,7 +108,7 @@ class LogView:
 
 @dataclass(frozen=True)
 class Detail:
-    """The daemon's words on the job or node whose details are open; `note` where it said none."""
+    """The daemon's answer about the job or node whose details are open; else why there is none."""
 
     job: JobDetail | None = None
     node: NodeView | None = None

@@ -103,7 +103,7 @@ def natural(scene: Scene, width: int) -> int:
 
 
 def _paper(scene: Scene, width: int) -> RenderableType:
-    """Printed once: no frames and no keys."""
+    """The screen as it is printed once: without frames and keys."""
     made: list[RenderableType] = [_header(scene, width), *_banner(scene)]
     if scene.snapshot is not None:
         made += [nodes_pane.pane(scene, width, ENDLESS), jobs_pane.pane(scene, width, ENDLESS)]
@@ -159,7 +159,7 @@ def _shares(scene: Scene, room: int) -> Shares:
 
 
 def _halves(room: int, first: int, second: int) -> tuple[int, int]:
-    """Lines for two panes: what they want, or half each and what the other leaves."""
+    """The lines of two panes: as they want, or half each and what the other leaves."""
     half = room // 2
     if first + second <= room:
         return first, second
@@ -223,7 +223,7 @@ def _counts(snapshot: Snapshot, scene: Scene) -> list[tuple[str, str]]:
     waiting = sum(state not in {*ENDED, *ON_NODES, "held"} for state in states)
     if running:
         parts.append((f"{running} running", "run"))
-    if snapshot.more > 0:  # of those that are not listed it is not said which are held
+    if snapshot.more > 0:  # which of the jobs that are not listed are held is not known
         return [*parts, (f"{waiting + held + snapshot.more:,} queued or held", "wait")]
     if waiting:
         parts.append((f"{waiting} queued", "wait"))
@@ -287,7 +287,7 @@ def _footer(scene: Scene, width: int) -> RenderableType:
 
 
 def _question(question: Question | Resuming | Draining, ascii_only: bool, width: int) -> Text:
-    """A long name is cut: what is asked, and how to answer, is always seen."""
+    """The line of a question. A long name is cut: how to answer is always seen."""
     match question:
         case Question(job=job, name=middle, now=now):
             before = f" {'kill' if now else 'cancel'} job {job} "
@@ -303,7 +303,7 @@ def _question(question: Question | Resuming | Draining, ascii_only: bool, width:
 
 
 def _draining(question: Draining, ascii_only: bool, width: int) -> Text:
-    """Of a long reason the end is seen: that is where one types."""
+    """The line of a reason being typed. Of a long one the end is seen."""
     name = cut(words(question.node, ascii_only), max(1, min(NAME_MOST, width // 4)))
     before, reason = f" drain {name}, because: ", words(question.reason, ascii_only)
     after = "_   Enter drains it  Esc does not"
@@ -316,7 +316,7 @@ def _draining(question: Draining, ascii_only: bool, width: int) -> Text:
 
 
 def _asked(text: str, width: int) -> Text:
-    """Over the whole line, in reverse."""
+    """A question over the whole line, in reverse."""
     return line(text + " " * max(0, width - columns(text)), style="alarm")
 
 
