@@ -41,6 +41,10 @@ COUNTERS: Final = (
     *("exchange_s", "waiting_s", "encode_s", "decode_s"),
 )
 
+# Rates of several ranks: those that are summed, and those whose mean is taken.
+SUMMED: Final = ("operations", "shm", "wire_out", "wire_in", "wire_out_raw", "wire_in_raw")
+SHARES: Final = ("exchange", "waiting", "encode", "decode")
+
 
 def fell(old: RankSample, new: RankSample) -> bool:
     """Whether a counter is smaller than before: what no counter of one process does."""
@@ -120,19 +124,13 @@ def together(rates: Sequence[Rates]) -> Rates:
     steps = [rate.steps for rate in rates if rate.steps is not None]
     counted = [rate for rate in rates if rate.measured]
     number = max(1, len(counted))
+    sums = {name: sum(getattr(rate, name) for rate in counted) for name in SUMMED}
+    means = {name: sum(getattr(rate, name) for rate in counted) / number for name in SHARES}
     return Rates(
         steps=sum(steps) / len(steps) if steps else None,
         samples=sum(samples) if samples else None,
-        operations=sum(rate.operations for rate in counted),
-        shm=sum(rate.shm for rate in counted),
-        wire_out=sum(rate.wire_out for rate in counted),
-        wire_in=sum(rate.wire_in for rate in counted),
-        wire_out_raw=sum(rate.wire_out_raw for rate in counted),
-        wire_in_raw=sum(rate.wire_in_raw for rate in counted),
-        exchange=sum(rate.exchange for rate in counted) / number,
-        waiting=sum(rate.waiting for rate in counted) / number,
-        encode=sum(rate.encode for rate in counted) / number,
-        decode=sum(rate.decode for rate in counted) / number,
+        **sums,
+        **means,
         measured=bool(counted),
     )
 

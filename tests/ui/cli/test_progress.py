@@ -12,7 +12,7 @@ from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, machine
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.cli import check, doctor, progress
+from wiiiiided.ui.cli import doctor, loaded_job, progress
 
 PATIENCE_S = 30.0
 
@@ -114,13 +114,13 @@ def test_a_command_whose_answer_takes_long_shows_what_it_waits_for(
 def test_a_large_folder_is_said_to_be_looked_at(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    terminal, real = on_terminal(monkeypatch), check.survey
+    terminal, real = on_terminal(monkeypatch), loaded_job.survey
 
     def slow(directory: Path) -> Any:
         wait_until(lambda: "looking at the folder" in terminal.getvalue(), PATIENCE_S, "a line")
         return real(directory)
 
-    monkeypatch.setattr(check, "survey", slow)
+    monkeypatch.setattr(loaded_job, "survey", slow)
     (tmp_path / "job.toml").write_text('[run]\ncommand = ["true"]\n')
     assert cli("check", str(tmp_path / "job.toml")).code == 0
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, line, machine, status, view
 from tests.ui.cli.kit import PATIENCE_S, Cli, Program
+from wiiiiided.cluster.archive import pack
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.system import probe
 from wiiiiided.domain.metrics import RunForecast
@@ -278,7 +279,7 @@ def test_the_daemons_refusal_has_its_own_code(cli: Cli, daemon: FakeDaemon, fold
 def test_without_a_daemon_nothing_is_packed(
     cli: Cli, daemon: FakeDaemon, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(submit, "pack", None)
+    monkeypatch.setattr(pack, "pack", None)
     daemon.stop()
     assert cli("submit", str(folder)).code == 4
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from wiiiiided.cluster.archive.scan import PackError, survey
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.loaded_job import JobFile, Sets, notes, read, report, unshippable
+from wiiiiided.ui.cli.loaded_job import JobFile, Sets, read, report, say_notes, surveyed
 from wiiiiided.ui.cli.options import Json
-from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import put
 from wiiiiided.ui.jobfile.problem import Invalid
 
@@ -20,18 +18,14 @@ def command(file: JobFile, sets: Sets = None, as_json: Json = False) -> int:
     """
     try:
         job = read(file, sets)
-        with waiting("looking at the folder"):
-            ships = survey(job.directory)
+        ships = surveyed(job)
     except Invalid as invalid:
         return report(invalid, as_json)
-    except PackError as problem:
-        return report(unshippable(job, problem), as_json)
     if as_json:
         screen.put_json(job_facts.as_json(job, ships, None))
     else:
         put([job_facts.section(f"{clean(job.file)}: ok", job, ships)])
-    for note in (*ships.notes, *notes(job)):
-        screen.say(f"note: {note}")
+    say_notes(job, ships.notes)
     try:
         job.secrets()
     except CommandFailed as missing:

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import typer
 
 from wiiiiided.cluster.archive.ignore import OURS, PULLED, BadRules, left_out
-from wiiiiided.cluster.archive.scan import PackError
+from wiiiiided.cluster.archive.scan import PackError, Survey, survey
 from wiiiiided.config import passed
 from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.domain.spec import JobSpec
 from wiiiiided.ui.cli.command_failed import CommandFailed
+from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.screen import put_json, say
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.read import examine
 from wiiiiided.ui.jobfile.rules import Complaint
 from wiiiiided.ui.jobfile.source import text_of
 from wiiiiided.ui.jobfile.to_toml import toml
+
+if TYPE_CHECKING:
+    from wiiiiided.cluster.archive.pack import Packed
 
 JobFile = Annotated[
     str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")
@@ -112,9 +117,39 @@ class Shipped:
                 return Complaint(rule, f"add the line !/{found.name} to {OURS}, which counts first")
 
 
-def unshippable(job: LoadedJob, problem: PackError) -> Invalid:
-    """A problem of the folder as one of the job file."""
+def surveyed(job: LoadedJob) -> Survey:
+    """The part of a job's directory that is shipped; its problems are those of the job file."""
+    with waiting("looking at the folder"):
+        try:
+            return survey(job.directory)
+        except PackError as problem:
+            raise _unshippable(job, problem) from None
+
+
+@contextmanager
+def packed_folder(job: LoadedJob) -> Iterator[Packed]:
+    """The job's directory as an archive, which is removed at the end."""
+    from wiiiiided.cluster.archive.pack import pack  # it brings tarfile, which checks do without
+
+    with waiting("packing the folder"):
+        try:
+            packed = pack(job.directory)
+        except PackError as problem:
+            raise _unshippable(job, problem) from None
+    try:
+        yield packed
+    finally:
+        packed.remove()
+
+
+def _unshippable(job: LoadedJob, problem: PackError) -> Invalid:
     return Invalid([Problem(job.file, None, "", str(problem))])
+
+
+def say_notes(job: LoadedJob, found: Sequence[str]) -> None:
+    """Notes on the job's directory and on its file."""
+    for note in (*found, *notes(job)):
+        say(f"note: {note}")
 
 
 def notes(job: LoadedJob) -> Iterator[str]:

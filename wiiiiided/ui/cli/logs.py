@@ -73,27 +73,15 @@ def command(
     )
     client, of = connect(), job_id(job)
     if following:
-        return _follow(client, of, chosen, tail, wanted, times, as_json)
+        try:
+            return follow(
+                client, of, ranks=chosen, tail=tail, wanted=wanted, times=times, as_json=as_json
+            )
+        except KeyboardInterrupt:
+            screen.say(f"wiiiiide: detached; job {of} goes on")
+            raise
     _print(client, of, chosen, tail, attempt, wanted, times, as_json)
     return 0
-
-
-def _follow(
-    client: Client,
-    job: int,
-    ranks: list[int],
-    tail: int | None,
-    wanted: Wanted,
-    times: bool,
-    as_json: bool,
-) -> int:
-    try:
-        return follow(
-            client, job, ranks=ranks, tail=tail, wanted=wanted, times=times, as_json=as_json
-        )
-    except KeyboardInterrupt:
-        screen.say(f"wiiiiide: detached; job {job} goes on")
-        raise
 
 
 def _print(

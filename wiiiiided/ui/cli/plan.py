@@ -16,7 +16,6 @@ from typing import Annotated, Final
 
 import typer
 
-from wiiiiided.cluster.archive.pack import PackError, pack
 from wiiiiided.cluster.client import Client, ClientError
 from wiiiiided.cluster.control import placement
 from wiiiiided.cluster.rpc.messages import NodeView
@@ -29,7 +28,7 @@ from wiiiiided.ui.cli import plan_lines, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.job_lines import put_table
-from wiiiiided.ui.cli.loaded_job import JobFile, LoadedJob, read, report, unshippable
+from wiiiiided.ui.cli.loaded_job import JobFile, LoadedJob, packed_folder, read, report
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.trial import TrialRun
@@ -68,8 +67,6 @@ def command(
         probe = _probe(client, job, chosen)
     except Invalid as invalid:
         return report(invalid, as_json)
-    except PackError as problem:
-        return report(unshippable(job, problem), as_json)
     rows = plan_rows(probe)
     row = next(row for row in rows if row.recommended)
     plan = kept_plan.keep(probe, rows, time.time())
@@ -159,10 +156,12 @@ def _may_run(job: LoadedJob, chosen: Sequence[NodeView], yes: bool) -> bool:
 
 def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialMeasures:
     nodes = [view.node for view in chosen]
-    with waiting("packing the folder"):
-        packed = pack(job.directory)
     try:
-        with _interrupted_by_any_end(), closing(TrialRun(client, job.spec, packed)) as trial:
+        with (
+            packed_folder(job) as packed,
+            _interrupted_by_any_end(),
+            closing(TrialRun(client, job.spec, packed)) as trial,
+        ):
             with waiting(f"running the script on {len(nodes)} machines"):
                 machines, script = trial.machines(nodes)
                 trial.close()
@@ -171,8 +170,6 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
     except KeyboardInterrupt:
         screen.say("\nthe trial was ended; nothing of it is left")
         raise
-    finally:
-        packed.remove()
     return TrialMeasures(tuple(machines), tuple(pairs), script)
 
 

@@ -14,8 +14,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from wiiiiided.cluster.archive.pack import Packed, PackError, pack
-from wiiiiided.cluster.archive.scan import survey
+from wiiiiided.cluster.archive.pack import Packed
 from wiiiiided.cluster.client import Client, ClientError, DaemonLost, NoDaemon, Progress
 from wiiiiided.cluster.rpc.messages import Submitted
 from wiiiiided.domain.exit_codes import NEVER
@@ -37,14 +36,15 @@ from wiiiiided.ui.cli.loaded_job import (
     JobFile,
     LoadedJob,
     Sets,
-    notes,
+    packed_folder,
     read,
     report,
-    unshippable,
+    say_notes,
+    surveyed,
 )
 from wiiiiided.ui.cli.option_values import job_id
 from wiiiiided.ui.cli.options import DryRun, Json
-from wiiiiided.ui.cli.progress import counted, waiting
+from wiiiiided.ui.cli.progress import counted
 from wiiiiided.ui.cli.sections import put
 from wiiiiided.ui.jobfile.problem import Invalid
 
@@ -135,8 +135,6 @@ def queue(
         return _submit(job, hold, resumes, following, as_json)
     except Invalid as invalid:
         return report(invalid, as_json)
-    except PackError as problem:
-        return report(unshippable(job, problem), as_json)
 
 
 def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
@@ -149,8 +147,7 @@ def _earlier(texts: Sequence[str]) -> tuple[int, ...]:
 
 
 def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
-    with waiting("looking at the folder"):
-        ships = survey(job.directory)
+    ships = surveyed(job)
     job.secrets()
     (dry,) = dry_runs([job])
     if as_json:
@@ -158,8 +155,7 @@ def _dry_run(job: LoadedJob, resumes: int | None, as_json: bool) -> int:
     else:
         title = f"{clean(job.file)}: ok; nothing was queued. It would be"
         put([job_facts.section(title, job, ships, dry)])
-    for note in (*ships.notes, *notes(job)):
-        screen.say(f"note: {note}")
+    say_notes(job, ships.notes)
     if resumes is not None:
         screen.say(f"note: whether job {resumes} has checkpoints is looked up when it is queued")
     return 0
@@ -293,11 +289,8 @@ def send(
 
 def _packed(job: LoadedJob, ask: Callable[[Packed, Progress], Result]) -> tuple[Result, int]:
     sent = 0
-    with waiting("packing the folder"):
-        packed = pack(job.directory)
-    try:
-        for note in (*packed.notes, *notes(job)):
-            screen.say(f"note: {note}")
+    with packed_folder(job) as packed:
+        say_notes(job, packed.notes)
         with counted("sending the folder") as tell:
 
             def progress(done: int, total: int) -> None:
@@ -306,8 +299,6 @@ def _packed(job: LoadedJob, ask: Callable[[Packed, Progress], Result]) -> tuple[
                 tell(done, total)
 
             return ask(packed, progress), sent
-    finally:
-        packed.remove()
 
 
 def _shipped(sent: int, role: str) -> str:

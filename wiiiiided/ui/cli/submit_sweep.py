@@ -12,8 +12,7 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from wiiiiided.cluster.archive.pack import Packed, PackError
-from wiiiiided.cluster.archive.scan import survey
+from wiiiiided.cluster.archive.pack import Packed
 from wiiiiided.cluster.client import Progress
 from wiiiiided.cluster.rpc.framing import REQUEST_BYTES
 from wiiiiided.cluster.rpc.messages import SweepJob, Swept, encode
@@ -23,7 +22,7 @@ from wiiiiided.text import cell, clean, count
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
-from wiiiiided.ui.cli.loaded_job import LoadedJob, report, unshippable
+from wiiiiided.ui.cli.loaded_job import LoadedJob, report, surveyed
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, put
 from wiiiiided.ui.cli.submit import dry_runs, send
@@ -52,14 +51,11 @@ def run(
         )
     except Invalid as invalid:
         return report(invalid, as_json)
-    except PackError as problem:
-        return report(unshippable(combinations[0][1], problem), as_json)
 
 
 def _list(combinations: Sequence[SweepCombination], as_json: bool) -> int:
     first = combinations[0][1]
-    with waiting("looking at the folder"):
-        ships = survey(first.directory)
+    ships = surveyed(first)
     dries = dry_runs([job for _, job in combinations])
     if as_json:
         found = job_facts.as_json(first, ships, dries[0])
