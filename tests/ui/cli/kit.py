@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from wiiiiided.ui.cli.completion import COMPLETE
+from wiiiiided.ui.cli.commands.completion import COMPLETE
 from wiiiiided.ui.cli.main import main
 
 PATIENCE_S = 30.0

@@ -14,7 +14,7 @@ from tests.ui.cli.kit import Cli, Complete, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.states import STATES
 from wiiiiided.ui.cli.command_table import COMMANDS, load
-from wiiiiided.ui.cli.completion import COMPLETE
+from wiiiiided.ui.cli.commands.completion import COMPLETE
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

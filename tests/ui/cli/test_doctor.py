@@ -15,9 +15,10 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.config import Paths
 from wiiiiided.domain.node import Node
-from wiiiiided.ui.cli import doctor, doctor_facts
-from wiiiiided.ui.cli.doctor_checks import CHECKS, GIB, TORCH, examine, satisfies
-from wiiiiided.ui.cli.doctor_model import Facts, Finding, JobUserFacts, PortProbe, Socket, Unit
+from wiiiiided.ui.cli.commands import doctor
+from wiiiiided.ui.cli.doctor import facts as doctor_facts
+from wiiiiided.ui.cli.doctor.checks import CHECKS, GIB, TORCH, examine, satisfies
+from wiiiiided.ui.cli.doctor.model import Facts, Finding, JobUserFacts, PortProbe, Socket, Unit
 
 DAEMON = DaemonStatus(
     version="1.0",

@@ -12,9 +12,10 @@ from tests.kit.fake_daemon import FakeDaemon, machine, status
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.node import Node
-from wiiiiided.ui.cli import doctor_facts, doctor_peers
-from wiiiiided.ui.cli.doctor_cluster import examine_peers
-from wiiiiided.ui.cli.doctor_model import PeerFacts, PortProbe
+from wiiiiided.ui.cli.doctor import facts as doctor_facts
+from wiiiiided.ui.cli.doctor import peers as doctor_peers
+from wiiiiided.ui.cli.doctor.cluster import examine_peers
+from wiiiiided.ui.cli.doctor.model import PeerFacts, PortProbe
 
 OWN = msgspec.structs.replace(status(), version="1.0", role="coordinator", cluster="lab")
 WELL = PeerFacts("b", "10.0.0.2:9461", "idle", "1.0", PortProbe(0.0004, mtu=1500))

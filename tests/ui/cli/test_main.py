@@ -15,7 +15,8 @@ from tests.kit.fake_daemon import FakeDaemon, line, view
 from tests.ui.cli.kit import Cli, Program
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.cli import command_table, why
+from wiiiiided.ui.cli import command_table
+from wiiiiided.ui.cli.commands import why
 from wiiiiided.ui.cli.main import main
 
 
@@ -67,7 +68,7 @@ def test_on_a_terminal_every_flag_is_a_flag(
     """typer writes "<bool>" behind one, also behind -h."""
     monkeypatch.setattr("sys.stdout", terminal := Terminal())
     # Made anew: whether help is drawn is decided where the commands are made.
-    monkeypatch.delitem(sys.modules, f"wiiiiided.ui.cli.{words[0]}", raising=False)
+    monkeypatch.delitem(sys.modules, f"wiiiiided.ui.cli.commands.{words[0]}", raising=False)
     assert main([*words, "-h"]) == 0
     shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     assert "╭─ Options ─" in shown

@@ -13,7 +13,8 @@ from tests.kit.prometheus import parse
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.metrics import JobNow, NodeNow, Rates
-from wiiiiided.ui.cli import metrics, whole_file
+from wiiiiided.ui.cli import whole_file
+from wiiiiided.ui.cli.commands import metrics
 
 UP: tuple[tuple[str, str], ...] = ()
 

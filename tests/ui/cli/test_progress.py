@@ -12,7 +12,8 @@ from tests.kit.conditions import wait_until
 from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, machine
 from tests.ui.cli.kit import Cli
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.ui.cli import doctor, loaded_job, progress
+from wiiiiided.ui.cli import loaded_job, progress
+from wiiiiided.ui.cli.commands import doctor
 
 PATIENCE_S = 30.0
 

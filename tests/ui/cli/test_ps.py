@@ -11,7 +11,7 @@ from tests.kit.fake_daemon import FakeConnection, FakeDaemon, ended, view
 from tests.ui.cli.kit import Cli, Program
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.text import columns
-from wiiiiided.ui.cli import ps
+from wiiiiided.ui.cli.commands import ps
 
 NASTY = "[red]x\x1b[2J\n\u202e漢字e\u0301"
 

@@ -16,13 +16,13 @@ import pytest
 
 from wiiiiided.errors import HostError
 from wiiiiided.ui.cli import main as cli
-from wiiiiided.ui.cli import service_access as access
-from wiiiiided.ui.cli import service_files as files
-from wiiiiided.ui.cli import service_install, service_system
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.service_install import put
-from wiiiiided.ui.cli.service_system import System
-from wiiiiided.ui.cli.service_uninstall import uninstall_service
+from wiiiiided.ui.cli.service import access, files
+from wiiiiided.ui.cli.service import install as service_install
+from wiiiiided.ui.cli.service import system as service_system
+from wiiiiided.ui.cli.service.install import put
+from wiiiiided.ui.cli.service.system import System
+from wiiiiided.ui.cli.service.uninstall import uninstall_service
 
 DAEMON = Path("/opt/wiiiiide/bin/wiiiiided")
 

@@ -20,7 +20,7 @@ from wiiiiided.cluster.system import probe
 from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.plan import KeptPlan, MachineSet, PlanRow
-from wiiiiided.ui.cli import submit
+from wiiiiided.ui.cli.commands import submit
 
 JOB = """
 name = "digits"

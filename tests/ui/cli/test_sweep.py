@@ -11,7 +11,7 @@ from tests.ui.cli.kit import PATIENCE_S, Cli, Complete, Program
 from tests.ui.report.runs import rank, run
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.metrics import RunForecast
-from wiiiiided.ui.cli import submit
+from wiiiiided.ui.cli.commands import submit
 
 JOB = 'name = "digits"\n[run]\ncommand = ["python", "train.py"]\n'
 LR, SEED = ("--sweep", "run.env.LR=0.1,0.01"), ("--sweep", "run.env.SEED=1..3")

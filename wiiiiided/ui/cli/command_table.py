@@ -1,6 +1,6 @@
 """The commands of `wiiiiide`, and typer with as little as one of them needs.
 
-    wiiiiide ps ──► CommandTable: names ──► import wiiiiided.ui.cli.ps ──► its function
+    wiiiiide ps ──► CommandTable: names ──► import …commands.ps ──► its function
 
 A command's module is imported when the command is called, not before. A module offers `command`, a
 function in typer's way that returns an exit code or None, with typer's settings for it in CONTEXT
@@ -283,7 +283,7 @@ class CommandTable(_Quick, TyperGroup):
 
 def load(name: str) -> Any:
     """The command of that name, as an object of typer's."""
-    loaded = importlib.import_module(f"wiiiiided.ui.cli.{name}")
+    loaded = importlib.import_module(f"wiiiiided.ui.cli.commands.{name}")
     app: typer.Typer | None = getattr(loaded, "app", None)
     if app is None:
         app = plain_app()

@@ -21,7 +21,7 @@ from wiiiiided.domain.exit_codes import FAILED, INTERRUPTED, PIPE_CLOSED, USAGE
 from wiiiiided.errors import UsageError, WiiiiideError
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_table import CommandTable, plain_app
-from wiiiiided.ui.cli.completion import COMPLETE, complete
+from wiiiiided.ui.cli.commands.completion import COMPLETE, complete
 
 # Errors of writing to stdout: all others are explained where they are raised.
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EIO)

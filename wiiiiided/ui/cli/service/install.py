@@ -13,10 +13,9 @@ from pathlib import Path
 
 from wiiiiided.config import Paths
 from wiiiiided.domain.exit_codes import FAILED, NOT_ALLOWED, USAGE
-from wiiiiided.ui.cli import service_access as access
-from wiiiiided.ui.cli import service_files as files
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.service_system import (
+from wiiiiided.ui.cli.service import access, files
+from wiiiiided.ui.cli.service.system import (
     System,
     check_root,
     check_session,

@@ -40,7 +40,7 @@ class ServiceFile:
 def templates() -> Path:
     """The directory of the shipped files: in the installed package, or in a checkout."""
     here = Path(__file__).resolve()
-    for place in (here.parent / "units", here.parents[3] / "systemd"):
+    for place in (here.parent / "units", here.parents[4] / "systemd"):
         if (place / UNIT).is_file():
             return place
     raise HostError(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from wiiiiided.config import Paths
 from wiiiiided.domain.exit_codes import FAILED
-from wiiiiided.ui.cli import service_files as files
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.service_install import USERS
-from wiiiiided.ui.cli.service_system import System, check_root, check_session, check_systemd
+from wiiiiided.ui.cli.service import files
+from wiiiiided.ui.cli.service.install import USERS
+from wiiiiided.ui.cli.service.system import System, check_root, check_session, check_systemd
 
 
 def uninstall_service(system: System, *, purge: bool, force: bool) -> None:

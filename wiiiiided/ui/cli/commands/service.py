@@ -8,9 +8,9 @@ import typer
 
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_table import QuickCommand, QuickGroup, plain_app
-from wiiiiided.ui.cli.service_install import install_system, install_user
-from wiiiiided.ui.cli.service_system import System, run_command
-from wiiiiided.ui.cli.service_uninstall import uninstall_service
+from wiiiiided.ui.cli.service.install import install_system, install_user
+from wiiiiided.ui.cli.service.system import System, run_command
+from wiiiiided.ui.cli.service.uninstall import uninstall_service
 
 app = plain_app(cls=QuickGroup, help="The daemon as a systemd service.", no_args_is_help=True)
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from wiiiiided.text import format_size
-from wiiiiided.ui.cli.doctor_cluster import cluster, one_port
-from wiiiiided.ui.cli.doctor_model import Facts, Finding, fail, ok, warn
+from wiiiiided.ui.cli.doctor.cluster import cluster, one_port
+from wiiiiided.ui.cli.doctor.model import Facts, Finding, fail, ok, warn
 
 GIB = 1 << 30
 STATE_FAIL_BYTES = 100 << 20  # SQLite needs room for its journal to end any transaction

@@ -27,10 +27,10 @@ import psutil
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc.messages import DaemonStatus
 from wiiiiided.config import Paths
-from wiiiiided.ui.cli.doctor_model import Facts, JobUserFacts, Socket, Unit
-from wiiiiided.ui.cli.doctor_peers import reach
-from wiiiiided.ui.cli.service_files import UNIT
-from wiiiiided.ui.cli.service_system import System, is_lingering, run_command
+from wiiiiided.ui.cli.doctor.model import Facts, JobUserFacts, Socket, Unit
+from wiiiiided.ui.cli.doctor.peers import reach
+from wiiiiided.ui.cli.service.files import UNIT
+from wiiiiided.ui.cli.service.system import System, is_lingering, run_command
 
 TORCH_S = 60.0  # a first import from a slow disk
 DAEMON_GROUP, JOB_USER = "wiiiiide", "wiiiiide-job"

@@ -28,15 +28,15 @@ from wiiiiided.config import Paths
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.text import clean
 from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.doctor_checks import examine
-from wiiiiided.ui.cli.doctor_cluster import examine_peers
-from wiiiiided.ui.cli.doctor_facts import gather
-from wiiiiided.ui.cli.doctor_model import Finding
-from wiiiiided.ui.cli.doctor_peers import peers
+from wiiiiided.ui.cli.doctor.checks import examine
+from wiiiiided.ui.cli.doctor.cluster import examine_peers
+from wiiiiided.ui.cli.doctor.facts import gather
+from wiiiiided.ui.cli.doctor.model import Finding
+from wiiiiided.ui.cli.doctor.peers import peers
 from wiiiiided.ui.cli.options import Json
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, Row, put
-from wiiiiided.ui.cli.service_files import user_unit
+from wiiiiided.ui.cli.service.files import user_unit
 
 TITLE_COLUMNS = 13
 NODES_S = 8.0  # a member gives its coordinator 5 s before it says that there is none

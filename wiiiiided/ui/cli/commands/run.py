@@ -18,10 +18,10 @@ import typer
 
 from wiiiiided.errors import HostError
 from wiiiiided.ui.cli import screen
+from wiiiiided.ui.cli.commands.submit import queue
 from wiiiiided.ui.cli.current_folder import refuse_home
 from wiiiiided.ui.cli.loaded_job import LoadedJob, Sets, Shipped, report
 from wiiiiided.ui.cli.options import DryRun, Json, Name
-from wiiiiided.ui.cli.submit import queue
 from wiiiiided.ui.jobfile.describe import printable
 from wiiiiided.ui.jobfile.problem import Invalid, Problem
 from wiiiiided.ui.jobfile.read import examine

@@ -71,7 +71,7 @@ def command(
 
 
 def _settings(records: JobRecords) -> list[tuple[str, str]]:
-    from wiiiiided.ui.cli.show import settings_of
+    from wiiiiided.ui.cli.commands.show import settings_of
 
     return list(settings_of(records.spec))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from wiiiiided.cluster.rpc.messages import DaemonStatus
-from wiiiiided.ui.cli.doctor_model import Facts, Finding, PeerFacts, PortProbe, fail, ok, warn
+from wiiiiided.ui.cli.doctor.model import Facts, Finding, PeerFacts, PortProbe, fail, ok, warn
 
 LEAST_MTU = 1280  # what every IPv6 link carries; less is a tunnel worth a look
 

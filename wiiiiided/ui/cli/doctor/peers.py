@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from wiiiiided.cluster.rpc.messages import NodeView
 from wiiiiided.domain.node import Node
-from wiiiiided.ui.cli.doctor_model import PeerFacts, PortProbe
+from wiiiiided.ui.cli.doctor.model import PeerFacts, PortProbe
 
 CONNECT_S = 3.0  # one lost SYN is sent again after one second, a second one after three
 AT_ONCE = 32

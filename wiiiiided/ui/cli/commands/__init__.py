@@ -1,0 +1,1 @@
+"""The commands: one command, one file of its name."""

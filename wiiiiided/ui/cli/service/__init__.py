@@ -1,0 +1,1 @@
+"""The daemon as a systemd service: its unit files, users and directories."""
