@@ -7,11 +7,10 @@ spin nor hold much memory.
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from lib import machine as _machine
-from lib import plot, program, report
-from lib.cells import GLOO, LABELS, MB, OURS, Value
+from lib import program, report
+from lib.cells import GLOO, LABELS, MB, OURS
 from lib.fleet import Fleet, FleetError
 from lib.report import BenchResult, Sheet, console, seconds_text
 
@@ -109,18 +108,6 @@ def _memory_sheet(ranks: int, groups: int, memory: SharedMemoryUse, full: bool) 
     return sheet
 
 
-def _publish(result: BenchResult, used: dict[str, list[float]], given: Any, screen: Any) -> None:
-    report.show(result, screen)
-    if not given.save:
-        return
-    written = report.write(result, given.out)
-    totals = {label: Value(*[sum(ranks)] * 3) for label, ranks in used.items()}
-    picture = given.out / f"{result.name}.png"
-    if plot.draw_bars([plot.Bars("processor time, idle", totals)], result.about, picture):
-        written.append(picture)
-    screen.print("written: " + ", ".join(path.name for path in written), style="dim")
-
-
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or ""))
     program.name_stand_in(given.backend)
@@ -155,7 +142,9 @@ def main() -> int:
     name = program.file_name("idle", given.quick)
     method = METHOD.format(seconds=seconds)
     result = BenchResult(name, about, method, sheets, _machine.busy_notes(about), data)
-    _publish(result, used, given, screen)
+    report.show(result, screen)
+    if given.save:
+        report.keep(result, given.out, screen)
     return 0
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lib import machine, plot, program, report
+from lib import machine, program, report
 from lib.fleet import FleetError, free_port
 from lib.ladder import table
 from lib.ladder.contenders import CONTENDERS, Contender, LadderStage
@@ -111,12 +111,7 @@ def main() -> int:
     result = BenchResult(name, about, method, sheets, notes, data)
     report.show(result, screen)
     if given.save:
-        written = report.write(result, given.out)
-        rates = {contender.title: table.rates(rounds) for contender, rounds in taken.items()}
-        picture = given.out / f"{name}.png"
-        if plot.draw_rates("batches/s", rates, about, picture):
-            written.append(picture)
-        screen.print("written: " + ", ".join(path.name for path in written), style="dim")
+        report.keep(result, given.out, screen)
     return 0
 
 

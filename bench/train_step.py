@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from lib import machine, plot, program, report
+from lib import machine, program, report
 from lib.cells import Value
 from lib.fleet import Fleet, FleetError
 from lib.report import BenchResult, Sheet, console, ratio_text, value_text
@@ -185,12 +185,7 @@ def main() -> int:
     )
     report.show(result, screen)
     if given.save:
-        written = report.write(result, given.out)
-        bars = plot.Bars("step", {who: _summary(times) for who, times in taken.items()})
-        picture = given.out / f"{result.name}.png"
-        if plot.draw_bars([bars], result.about, picture):
-            written.append(picture)
-        screen.print("written: " + ", ".join(path.name for path in written), style="dim")
+        report.keep(result, given.out, screen)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Turns the times of one_host.py into tables, files and a picture."""
+"""Turns the times of one_host.py into tables and files."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from lib import cells, plot, report
+from lib import cells, report
 from lib.cells import GLOO, LABELS, MPI, OURS, SHARED, CellPlace, Value
 from lib.report import BenchResult, Sheet, ratio_text, value_text
 
@@ -98,19 +98,6 @@ def _data(taken: Taken, values: Mapping[CellPlace, Mapping[str, Value]]) -> dict
     return {"cells": listed}
 
 
-def _panels(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[plot.Curves]:
-    panels: dict[tuple[str, int], plot.Curves] = {}
-    for cell, by_contender in values.items():
-        blank = plot.Curves(f"{cell.op}, {cell.ranks} ranks", {}, [])
-        panel = panels.setdefault((cell.op, cell.ranks), blank)
-        for contender, value in by_contender.items():
-            panel.times.setdefault(LABELS[contender], {})[cell.nbytes] = value
-        for target in cells.GLOO_TARGETS:
-            if target.cell == cell:
-                panel.targets.append((LABELS[target.contender], cell.nbytes, target.factor))
-    return list(panels.values())
-
-
 def _unsteady_notes(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[str]:
     """Something else ran meanwhile, most likely: a contender that spins suffers most from that."""
     notes = []
@@ -147,10 +134,4 @@ def publish(
     report.show(result, screen)
     if folder is None:
         return
-    written = report.write(result, folder)
-    picture = folder / f"{name}.png"
-    if plot.draw_curves(_panels(values), about, picture):
-        written.append(picture)
-    else:
-        screen.print("no picture: there is no matplotlib (pip install '.[bench]')", markup=False)
-    screen.print("written: " + ", ".join(path.name for path in written), style="dim")
+    report.keep(result, folder, screen)

@@ -23,10 +23,7 @@ def tables(result: Path) -> str:
     _, heading, text = result.read_text().partition("\n## ")
     body = (heading + text).replace("\n## ", "\n### ")
     folder = "../bench/results"
-    return (
-        f"{body}\n![batches/s]({folder}/{result.stem}.png)\n\n"
-        f"[Machine, commit, command and method]({folder}/{result.name})\n\n"
-    )
+    return f"{body}\n[Machine, commit, command and method]({folder}/{result.name})\n\n"
 
 
 def renewed(page: str, result: Path) -> str:
