@@ -126,7 +126,7 @@ def _resume(plan: CheckpointPlan, folder: str) -> tuple[Chapter, int]:
 
 
 def main() -> int:
-    given = program.arguments(program.parser(__doc__ or "", torch=False))
+    given = program.arguments(program.parser(__doc__ or ""))
     plan = QUICK if given.quick else CheckpointPlan()
     about, screen = machine.about(), console()
     chapters: list[Chapter] = []

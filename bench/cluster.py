@@ -225,7 +225,7 @@ def _run(plan: ClusterPlan) -> list[Chapter]:
 
 
 def main() -> int:
-    given = program.arguments(program.parser(__doc__ or "", torch=False))
+    given = program.arguments(program.parser(__doc__ or ""))
     if reason := net_hosts.forbidden(NEEDED):
         raise site.FleetError(reason)
     plan = QUICK if given.quick else ClusterPlan()

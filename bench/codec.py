@@ -230,7 +230,7 @@ def sheets(
 
 
 def main() -> int:
-    parser = program.parser(__doc__ or "", ROUNDS, torch=False, saves=False)
+    parser = program.parser(__doc__ or "", ROUNDS, saves=False)
     given = program.arguments(parser)
     rounds = given.rounds or (3 if given.quick else ROUNDS)
     about = machine.about()

@@ -125,7 +125,7 @@ def _result(
 
 
 def _arguments() -> argparse.Namespace:
-    return program.arguments(program.parser(__doc__ or "", torch=False))
+    return program.arguments(program.parser(__doc__ or ""))
 
 
 def main() -> int:

@@ -113,7 +113,7 @@ def _starts(fleet: Fleet, plan: DataPlan) -> Chapter:
 
 
 def main() -> int:
-    given = program.arguments(program.parser(__doc__ or "", torch=False))
+    given = program.arguments(program.parser(__doc__ or ""))
     plan = QUICK if given.quick else DataPlan()
     about, screen = machine.about(), console()
     with screen.status(f"memory of {MEMORY_RANKS} ranks") as status:

@@ -74,11 +74,11 @@ def _memory_now(fleet: Fleet) -> SharedMemoryUse:
     return SharedMemoryUse(mapped, sum(segments.values()), _machine_shared())
 
 
-def _shared_memory(backend: str, ranks: int, groups: int) -> SharedMemoryUse:
+def _shared_memory(ranks: int, groups: int) -> SharedMemoryUse:
     """The memory of the groups: the difference that opening them makes."""
     with Fleet("idle_rank", ranks) as fleet:
         before = _memory_now(fleet)
-        _open(fleet, backend, groups)
+        _open(fleet, "wiiiiide", groups)
         after = _memory_now(fleet)
     return SharedMemoryUse(
         after.mapped - before.mapped,
@@ -110,7 +110,6 @@ def _memory_sheet(ranks: int, groups: int, memory: SharedMemoryUse, full: bool) 
 
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or ""))
-    program.name_stand_in(given.backend)
     seconds = 1.0 if given.quick else CPU_SECONDS
     ranks, groups = (4, 8) if given.quick else (MEMORY_RANKS, MEMORY_GROUPS)
     about = _machine.about()
@@ -119,11 +118,11 @@ def main() -> int:
     with screen.status("") as status:
         status.update("processor time without further groups")
         used["no groups"] = _processor_time("gloo", 0, seconds)
-        for label, backend in ((LABELS[GLOO], "gloo"), (LABELS[OURS], given.backend)):
+        for label, backend in ((LABELS[GLOO], "gloo"), (LABELS[OURS], "wiiiiide")):
             status.update(f"processor time of {label}")
             used[label] = _processor_time(backend, CPU_GROUPS, seconds)
         status.update(f"shared memory of {groups} groups on {ranks} ranks")
-        memory = _shared_memory(given.backend, ranks, groups)
+        memory = _shared_memory(ranks, groups)
     sheets = [_cpu_sheet(used, seconds)]
     sheets.append(_memory_sheet(ranks, groups, memory, not given.quick))
     data = {

@@ -77,7 +77,7 @@ def _measure(
 
 
 def _arguments() -> Any:
-    parser = program.parser(__doc__ or "", rounds=ROUNDS, torch=False)
+    parser = program.parser(__doc__ or "", rounds=ROUNDS)
     parser.add_argument("--nodes", type=program.positive, default=NODES)
     parser.add_argument("--seconds", type=float, help=f"of a round (default {SECONDS:g})")
     parser.add_argument("--only", default="", help="contenders with one of these texts: '6 ,gloo'")

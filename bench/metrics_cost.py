@@ -114,7 +114,7 @@ def _row(found: Measure, judged: bool) -> list[str]:
 
 
 def main() -> int:
-    given = program.arguments(program.parser(__doc__ or "", torch=False))
+    given = program.arguments(program.parser(__doc__ or ""))
     plan, judged = (QUICK, False) if given.quick else (MetricsPlan(), True)
     about, screen = machine.about(), console()
     with screen.status("training, in turns"):

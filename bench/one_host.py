@@ -41,7 +41,6 @@ class OneHostPlan:
     scatter_sizes: Sequence[int]
     rounds: int
     round_seconds: float
-    backend: str
     mpi: bool
 
 
@@ -75,8 +74,6 @@ class RanksContest:
     def start(self) -> None:
         if MPI in self.active and (not self.plan.mpi or mpi_absent()):
             self.active.remove(MPI)
-        if self.plan.backend != OURS:
-            self.active.remove(SHARED)
         self._start_side(_TORCH_SIDE)
         if MPI in self.active:
             self._start_side((MPI,))
@@ -168,9 +165,8 @@ class RanksContest:
     def _open(self, fleet: Fleet, contender: str) -> bool:
         if contender in (MPI, MEMCPY):
             return True
-        backend = self.plan.backend
         try:
-            fleet.ask({"do": "open", "contender": contender, "backend": backend})
+            fleet.ask({"do": "open", "contender": contender})
         except FleetLost:
             raise
         except FleetError as problem:
@@ -193,8 +189,6 @@ def run(plan: OneHostPlan, say: Callable[[str], None]) -> tuple[report.Taken, li
     absent = mpi_absent() if plan.mpi else "--no-mpi was given"
     if absent:
         notes.append(f"Open MPI is left out: {absent}")
-    if plan.backend != OURS:
-        notes.append(f"shared_empty is left out: {plan.backend} does not have it")
     for ranks in plan.ranks:
         with contextlib.ExitStack() as stack:
             contest = RanksContest(plan, ranks, notes, stack)
@@ -228,7 +222,6 @@ def options() -> tuple[OneHostPlan, argparse.Namespace]:
         scatter_sizes=scatter,
         rounds=given.rounds or (3 if given.quick else 7),
         round_seconds=0.06 if given.quick else 0.25,
-        backend=given.backend,
         mpi=not given.no_mpi,
     )
     return plan, given
@@ -236,7 +229,6 @@ def options() -> tuple[OneHostPlan, argparse.Namespace]:
 
 def main() -> int:
     plan, given = options()
-    program.name_stand_in(plan.backend)
     about = machine.about()
     screen = console()
     with screen.status("") as status:

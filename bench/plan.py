@@ -50,7 +50,7 @@ def _run(given: argparse.Namespace, rounds: int, turn_s: float) -> list[LinkAccu
 
 
 def main() -> int:
-    parser = program.parser(__doc__ or "", 5, torch=False)
+    parser = program.parser(__doc__ or "", 5)
     given = program.arguments(parser)
     if reason := net_hosts.forbidden():
         raise FleetError(reason)

@@ -123,7 +123,7 @@ def _plan(given: argparse.Namespace) -> SlowLinksPlan:
 
 
 def main() -> int:
-    parser = program.parser(__doc__ or "", torch=False)
+    parser = program.parser(__doc__ or "")
     parser.add_argument("--rounds", type=program.positive, help="default: 5 to 1, by link")
     parser.add_argument("--losses", action="store_true", help="what is learnt, instead of speed")
     parser.add_argument("--seeds", type=program.positive, default=3, help="with --losses")

@@ -122,7 +122,7 @@ def _kernel_notes() -> list[str]:
 
 
 def _options() -> tuple[SocketsPlan, argparse.Namespace]:
-    parser = program.parser(__doc__ or "", rounds=7, torch=False, saves=False)
+    parser = program.parser(__doc__ or "", rounds=7, saves=False)
     parser.add_argument("--only", default="", help="chapters with this in their title")
     given = program.arguments(parser)
     wanted = [one for one in CHAPTERS if given.only.lower() in one.title.lower()]

@@ -27,7 +27,7 @@ def _name(staleness: int) -> str:
 
 
 def main() -> int:
-    parser = program.parser(__doc__ or "", torch=False)
+    parser = program.parser(__doc__ or "")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--seeds", type=program.positive, default=3)
     given = program.arguments(parser)

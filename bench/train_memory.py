@@ -51,7 +51,7 @@ def _taken(contender: str, ranks: int, widths: tuple[int, ...]) -> tuple[int, in
 
 
 def main() -> int:
-    parser = program.parser(__doc__ or "", torch=False)
+    parser = program.parser(__doc__ or "")
     parser.add_argument("--ranks", type=int, default=4)
     given = program.arguments(parser)
     about, screen = machine.about(), console()

@@ -73,15 +73,14 @@ Rounds = dict[str, list[float]]
 
 def _open_all(fleet: Fleet, given: Any) -> int:
     """Makes the trainers and checks that they train alike; raises if not."""
-    backends = dict.fromkeys(CONTENDERS, given.backend)
-    backends |= {ALONE: None, GLOO: "gloo", GLOO_FSDP: "gloo", PARALLEL: "wiiiiide"}
+    others = {ALONE: None, GLOO: "gloo", GLOO_FSDP: "gloo"}
     sums: dict[str, list[float]] = {}
     parameters = 0
     for contender in CONTENDERS:
         message = {
             "do": "open",
             "contender": contender,
-            "backend": backends[contender],
+            "backend": others.get(contender, "wiiiiide"),
             "way": WAYS[contender],
             "views": given.bucket_views,
             "optimizer": given.optimizer,
@@ -158,7 +157,6 @@ def main() -> int:
         " its defaults add to every backend's exchange",
     )
     given = program.arguments(parser)
-    program.name_stand_in(given.backend)
     rounds = given.rounds or (3 if given.quick else 9)
     steps = 6 if given.quick else 15
     about = machine.about()

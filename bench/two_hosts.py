@@ -11,18 +11,18 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from lib import machine, net_hosts, net_iperf, program, report
+from lib import two_hosts_cost as cost
+from lib import two_hosts_speed as speed
 from lib import two_hosts_table as table
 from lib.cells import MB
 from lib.fleet import FleetError
 from lib.net_hosts import Hosts
 from lib.report import BenchResult, console
-from lib.two_hosts_parts import PARTS, by_hosts
-from lib.two_hosts_rig import Rig, TwoHostsPlan
-from lib.two_hosts_sides import Sides
+from lib.two_hosts_rig import BOTH, Rig, TwoHostsPlan
 from lib.two_hosts_table import Grid
 from rich.console import Console
 from rich.status import Status
@@ -58,6 +58,36 @@ METHOD = (
 )
 
 
+@dataclass(frozen=True)
+class Part:
+    """`ranks` are those of each host."""
+
+    title: str
+    run: Callable[[Rig], list[Grid]]
+    ranks: tuple[int, ...] = (2, 2)
+
+
+PARTS: dict[str, Part] = {
+    "all_reduce": Part("all_reduce against gloo and the link", speed.all_reduce),
+    "latency": Part("small messages", speed.latency),
+    "scatter": Part("reduce_scatter and all_gather", speed.scatter),
+    "async": Part("many small operations at once", speed.many),
+    "codec": Part("the codec, chosen by itself or off", cost.codec),
+    "checks": Part("what checksum and TLS cost", cost.checks),
+    "memory": Part("memory for exchange", cost.memory),
+    "three_hosts": Part("three hosts with uneven ranks", speed.three_hosts, (2, 1, 1)),
+}
+
+
+def by_hosts(names: Sequence[str]) -> dict[tuple[int, ...], list[Part]]:
+    """The parts to run on each set of hosts, in the order of the table above."""
+    found: dict[tuple[int, ...], list[Part]] = {}
+    for name, part in PARTS.items():
+        if name in names:
+            found.setdefault(part.ranks, []).append(part)
+    return found
+
+
 @dataclass
 class TwoHostsFindings:
     """All that a run gave."""
@@ -84,39 +114,31 @@ class Screen:
         report.show_sheet(grid.sheet(self.judged), self.console)
 
 
-def run(plan: TwoHostsPlan, sides: Sides, names: Sequence[str], screen: Screen) -> TwoHostsFindings:
+def run(plan: TwoHostsPlan, names: Sequence[str], screen: Screen) -> TwoHostsFindings:
     """Runs the parts; each shows its tables as soon as it is through."""
     found = TwoHostsFindings()
     for ranks, here in by_hosts(names).items():
         screen.say(f"making {len(ranks)} hosts")
         with Hosts(ranks) as hosts, Rig(hosts, plan, screen.say) as rig:
             for part in here:
-                for grid in part.run(rig, sides):
+                for grid in part.run(rig):
                     found.grids.append(grid)
                     screen.show(grid)
-                rig.keep_only([sides.theirs, sides.ours])
+                rig.keep_only(BOTH)
             found.notes += rig.notes
             found.failed = found.failed or rig.failed
     return found
 
 
 def options() -> argparse.Namespace:
-    parser = program.parser(__doc__ or "", rounds=FULL.rounds, torch=False, saves=False)
+    parser = program.parser(__doc__ or "", rounds=FULL.rounds, saves=False)
     listed = "; ".join(f"{name}: {part.title}" for name, part in PARTS.items())
     parser.add_argument("--parts", default=",".join(PARTS), help=f"some of: {listed}")
-    parser.add_argument(
-        "--contenders",
-        default="gloo,wiiiiide",
-        help="two backends: the one compared with, and the one measured (gloo,wiiiiide)",
-    )
     given = program.arguments(parser)
     given.parts = given.parts.split(",")
-    given.contenders = given.contenders.split(",")
     unknown = [name for name in given.parts if name not in PARTS]
     if unknown:
         parser.error(f"--parts: there is no {unknown[0]}; there are {', '.join(PARTS)}")
-    if len(given.contenders) != 2 or not all(given.contenders):
-        parser.error("--contenders: two names are wanted, such as gloo,wiiiiide")
     return given
 
 
@@ -132,15 +154,12 @@ def _about() -> dict[str, str]:
     return facts
 
 
-def _notes(given: argparse.Namespace, about: dict[str, str], judged: bool) -> list[str]:
+def _notes(given: argparse.Namespace, about: dict[str, str]) -> list[str]:
     notes = machine.busy_notes(about)
     notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
     notes += filter(None, [net_iperf.absent()])
     if given.quick:
         notes.append("a quick look: only a full run is held against what is asked")
-    elif not judged:
-        shown = " against ".join(reversed(given.contenders))
-        notes.append(f"{shown}: only wiiiiide against gloo is held against what is asked")
     return notes
 
 
@@ -148,16 +167,14 @@ def main() -> int:
     given = options()
     if reason := net_hosts.forbidden():
         raise FleetError(reason)
-    theirs, ours = given.contenders
-    program.name_stand_in(ours)
-    judged = not given.quick and given.contenders == ["gloo", "wiiiiide"]
+    judged = not given.quick
     plan, about, shown = _plan(given), _about(), console()
     begin = time.monotonic()
     with shown.status("") as status:
         screen = Screen(shown, status, judged)
-        found = run(plan, Sides.of(theirs, ours), given.parts, screen)
+        found = run(plan, given.parts, screen)
     name = program.file_name("two_hosts", given.quick)
-    notes = _notes(given, about, judged) + found.notes
+    notes = _notes(given, about) + found.notes
     targets = table.targets(found.grids, judged)
     sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
     data = {"tables": [grid.data(judged) for grid in found.grids]}

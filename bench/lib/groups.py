@@ -5,22 +5,12 @@ With all of them in the same processes, alternating between contenders costs not
 
 import os
 from datetime import timedelta
-from importlib import import_module
-from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
 
 # Shorter than the measuring program's own patience, so that the rank says what went wrong.
 _TIMEOUT = timedelta(seconds=120)
-
-
-class SharedEmpty(Protocol):
-    """wiiiiided.torch.shared_empty, as far as it is used here."""
-
-    def __call__(
-        self, shape: int, dtype: torch.dtype, group: dist.ProcessGroup
-    ) -> torch.Tensor: ...
 
 
 def compute_alike() -> None:
@@ -56,11 +46,6 @@ def open_host_group(backend: str) -> dist.ProcessGroup:
     group = dist.new_group(ranks, _TIMEOUT, backend, use_local_synchronization=True)
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def shared_empty() -> SharedEmpty:
-    # By name, so that the benchmark also runs where the package lacks it.
-    return cast(SharedEmpty, import_module("wiiiiided.torch").shared_empty)
 
 
 def leave() -> None:

@@ -11,25 +11,20 @@ from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
-from lib.cells import LABELS, OURS
 from lib.fleet import FleetError
 from lib.machine import RESULTS, commit, unrepeatable
 
 
 def parser(
-    description: str, rounds: int | None = None, *, torch: bool = True, saves: bool = True
+    description: str, rounds: int | None = None, *, saves: bool = True
 ) -> argparse.ArgumentParser:
-    """`rounds` is the default for a benchmark that has rounds at all; `torch`: it has backends;
-    `saves`: it keeps its results unless told otherwise.
+    """`rounds` is the default for a benchmark that has rounds at all; `saves`: it keeps its results
+    unless told otherwise.
     """
     made = argparse.ArgumentParser(description=description)
     made.add_argument("--quick", action="store_true", help="a short look; kept as NAME-quick.*")
     if rounds is not None:
         made.add_argument("--rounds", type=positive, help=f"default {rounds}; with --quick, 3")
-    if torch:
-        made.add_argument(
-            "--backend", default="wiiiiide", help="measure another backend in wiiiiide's place"
-        )
     made.add_argument(
         "--save", action=argparse.BooleanOptionalAction, default=saves, help="keep the results"
     )
@@ -56,12 +51,6 @@ def positive(text: str) -> int:
 
 def several(text: str) -> list[int]:
     return [positive(word) for word in text.split(",")]
-
-
-def name_stand_in(backend: str) -> None:
-    """Another backend's numbers must never read as wiiiiide's."""
-    if backend != "wiiiiide":
-        LABELS[OURS] = f"{backend} (stand-in)"
 
 
 def file_name(name: str, quick: bool) -> str:

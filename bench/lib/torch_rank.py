@@ -8,6 +8,7 @@ import ctypes
 import torch
 import torch.distributed as dist
 
+import wiiiiided.torch as wide
 from lib import groups, link
 from lib import job as _job
 from lib.cells import ALL_GATHER, ALL_REDUCE, GLOO, MEMCPY, OURS, REDUCE_SCATTER, SHARED
@@ -25,14 +26,13 @@ class TorchRank:
 
     def open(self, message: Message) -> Message:
         """Makes a contender usable, or fails with the reason why it is not."""
-        contender, backend = message["contender"], message["backend"]
+        contender = message["contender"]
         if contender == GLOO:
             self._groups[GLOO] = groups.open_group("gloo")
         elif contender == OURS:
-            self._groups[OURS] = groups.open_group(backend)
+            self._groups[OURS] = groups.open_group("wiiiiide")
         elif contender == SHARED:
-            groups.shared_empty()
-            self._groups[SHARED] = self._groups.get(OURS) or groups.open_group(backend)
+            self._groups[SHARED] = self._groups.get(OURS) or groups.open_group("wiiiiide")
         return {}
 
     def measure(self, message: Message) -> Message:
@@ -41,10 +41,9 @@ class TorchRank:
             return self._memcpy(message)
         group = self._groups[contender]
         if contender == SHARED:
-            empty = groups.shared_empty()
 
             def allocate(count: int) -> torch.Tensor:
-                return empty(count, torch.float32, group)
+                return wide.shared_empty(count, torch.float32, group)
 
             job = self._jobs.get("shared", op, nbytes, allocate)
         else:

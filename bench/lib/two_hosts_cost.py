@@ -7,9 +7,18 @@ from lib.fleet import FleetError
 from lib.net_hosts import FAST, GIGABIT, UNSHAPED
 from lib.net_memory import Watch
 from lib.net_task import NOISE, SPARSE, Task
-from lib.two_hosts_rig import Entry, Rig, Side, SideContest
-from lib.two_hosts_sides import Sides, layout, least_bytes
-from lib.two_hosts_table import COST, MEBIBYTES, TIMES_EXACT, Asked, Cells, Grid, GridRow, bytes_to
+from lib.two_hosts_rig import BOTH, OURS, Entry, Rig, Side, SideContest, with_setting
+from lib.two_hosts_table import (
+    COST,
+    MEBIBYTES,
+    TIMES_EXACT,
+    Asked,
+    Cells,
+    Grid,
+    GridRow,
+    bytes_to,
+    least_bytes,
+)
 
 SPARSE_GAIN, NOISE_COST = 3.0, 0.98
 MEMORY_BYTES = 64 * MB
@@ -18,11 +27,11 @@ MEMORY_BYTES = 64 * MB
 _SETTLE = 4
 
 
-def codec(rig: Rig, sides: Sides) -> list[Grid]:
+def codec(rig: Rig) -> list[Grid]:
     """`auto` against none: it must gain where there is something to gain, and else not be felt."""
-    grid = Grid(f"The codec: all_reduce of {size_text(rig.plan.nbytes)}, {layout(rig)}")
-    none = sides.with_setting("codec none", "WIIIIIDE_CODEC", "none")
-    auto = sides.with_setting("codec auto", "WIIIIIDE_CODEC", "auto")
+    grid = Grid(f"The codec: all_reduce of {size_text(rig.plan.nbytes)}, {rig.layout}")
+    none = with_setting("codec none", "WIIIIIDE_CODEC", "none")
+    auto = with_setting("codec auto", "WIIIIIDE_CODEC", "auto")
     for link, data, bound in (
         (FAST, SPARSE, SPARSE_GAIN),
         (FAST, NOISE, NOISE_COST),
@@ -43,13 +52,13 @@ def codec(rig: Rig, sides: Sides) -> list[Grid]:
     return [grid]
 
 
-def checks(rig: Rig, sides: Sides) -> list[Grid]:
+def checks(rig: Rig) -> list[Grid]:
     """The payload's checksum and TLS; only reported."""
     size = size_text(rig.plan.nbytes)
-    grid = Grid(f"Checksum and TLS: all_reduce of {size} of noise, {layout(rig)}")
-    plain = sides.with_setting("no checksum", "WIIIIIDE_CHECKSUM", "off")
-    guarded = sides.with_setting("checksum", "WIIIIIDE_CHECKSUM", "on")
-    secret = sides.with_setting("TLS", "WIIIIIDE_TLS", "on")
+    grid = Grid(f"Checksum and TLS: all_reduce of {size} of noise, {rig.layout}")
+    plain = with_setting("no checksum", "WIIIIIDE_CHECKSUM", "off")
+    guarded = with_setting("checksum", "WIIIIIDE_CHECKSUM", "on")
+    secret = with_setting("TLS", "WIIIIIDE_TLS", "on")
     task = Task(ALL_REDUCE, rig.plan.nbytes)
     for link in (UNSHAPED, GIGABIT):
         rig.shape(link)
@@ -63,21 +72,21 @@ def checks(rig: Rig, sides: Sides) -> list[Grid]:
     return [grid]
 
 
-def memory(rig: Rig, sides: Sides) -> list[Grid]:
+def memory(rig: Rig) -> list[Grid]:
     """Looked at while the link is the bottleneck, when buffers are full; no other side is there."""
     rig.shape(GIGABIT)
     rig.keep_only([])
     size = size_text(rig.plan.memory_nbytes)
-    grid = Grid(f"Memory for exchange, a rank, operations of {size}, 1 Gbit, {layout(rig)}")
+    grid = Grid(f"Memory for exchange, a rank, operations of {size}, 1 Gbit, {rig.layout}")
     asked = Asked("memory for exchange, the rank with most", MEMORY_BYTES, at_least=False)
-    for side in (sides.theirs, sides.ours):
+    for side in BOTH:
         try:
-            grid.rows.append(_memory_of(rig, side, asked if side is sides.ours else None))
+            grid.rows.append(_memory_of(rig, side, asked if side is OURS else None))
         except FleetError as problem:
             rig.failed = True
             rig.notes.append(f"{side.label} failed: memory: {problem}")
             unknown = Cells(SideContest())
-            unknown.add("", MEBIBYTES, [], asked if side is sides.ours else None)
+            unknown.add("", MEBIBYTES, [], asked if side is OURS else None)
             grid.rows.append(unknown.row(side.label))
         rig.keep_only([])
     return [grid]

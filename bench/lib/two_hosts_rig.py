@@ -53,6 +53,15 @@ class Side:
         return dict(self.settings) | told
 
 
+GLOO, OURS = Side("gloo", "gloo"), Side("wiiiiide", "wiiiiide")
+BOTH = (GLOO, OURS)
+
+
+def with_setting(label: str, name: str, value: str) -> Side:
+    """wiiiiide under another setting, as ranks of its own."""
+    return Side(label, OURS.backend, ((name, value),))
+
+
 @dataclass(frozen=True)
 class Entry:
     """A side's calls in a contest. `settle` calls come first, for a side that has to learn."""
@@ -60,6 +69,11 @@ class Entry:
     side: Side
     task: Task
     settle: int = 1
+
+
+def each_side(task: Task) -> dict[str, Entry]:
+    """Both sides' calls of one task."""
+    return {side.label: Entry(side, task) for side in BOTH}
 
 
 @dataclass(frozen=True)
@@ -103,6 +117,10 @@ class Rig:
         for fleet in self._fleets.values():
             fleet.close(politely=kind is None)
         self._fleets = {}
+
+    @property
+    def layout(self) -> str:
+        return f"{'+'.join(str(host.ranks) for host in self.hosts.all)} ranks"
 
     def shape(self, link: LinkSpeed) -> None:
         self.hosts.shape(link)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lib.cells import MB, Value
+from lib.cells import ALL_REDUCE, MB, Value
 from lib.measure import SECONDS, Chapter, Measure, MeasureUnit
 from lib.report import Sheet, value_text
 from lib.two_hosts_rig import EntryTurn, SideContest
@@ -182,6 +182,12 @@ class Cells:
     ) -> None:
         turns = self._contest.turns.get(name, [])
         self.add(column, unit, [of(turn) for turn in turns], asked)
+
+
+def least_bytes(op: str, nbytes: int, hosts: int) -> float:
+    """The bytes that every host must at least send, and receive, when all hosts share equally."""
+    once = (hosts - 1) / hosts * nbytes
+    return 2 * once if op == ALL_REDUCE else once
 
 
 def busiest(turn: EntryTurn) -> float:
