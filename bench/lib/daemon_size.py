@@ -12,10 +12,13 @@ import select
 import socket
 import time
 from collections.abc import Iterator
+from typing import Any
+
+import psutil
 
 from lib.host import PrivateDaemon
 from lib.measure import BYTES, SHARE, Chapter, Measure
-from lib.proc import ProcessMemory, cpu_seconds, memory
+from lib.proc import cpu_seconds
 from wiiiiided.domain.spec import Policy
 
 DAEMON_BYTES, SHIM_BYTES, IDLE_SHARE = 50e6, 15e6, 0.003
@@ -25,24 +28,29 @@ WATCHDOG_S = 30.0  # as systemd/wiiiiided.service has it
 _SETTLE_S = 2.0
 
 
-def _measures(what: str, found: list[ProcessMemory], asked: float) -> list[Measure]:
+def _memory(pid: int) -> Any:
+    """`rss` counts every page the process has; `pss` shares those of libraries fairly out."""
+    return psutil.Process(pid).memory_full_info()
+
+
+def _measures(what: str, found: list[Any], asked: float) -> list[Measure]:
     return [
-        Measure(f"{what}, RSS", BYTES, [one.resident for one in found], asked),
-        Measure(f"{what}, PSS", BYTES, [one.own for one in found]),
+        Measure(f"{what}, RSS", BYTES, [one.rss for one in found], asked),
+        Measure(f"{what}, PSS", BYTES, [one.pss for one in found]),
     ]
 
 
 def small(rounds: int) -> Chapter:
     """A daemon that has just started, and shims; each round with a daemon of its own."""
-    idle: list[ProcessMemory] = []
-    shims: dict[int, list[ProcessMemory]] = {ranks: [] for ranks in SHIM_RANKS}
+    idle: list[Any] = []
+    shims: dict[int, list[Any]] = {ranks: [] for ranks in SHIM_RANKS}
     for _ in range(rounds):
         with PrivateDaemon() as host:
             time.sleep(_SETTLE_S)
-            idle.append(memory(host.pid))
+            idle.append(_memory(host.pid))
             for ranks, found in shims.items():
                 job = host.sleeping(ranks)
-                found.append(memory(host.shim(job)))
+                found.append(_memory(host.shim(job)))
                 host.cancel(job)
     measures = _measures("daemon, no jobs", idle, DAEMON_BYTES)
     for ranks, found in shims.items():
@@ -53,7 +61,7 @@ def small(rounds: int) -> Chapter:
 
 def full(host: PrivateDaemon, jobs: int) -> list[Measure]:
     """The same daemon after it was given a long queue."""
-    return _measures(f"daemon, {jobs:,} jobs queued", [memory(host.pid)], DAEMON_BYTES)
+    return _measures(f"daemon, {jobs:,} jobs queued", [_memory(host.pid)], DAEMON_BYTES)
 
 
 class ServiceManager:

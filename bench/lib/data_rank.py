@@ -3,17 +3,17 @@
 Started by lib/fleet.py; waits for messages from data.py.
 """
 
-import os
 import time
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import wiiiiided.torch as wide
-from lib import groups, link, proc
+from lib import groups, link
 from lib.link import Message
 
 _WIDTH = 784
@@ -66,7 +66,7 @@ class DataRank:
         return {}
 
     def memory(self, message: Message) -> Message:
-        return {"pss": proc.memory(os.getpid()).own}
+        return {"pss": psutil.Process().memory_full_info().pss}
 
     def take(self, message: Message) -> Message:
         """The time of so many batches; the first ones, with an epoch's start, are not timed."""

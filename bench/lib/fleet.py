@@ -15,7 +15,6 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from lib import link
@@ -27,6 +26,7 @@ ANSWER_SECONDS = 180.0
 # After one rank reported an error, the others may be waiting for it for ever.
 GRACE_SECONDS = 10.0
 _LEAVE_SECONDS, _END_SECONDS = 8.0, 3.0
+_LAST_LINES = 12
 
 
 class FleetError(Exception):
@@ -77,12 +77,7 @@ class Fleet:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         # Interrupted ranks may sit in a call that never returns.
         self.close(politely=kind is None)
 
@@ -134,11 +129,11 @@ class Fleet:
             os.close(self._log)
             self._log = -1
 
-    def last_words(self, count: int = 12) -> str:
+    def last_words(self) -> str:
         """The end of what the ranks wrote, for the terminal only: it may hold paths."""
         # Not seek and read: the ranks write at the same position.
         text = os.pread(self._log, os.fstat(self._log).st_size, 0).decode(errors="replace")
-        return "\n".join(text.splitlines()[-count:])
+        return "\n".join(text.splitlines()[-_LAST_LINES:])
 
     def _start(self, launcher: Sequence[str]) -> None:
         name = f"bench-{os.getpid()}-{secrets.token_hex(8)}"

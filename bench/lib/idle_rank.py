@@ -3,7 +3,7 @@
 Started by lib/fleet.py; waits for messages from idle.py.
 """
 
-import re
+import os
 import time
 from pathlib import Path
 
@@ -11,18 +11,10 @@ import torch.distributed as dist
 
 from lib import groups, link
 from lib.link import Message
+from lib.proc import pss_bytes
 
 # Work that opening a group still has to finish is no cost of an idle group.
 _SETTLE_SECONDS = 0.5
-
-
-def _mapped_bytes() -> int:
-    """This process's part of the shared memory it maps; over all ranks the parts add up."""
-    text = Path("/proc/self/smaps_rollup").read_text()
-    found = re.search(r"^Pss_Shmem:\s+(\d+) kB$", text, re.MULTILINE)
-    if found is None:
-        raise RuntimeError("this kernel's smaps_rollup has no Pss_Shmem (Linux 5.9 or newer has)")
-    return int(found[1]) * 1024
 
 
 def _segments() -> dict[str, int]:
@@ -63,7 +55,8 @@ class IdleRank:
         return {"cpu_seconds": time.process_time() - begin}
 
     def memory(self, message: Message) -> Message:
-        return {"mapped": _mapped_bytes(), "segments": _segments()}
+        """Of the shared memory it maps, this process's part: over all ranks the parts add up."""
+        return {"mapped": pss_bytes(os.getpid(), "Shmem"), "segments": _segments()}
 
     def stop(self, message: Message) -> Message:
         self._groups.clear()

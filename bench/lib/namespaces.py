@@ -17,9 +17,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self
 
 from lib.fleet import FleetError
@@ -64,12 +63,7 @@ class NamespacePair:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def _make(self) -> None:
@@ -193,11 +187,3 @@ class NamespaceProgram:
             self._process.kill()
             self._process.wait()
         self._from.close()
-
-
-def ask_both(
-    programs: Sequence[NamespaceProgram], message: dict[str, Any], seconds: float
-) -> list[Any]:
-    for program in programs:
-        program.tell(message)
-    return [program.hear(seconds) for program in programs]

@@ -10,23 +10,18 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Sequence
-from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from lib.net_hosts import NetHost
+from lib.proc import pss_bytes
 
 _LOOK_EVERY_S = 0.02
-_OWN = re.compile(r"^Pss_(?:Anon|Shmem):\s+(\d+) kB$", re.MULTILINE)
 # r: received and not read; f: set aside; w: written and not confirmed; bl: arrived meanwhile.
 _SOCKET = re.compile(r"skmem:\(r(\d+),rb\d+,t\d+,tb\d+,f(\d+),w(\d+),o\d+,bl(\d+)")
 
 
 def own_bytes(pid: int) -> int:
-    found = _OWN.findall(Path(f"/proc/{pid}/smaps_rollup").read_text())
-    if len(found) != 2:
-        raise OSError("this kernel's smaps_rollup has no Pss_Anon and Pss_Shmem (Linux 5.9 has)")
-    return sum(int(kilobytes) * 1024 for kilobytes in found)
+    return pss_bytes(pid, "Anon", "Shmem")
 
 
 def socket_bytes(listing: str) -> int:
@@ -41,7 +36,6 @@ class Watch:
         self._pids, self._hosts = pids, hosts
         self.most_own = [0] * len(pids)
         self.most_sockets = [0] * len(hosts)  # of all ranks of a host together
-        self.looks = 0
         self._over = threading.Event()
         self._problem: Exception | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -50,15 +44,10 @@ class Watch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        if self._problem is not None and problem is None:
+        if self._problem is not None and kind is None:
             raise self._problem
 
     def _run(self) -> None:
@@ -75,4 +64,3 @@ class Watch:
         for number, host in enumerate(self._hosts):
             held = socket_bytes(host.space.run("ss --tcp --memory --numeric --no-header"))
             self.most_sockets[number] = max(self.most_sockets[number], held)
-        self.looks += 1

@@ -1,21 +1,12 @@
-"""A process's use of the machine, as the kernel says it."""
+"""A process's use of the machine, where psutil does not say it."""
 
 from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 _TICKS = os.sysconf("SC_CLK_TCK")
-
-
-@dataclass(frozen=True)
-class ProcessMemory:
-    """`resident` counts every page the process has; `own` shares those of libraries fairly out."""
-
-    resident: int  # VmRSS
-    own: int  # PSS
 
 
 def cpu_seconds(pid: int) -> float:
@@ -33,16 +24,13 @@ def cpu_seconds(pid: int) -> float:
         return ticks  # a kernel without it, or a thread that has just ended
 
 
-def memory(pid: int) -> ProcessMemory:
-    resident = _kilobytes(Path(f"/proc/{pid}/status"), "VmRSS")
-    return ProcessMemory(resident, _kilobytes(Path(f"/proc/{pid}/smaps_rollup"), "Pss"))
-
-
-def _kilobytes(path: Path, name: str) -> int:
-    found = re.search(rf"^{name}:\s+(\d+) kB$", path.read_text(), re.MULTILINE)
-    if found is None:
-        raise OSError(f"{path} has no {name}")
-    return int(found[1]) * 1024
+def pss_bytes(pid: int, *kinds: str) -> int:
+    """The proportional set size in pages of these kinds: Anon, Shmem or File."""
+    text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    found = dict(re.findall(r"^Pss_(\w+):\s+(\d+) kB$", text, re.MULTILINE))
+    if lacking := set(kinds) - found.keys():
+        raise OSError(f"this kernel's smaps_rollup has no Pss_{lacking.pop()} (Linux 5.9 has)")
+    return sum(int(found[kind]) * 1024 for kind in kinds)
 
 
 def mentioning(text: str) -> list[int]:

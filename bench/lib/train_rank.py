@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -21,7 +22,7 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import wiiiiided.torch as wide
-from lib import groups, link, proc
+from lib import groups, link
 from lib.link import Message
 
 _WIDTHS = (1024, 2048, 2048, 2048, 1024)
@@ -157,7 +158,7 @@ class TrainingRank:
     def memory(self, message: Message) -> Message:
         """The bytes of this process: of a page that several map, its part."""
         gc.collect()
-        return {"pss": proc.memory(os.getpid()).own}
+        return {"pss": psutil.Process().memory_full_info().pss}
 
     def stop(self, message: Message) -> Message:
         self._trainers.clear()

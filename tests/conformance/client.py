@@ -9,7 +9,6 @@ import sys
 import tempfile
 from multiprocessing import Pipe
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.conformance import settings
@@ -94,10 +93,5 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -22,7 +22,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.kit.conditions import wait_until
@@ -65,12 +64,7 @@ class Attempt:
     def __enter__(self) -> Attempt:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         for listener in self._listeners:
             listener.close()
         if kind is None:  # what has ended its work may still be about to leave

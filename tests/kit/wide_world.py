@@ -23,7 +23,6 @@ import os
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import pytest
@@ -164,12 +163,7 @@ class World:
             self._patched.setattr(module, "time", clock)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """All ranks leave; descriptors and memory go back."""
         for rank in self.ranks:
             rank.end()

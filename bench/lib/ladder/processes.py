@@ -17,8 +17,9 @@ from importlib import import_module
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerProcess
-from types import TracebackType
 from typing import Any, NamedTuple, Self
+
+import psutil
 
 from lib import proc
 from lib.fleet import HERE, FleetError
@@ -73,12 +74,7 @@ class Processes:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        problem: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         deadline = time.monotonic() + (_LEAVE_SECONDS if kind is None else 0.0)
         for process in self._started.values():
             process.join(max(deadline - time.monotonic(), 0.0))
@@ -117,7 +113,8 @@ class Processes:
 
     def memory_bytes(self) -> int:
         """Of all processes together; pages that several have are counted once."""
-        return sum(proc.memory(process.pid or 0).own for process in self._started.values())
+        processes = (psutil.Process(process.pid) for process in self._started.values())
+        return sum(process.memory_full_info().pss for process in processes)
 
     def cpu_seconds(self, control: Connection) -> float:
         return proc.cpu_seconds(self._started[control].pid or 0)
