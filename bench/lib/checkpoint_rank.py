@@ -119,12 +119,5 @@ class CheckpointRank:
         return found[-1] if found else self._folder / "none"
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = CheckpointRank()
-    names = ("make", "steps", "train", "written", "torch_save", "resume", "read", "stop")
-    link.serve(rank.rank, {name: getattr(rank, name) for name in names})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(CheckpointRank)

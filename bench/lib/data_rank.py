@@ -107,12 +107,5 @@ class DataRank:
             raise RuntimeError("a batch has other rows than it says")
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = DataRank()
-    names = ("share", "copy", "memory", "take", "epoch_start", "stop")
-    link.serve(rank.rank, {name: getattr(rank, name) for name in names})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(DataRank)

@@ -64,12 +64,5 @@ class IdleRank:
         return {}
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = IdleRank()
-    handlers = {"open": rank.open, "rest": rank.rest, "memory": rank.memory, "stop": rank.stop}
-    link.serve(rank.rank, handlers)
-
-
 if __name__ == "__main__":
-    main()
+    link.run(IdleRank)

@@ -12,13 +12,12 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol, TextIO
 
 NAME = "BENCH_LINK"
 LINE = "BENCH_LINE"  # the file descriptor of an inherited end
 Message = dict[str, Any]
-Handler = Callable[[Message], Message]
 _PR_SET_PDEATHSIG = 1
 
 
@@ -32,14 +31,23 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def serve(rank: int, handlers: Mapping[str, Handler]) -> None:
-    """Answers one line of JSON per line received, until told to stop."""
+class BenchRank(Protocol):
+    """A rank's number, and its answers: `{"do": "measure", …}` calls `measure`."""
+
+    rank: int
+
+    def stop(self, message: Message) -> Message: ...
+
+
+def run(kind: Callable[[], BenchRank]) -> None:
+    """Makes this process's rank and answers one line of JSON per line received, until `stop`."""
+    die_with_parent()
+    rank = kind()
     with _line() as line, line.makefile("rw") as stream:
-        _say(stream.write, stream.flush, {"rank": rank, "pid": os.getpid()})
+        _send(stream, {"rank": rank.rank, "pid": os.getpid()})
         for text in stream:
             message: Message = json.loads(text)
-            answer = _answer(handlers, message)
-            _say(stream.write, stream.flush, answer)
+            _send(stream, _answer(rank, message))
             if message["do"] == "stop":
                 return
     # The measuring program is gone. Leaving the ordinary way could wait for other ranks.
@@ -54,14 +62,15 @@ def _line() -> socket.socket:
     return line
 
 
-def _answer(handlers: Mapping[str, Handler], message: Message) -> Message:
+def _answer(rank: BenchRank, message: Message) -> Message:
     try:
-        return handlers[message["do"]](message)
+        answer: Message = getattr(rank, message["do"])(message)
+        return answer
     except Exception as problem:
         first_line = (str(problem).strip().splitlines() or ["no message"])[0]
         return {"error": f"{type(problem).__name__}: {first_line}"}
 
 
-def _say(write: Callable[[str], int], flush: Callable[[], None], message: Message) -> None:
-    write(json.dumps(message) + "\n")
-    flush()
+def _send(stream: TextIO, message: Message) -> None:
+    stream.write(json.dumps(message) + "\n")
+    stream.flush()

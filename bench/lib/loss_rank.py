@@ -80,11 +80,5 @@ def _loss(net: torch.nn.Module, text: torch.Tensor) -> float:
     return total / _TEST_BATCHES
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = LossRank()
-    link.serve(rank.rank, {"train": rank.train, "stop": rank.stop})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(LossRank)

@@ -1,6 +1,6 @@
 """A rank of Open MPI, the fastest thing commonly at hand on one host.
 
-Started under mpirun by lib/fleet.py. Between measurements it waits in _link, outside of MPI.
+Started under mpirun by lib/fleet.py. Between measurements it waits in lib/link.py, outside of MPI.
 """
 
 from mpi4py import MPI
@@ -22,17 +22,21 @@ def _call(job: _job.OperationJob) -> _job.Call:
     return lambda: world.Allgather(source, target)
 
 
-def main() -> None:
-    link.die_with_parent()
-    world = MPI.COMM_WORLD
-    jobs = _job.Jobs(world.Get_rank(), world.Get_size())
+class MpiRank:
+    """This rank's buffers."""
 
-    def measure(message: Message) -> Message:
-        job = jobs.get("ordinary", message["op"], message["nbytes"], _job.ordinary)
+    def __init__(self) -> None:
+        world = MPI.COMM_WORLD
+        self.rank: int = world.Get_rank()
+        self._jobs = _job.Jobs(self.rank, world.Get_size())
+
+    def measure(self, message: Message) -> Message:
+        job = self._jobs.get("ordinary", message["op"], message["nbytes"], _job.ordinary)
         return dict(_job.run(job, _call(job), message))
 
-    link.serve(world.Get_rank(), {"measure": measure, "stop": lambda message: {}})
+    def stop(self, message: Message) -> Message:
+        return {}
 
 
 if __name__ == "__main__":
-    main()
+    link.run(MpiRank)

@@ -112,12 +112,5 @@ def _time(job: TaskJob, warmup: int, calls: int) -> list[int]:
     return taken[warmup:]
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = NetRank()
-    doors = (rank.open, rank.prepare, rank.measure, rank.check, rank.memory, rank.stop)
-    link.serve(rank.rank, {door.__name__: door for door in doors})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(NetRank)

@@ -11,7 +11,6 @@ what is missing of the program is the queue.
 import contextlib
 import io
 import math
-import os
 import time
 from collections.abc import Iterator
 
@@ -26,29 +25,48 @@ from wiiiiided.torch import link_probe
 from wiiiiided.torch.step_probe import StepProbe
 
 
-def trial(message: Message) -> Message:
-    """Steps of a host alone until the probe has seen enough, also of parts of one batch of all
-    hosts; `lines` is what it said of them at last."""
-    steps = shared_batches(message) if message["data"] else own_batches(message)
-    lines: list[str] = []
-    StepProbe(lines.append, time.monotonic).watch()
-    while not lines or measures_more(lines[-1]):
-        next(steps)
-    return {"lines": lines[-1:]}
+class PlanRank:
+    """A rank of one trial."""
+
+    def __init__(self) -> None:
+        groups.compute_alike()
+        dist.init_process_group("wiiiiide")
+        self.rank = dist.get_rank()
+
+    def trial(self, message: Message) -> Message:
+        """Steps of a host alone until the probe has seen enough, also of parts of one batch of all
+        hosts; `lines` is what it said of them at last."""
+        steps = _shared_batches(message) if message["data"] else _own_batches(message)
+        lines: list[str] = []
+        StepProbe(lines.append, time.monotonic).watch()
+        while not lines or _measures_more(lines[-1]):
+            next(steps)
+        return {"lines": lines[-1:]}
+
+    def links(self, message: Message) -> Message:
+        """This rank's lines about its pairs."""
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            link_probe.run(message["bytes"], message["seconds"])
+        return {"lines": said.getvalue().splitlines()}
+
+    def stop(self, message: Message) -> Message:
+        groups.leave()
+        return {}
 
 
-def measures_more(line: str) -> bool:
+def _measures_more(line: str) -> bool:
     """Whether a line that has steps of half a batch too may follow."""
     said = read_line(line)
     return isinstance(said, RankLine) and said.more
 
 
-def shared_batches(message: Message) -> Iterator[int]:
+def _shared_batches(message: Message) -> Iterator[int]:
     """Steps with data= of wide.parallel."""
     return uneven_rank.ByData({**message, "apart": True, "between": {}}).turn(math.inf)
 
 
-def own_batches(message: Message) -> Iterator[None]:
+def _own_batches(message: Message) -> Iterator[None]:
     """Steps of a run that knows nothing of its data."""
     model = train_rank.network(message["widths"])
     optimizer = train_rank.OPTIMIZERS["adamw"](model.parameters())
@@ -65,25 +83,5 @@ def own_batches(message: Message) -> Iterator[None]:
         yield
 
 
-def links(message: Message) -> Message:
-    """This rank's lines about its pairs."""
-    said = io.StringIO()
-    with contextlib.redirect_stderr(said):
-        link_probe.run(message["bytes"], message["seconds"])
-    return {"lines": said.getvalue().splitlines()}
-
-
-def main() -> None:
-    link.die_with_parent()
-    groups.compute_alike()
-    dist.init_process_group("wiiiiide")
-    link.serve(int(os.environ["RANK"]), {"trial": trial, "links": links, "stop": stop})
-
-
-def stop(message: Message) -> Message:
-    groups.leave()
-    return {}
-
-
 if __name__ == "__main__":
-    main()
+    link.run(PlanRank)

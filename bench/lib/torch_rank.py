@@ -75,11 +75,5 @@ def _call(job: _job.OperationJob, group: dist.ProcessGroup) -> _job.Call:
     return lambda: dist.all_gather_into_tensor(target, source, group=group)
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = TorchRank()
-    link.serve(rank.rank, {"open": rank.open, "measure": rank.measure, "stop": rank.stop})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(TorchRank)

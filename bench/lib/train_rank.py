@@ -166,12 +166,5 @@ class TrainingRank:
         return {}
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = TrainingRank()
-    handlers = {"open": rank.open, "measure": rank.measure, "memory": rank.memory}
-    link.serve(rank.rank, {**handlers, "stop": rank.stop})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(TrainingRank)

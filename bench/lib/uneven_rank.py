@@ -136,11 +136,5 @@ class UnevenRank:
         return {}
 
 
-def main() -> None:
-    link.die_with_parent()
-    rank = UnevenRank()
-    link.serve(rank.rank, {"open": rank.open, "measure": rank.measure, "stop": rank.stop})
-
-
 if __name__ == "__main__":
-    main()
+    link.run(UnevenRank)
