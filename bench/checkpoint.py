@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import machine, program
-from lib.conclusion import conclude
+from lib import machine, measure, program, report
 from lib.fleet import Fleet, FleetError
 from lib.measure import RATIO, SECONDS, Chapter, Measure
 from lib.report import console
@@ -140,7 +139,8 @@ def main() -> int:
             chapters.append(chapter)
     size = {"parameters": plan.layers * plan.width**2, "megabytes": nbytes // 10**6}
     method = METHOD.format(ranks=RANKS, **size, **vars(plan))
-    conclude("checkpoint", given, about, method, chapters, screen)
+    result = measure.result("checkpoint", about, method, chapters, not given.quick)
+    report.finish(result, given, screen)
     return 0
 
 

@@ -7,18 +7,18 @@ joined as the README says, on cables of 1 Gbit.
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from lib import cluster_site as site
-from lib import machine, net_hosts, proc, program, report
+from lib import machine, measure, net_hosts, proc, program, report
 from lib.cluster_site import Cluster
 from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
-from lib.report import BenchResult, console
+from lib.report import console
 
 RATE = "1gbit"
 NEEDED = {"systemd-nspawn": "systemd-container", "dbus-daemon": "dbus", "iperf3": "iperf3"}
@@ -215,11 +215,11 @@ def _idle(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     return Chapter("Processor time of idle daemons", measures)
 
 
-def _run(plan: ClusterPlan) -> list[Chapter]:
+def _run(plan: ClusterPlan, say: Callable[[str], None]) -> list[Chapter]:
     with site.founded(RATE) as cluster:
         chapters = []
         for what in (_starts, _shipping, _exchange, _idle):
-            print(f"… {what.__name__.strip('_')}", file=sys.stderr)
+            say(what.__name__.strip("_"))
             chapters.append(what(cluster, plan))
     return chapters
 
@@ -229,21 +229,12 @@ def main() -> int:
     if reason := net_hosts.forbidden(NEEDED):
         raise site.FleetError(reason)
     plan = QUICK if given.quick else ClusterPlan()
-    about = machine.about()
-    begin = time.monotonic()
-    chapters = _run(plan)
-    judged = not given.quick
-    notes = [*machine.busy_notes(about), f"load at the end: {os.getloadavg()[0]:.2f}"]
-    data = {c.title: [measure.data(judged) for measure in c.measures] for c in chapters}
-    name = program.file_name("cluster", given.quick)
-    sheets = [chapter.sheet(judged) for chapter in chapters]
+    about, screen = machine.about(), console()
+    with report.progress(screen) as say:
+        chapters = _run(plan, say)
     method = METHOD.format(idle=plan.idle_s)
-    result = BenchResult(name, about, method, sheets, notes, {"chapters": data})
-    screen = console()
-    report.show(result, screen)
-    written = report.write(result, given.out) if given.save else []
-    names = ", ".join(path.name for path in written) or "nothing (--no-save)"
-    screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
+    result = measure.result("cluster", about, method, chapters, not given.quick)
+    report.finish(result, given, screen)
     return 0
 
 

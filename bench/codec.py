@@ -244,16 +244,14 @@ def main() -> int:
         "checks": [{**vars(one), "part": one.part, "met": one.met} for one in checked],
     }
     result = BenchResult(
-        program.file_name("codec", given.quick),
+        "codec",
         about,
         METHOD.format(mb=codec_data.NBYTES // MB, rounds=rounds),
         sheets(rows, lossy, checked),
-        machine.busy_notes(about),
+        [],
         data,
     )
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    report.finish(result, given, screen)
     return 0
 
 

@@ -6,19 +6,15 @@ job must not wait for it.
 
 from __future__ import annotations
 
-import argparse
-import os
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 
-from lib import control, daemon_size, daemon_speed, program, report
-from lib import machine as _machine
+from lib import control, daemon_size, daemon_speed, machine, measure, program, report
 from lib.fleet import FleetError
 from lib.host import PrivateDaemon
 from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
-from lib.report import BenchResult, console
+from lib.report import console
 from rich.console import Console
 
 from wiiiiided.errors import WiiiiideError
@@ -77,73 +73,42 @@ def _state_machine(plan: DaemonPlan) -> Chapter:
 
 def _run(plan: DaemonPlan, screen: Console) -> list[Chapter]:
     chapters = []
-    with screen.status("") as status:
-
-        def now(what: str) -> None:
-            status.update(what)
-            if not screen.is_terminal:
-                print(f"… {what}", file=sys.stderr)
-
-        now("the state machine alone")
-        machine = _state_machine(plan)
-        now("memory")
+    with report.progress(screen) as say:
+        say("the state machine alone")
+        alone = _state_machine(plan)
+        say("memory")
         memory = daemon_size.small(plan.memory_rounds)
-        now("from submit to the first line")
+        say("from submit to the first line")
         chapters.append(daemon_speed.first_line(plan.rounds))
-        now("commands")
+        say("commands")
         chapters.append(daemon_speed.command_line(2 * plan.rounds))
-        now("a killed rank")
+        say("a killed rank")
         chapters.append(daemon_speed.killed_rank(plan.rounds))
         with PrivateDaemon() as host:
-            now(f"queueing {plan.queue:,} jobs")
+            say(f"queueing {plan.queue:,} jobs")
             chapters.append(daemon_speed.fill(host, plan.queue))
             after = daemon_size.full(host, plan.queue)
             memory = Chapter(memory.title, [*memory.measures, *after])
-            now(f"commands with {plan.queue:,} jobs queued")
+            say(f"commands with {plan.queue:,} jobs queued")
             chapters.append(daemon_speed.long_queue(host, plan.queue, plan.rounds))
-            now(f"{plan.idle_s:.0f} s of doing nothing")
+            say(f"{plan.idle_s:.0f} s of doing nothing")
             idle = daemon_size.idle(host, plan.queue, plan.idle_s, plan.idle_rounds)
-    return [idle, memory, *chapters, machine]
-
-
-def _result(
-    name: str, plan: DaemonPlan, chapters: list[Chapter], about: dict[str, str]
-) -> BenchResult:
-    judged = plan is not QUICK
-    notes = _machine.busy_notes(about)
-    notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
-    notes.append(f"the daemons' state lay on {_machine.file_system(tempfile.gettempdir())}")
-    if not judged:
-        notes.append("a quick look: only a full run is held against what is asked")
-    data = {
-        chapter.title: [measure.data(judged) for measure in chapter.measures]
-        for chapter in chapters
-    }
-    method = METHOD.format(idle=plan.idle_s)
-    sheets = [chapter.sheet(judged) for chapter in chapters]
-    return BenchResult(name, about, method, sheets, notes, {"chapters": data})
-
-
-def _arguments() -> argparse.Namespace:
-    return program.arguments(program.parser(__doc__ or ""))
+    return [idle, memory, *chapters, alone]
 
 
 def main() -> int:
-    given = _arguments()
+    given = program.arguments(program.parser(__doc__ or ""))
     plan = QUICK if given.quick else DaemonPlan()
-    about = _machine.about()
-    screen = console()
-    begin = time.monotonic()
+    about, screen = machine.about(), console()
     try:
         chapters = _run(plan, screen)
     except WiiiiideError as problem:
         raise FleetError(str(problem)) from problem
-    name = program.file_name("daemon", given.quick)
-    result = _result(name, plan, chapters, about)
-    report.show(result, screen)
-    written = report.write(result, given.out) if given.save else []
-    names = ", ".join(path.name for path in written) or "nothing (--no-save)"
-    screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
+    method = METHOD.format(idle=plan.idle_s)
+    result = measure.result("daemon", about, method, chapters, not given.quick)
+    state = machine.file_system(tempfile.gettempdir())
+    result.notes.append(f"the daemons' state lay on {state}")
+    report.finish(result, given, screen)
     return 0
 
 

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from lib import machine, program
-from lib.conclusion import conclude
+from lib import machine, measure, program, report
 from lib.fleet import Fleet, FleetError
 from lib.measure import BYTES, RATE, RATIO, SECONDS, Chapter, Measure
 from lib.report import console
@@ -123,7 +122,8 @@ def main() -> int:
             status.update("the start of an epoch")
             chapters.append(_starts(fleet, plan))
     method = METHOD.format(memory_ranks=MEMORY_RANKS, speed_ranks=SPEED_RANKS, **vars(plan))
-    conclude("data", given, about, method, chapters, screen)
+    result = measure.result("data", about, method, chapters, not given.quick)
+    report.finish(result, given, screen)
     return 0
 
 

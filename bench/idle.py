@@ -8,8 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import machine as _machine
-from lib import program, report
+from lib import machine, program, report
 from lib.cells import GLOO, LABELS, MB, OURS
 from lib.fleet import Fleet, FleetError
 from lib.report import BenchResult, Sheet, console, seconds_text
@@ -112,7 +111,7 @@ def main() -> int:
     given = program.arguments(program.parser(__doc__ or ""))
     seconds = 1.0 if given.quick else CPU_SECONDS
     ranks, groups = (4, 8) if given.quick else (MEMORY_RANKS, MEMORY_GROUPS)
-    about = _machine.about()
+    about = machine.about()
     screen = console()
     used: dict[str, list[float]] = {}
     with screen.status("") as status:
@@ -138,12 +137,8 @@ def main() -> int:
             "met": None if given.quick else memory.judged < MEMORY_TARGET,
         },
     }
-    name = program.file_name("idle", given.quick)
     method = METHOD.format(seconds=seconds)
-    result = BenchResult(name, about, method, sheets, _machine.busy_notes(about), data)
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    report.finish(BenchResult("idle", about, method, sheets, [], data), given, screen)
     return 0
 
 

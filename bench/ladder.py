@@ -95,7 +95,6 @@ def _arguments() -> Any:
 
 def main() -> int:
     given = _arguments()
-    name = program.file_name("ladder", given.quick)
     about = machine.about()
     screen = console()
     with screen.status("") as status:
@@ -107,11 +106,8 @@ def main() -> int:
         sheets.append(targets.sheet(judged))
     data = table.data(taken) | {"targets": [each.data(judged) for each in targets.measures]}
     method = METHOD.format(nodes=given.nodes, rounds=given.rounds, seconds=given.seconds)
-    notes = [*machine.busy_notes(about), *table.notes(taken)]
-    result = BenchResult(name, about, method, sheets, notes, data)
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    result = BenchResult("ladder", about, method, sheets, table.notes(taken), data)
+    report.finish(result, given, screen)
     return 0
 
 

@@ -132,7 +132,6 @@ def main() -> int:
         data[mode] = {**found.data(judged), "interval": found.interval}
     step, counting = statistics.median(off), counting_s()
     notes = [
-        *machine.busy_notes(about),
         f"a step with everything off takes {seconds_text(step)}",
         f"counting one operation takes {1e6 * counting:.2f} µs",
     ]
@@ -144,11 +143,8 @@ def main() -> int:
         "costs": data,
         "watching": [found.data(judged) for found in watching.measures],
     }
-    name = program.file_name("metrics_cost", given.quick)
-    result = BenchResult(name, about, method, [sheet, watching.sheet(judged)], notes, kept)
-    report.show(result, screen)
-    if given.save:
-        report.write(result, given.out)
+    sheets = [sheet, watching.sheet(judged)]
+    report.finish(BenchResult("metrics_cost", about, method, sheets, notes, kept), given, screen)
     return 0
 
 

@@ -14,11 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lib import cells, machine, program
-from lib import one_host_report as report
+from lib import cells, machine, one_host_report, program, report
 from lib.cells import GLOO, MEMCPY, MPI, OURS, SHARED, CellPlace
 from lib.fleet import Fleet, FleetError, FleetLost
-from lib.one_host_report import CallTimes
+from lib.one_host_report import CallTimes, Taken
 from lib.report import console
 
 _MPIRUN = (
@@ -181,9 +180,9 @@ class RanksContest:
         self.notes.append(text)
 
 
-def run(plan: OneHostPlan, say: Callable[[str], None]) -> tuple[report.Taken, list[str], bool]:
+def run(plan: OneHostPlan, say: Callable[[str], None]) -> tuple[Taken, list[str], bool]:
     """Measures everything. Also returns the notes, and whether a contender failed."""
-    taken: report.Taken = {}
+    taken: Taken = {}
     notes: list[str] = []
     failed = False
     absent = mpi_absent() if plan.mpi else "--no-mpi was given"
@@ -233,10 +232,7 @@ def main() -> int:
     screen = console()
     with screen.status("") as status:
         taken, notes, failed = run(plan, status.update)
-    name = program.file_name("one_host", given.quick)
-    notes = machine.busy_notes(about) + notes
-    folder = given.out if given.save else None
-    report.publish(name, about, plan.rounds, taken, notes, folder, screen)
+    report.finish(one_host_report.result(about, plan.rounds, taken, notes), given, screen)
     return 1 if failed else 0
 
 

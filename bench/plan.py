@@ -14,6 +14,7 @@ from lib.net_hosts import FAST, GIGABIT, SLOW, Hosts
 from lib.plan_accuracy import LinkAccuracy, PlanAccuracy, asked
 from lib.report import BenchResult, console
 from lib.two_hosts_table import Grid, GridRow, missing, targets
+from rich.console import Console
 
 LINKS = (GIGABIT, FAST, SLOW)
 METHOD = (
@@ -32,16 +33,11 @@ METHOD = (
 )
 
 
-def _run(given: argparse.Namespace, rounds: int, turn_s: float) -> list[LinkAccuracy]:
-    screen = console()
+def _run(
+    given: argparse.Namespace, rounds: int, turn_s: float, screen: Console
+) -> list[LinkAccuracy]:
     links = LINKS[:2] if given.quick else LINKS
-    with screen.status("making hosts") as status, Hosts([1, 1], pinned=True) as hosts:
-
-        def say(text: str) -> None:
-            status.update(text)
-            if not screen.is_terminal:
-                print(f"… {text}", file=sys.stderr)
-
+    with report.progress(screen) as say, Hosts([1, 1], pinned=True) as hosts:
         found = []
         for one in PlanAccuracy(hosts, rounds, turn_s, say).run(links):
             report.show_sheet(one.grid(not given.quick).sheet(not given.quick), screen)
@@ -55,21 +51,20 @@ def main() -> int:
     if reason := net_hosts.forbidden():
         raise FleetError(reason)
     rounds, turn_s = given.rounds or (3 if given.quick else 5), 1.0 if given.quick else 4.0
-    about, judged = machine.about(), not given.quick
-    found = _run(given, rounds, turn_s)
+    about, judged, screen = machine.about(), not given.quick, console()
+    found = _run(given, rounds, turn_s, screen)
     grids = [one.grid(judged) for one in found]
     absent = Grid("", [GridRow("", {}, missing(grids, asked(LINKS)))])
+    asked_of_all = targets([*grids, absent], judged)
     result = BenchResult(
-        program.file_name("plan", given.quick),
+        "plan",
         about,
         METHOD.format(rounds=rounds, turn=turn_s),
-        [*(grid.sheet(judged) for grid in grids), targets([*grids, absent], judged)],
-        machine.busy_notes(about) + [one.note for one in found],
+        [*(grid.sheet(judged) for grid in grids), asked_of_all],
+        [one.note for one in found],
         {"tables": [grid.data(judged) for grid in grids]},
     )
-    report.show(result, console())
-    if given.save:
-        report.keep(result, given.out, console())
+    report.finish(result, given, screen, left=[asked_of_all])
     return 0
 
 

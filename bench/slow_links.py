@@ -10,9 +10,8 @@ time, on hosts that are only pretended.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import sys
-import time
+from collections.abc import Callable
 
 from lib import machine, net_hosts, program, report, slow_losses, slow_speed, slow_uneven
 from lib.cpu_quota import NoQuota
@@ -23,7 +22,6 @@ from lib.slow_speed import SlowLinks, SlowLinksPlan, Speed
 from lib.slow_uneven import Uneven
 from lib.two_hosts_table import Grid, GridRow, missing, targets
 from rich.console import Console
-from rich.status import Status
 
 SPEED_METHOD = (
     "A step (forward, backward, AdamW, fused; denormal numbers count as 0) of a multilayer"
@@ -56,12 +54,7 @@ LOSS_METHOD = (
 )
 
 
-def _speed(plan: SlowLinksPlan, screen: Console, status: Status, judged: bool) -> Speed:
-    def say(text: str) -> None:
-        status.update(text)
-        if not screen.is_terminal:
-            print(f"… {text}", file=sys.stderr)
-
+def _speed(plan: SlowLinksPlan, screen: Console, say: Callable[[str], None], judged: bool) -> Speed:
     def show(grid: Grid) -> None:
         report.show_sheet(grid.sheet(judged), screen)
 
@@ -85,36 +78,32 @@ def _speed(plan: SlowLinksPlan, screen: Console, status: Status, judged: bool) -
     return whole
 
 
-def _measure_speed(given: argparse.Namespace, screen: Console) -> tuple[BenchResult, int]:
-    """The result, and how many of its sheets have been shown already."""
+def _measure_speed(given: argparse.Namespace, screen: Console) -> None:
     if reason := net_hosts.forbidden():
         raise FleetError(reason)
     plan, judged, about = _plan(given), not given.quick, machine.about()
-    with screen.status("") as status:
-        found = _speed(plan, screen, status, judged)
+    with report.progress(screen) as say:
+        found = _speed(plan, screen, say, judged)
     absent = Grid(
         "", [GridRow("", {}, missing(found.grids, slow_speed.asked() + slow_uneven.asked()))]
     )
-    sheets = [
-        *(grid.sheet(judged) for grid in found.grids),
-        targets([*found.grids, absent], judged),
-    ]
+    asked = targets([*found.grids, absent], judged)
+    sheets = [*(grid.sheet(judged) for grid in found.grids), asked]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
-    notes = machine.busy_notes(about) + found.notes
-    name = program.file_name("slow_links", given.quick)
-    return BenchResult(name, about, SPEED_METHOD, sheets, notes, data), len(found.grids)
+    result = BenchResult("slow_links", about, SPEED_METHOD, sheets, found.notes, data)
+    report.finish(result, given, screen, left=[asked])
 
 
-def _measure_losses(given: argparse.Namespace, screen: Console) -> tuple[BenchResult, int]:
+def _measure_losses(given: argparse.Namespace, screen: Console) -> None:
     steps, seeds, hosts = (64, 1, 2) if given.quick else (192, given.seeds, 2)
     about, judged = machine.about(), not given.quick
     with screen.status("starting") as status, Fleet("loss_rank", hosts, hosts=hosts) as fleet:
         found = slow_losses.measure(fleet, steps, seeds, status.update)
     longer = slow_losses.LONGER
     method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds, longer=longer)
-    name = program.file_name("slow_links_losses", given.quick)
     sheets = found.sheets(steps * hosts * 4, judged)
-    return BenchResult(name, about, method, sheets, machine.busy_notes(about), found.data()), 0
+    result = BenchResult("slow_links_losses", about, method, sheets, [], found.data())
+    report.finish(result, given, screen)
 
 
 def _plan(given: argparse.Namespace) -> SlowLinksPlan:
@@ -128,14 +117,7 @@ def main() -> int:
     parser.add_argument("--losses", action="store_true", help="what is learnt, instead of speed")
     parser.add_argument("--seeds", type=program.positive, default=3, help="with --losses")
     given = program.arguments(parser)
-    screen, begin = console(), time.monotonic()
-    result, shown = (_measure_losses if given.losses else _measure_speed)(given, screen)
-    report.show(dataclasses.replace(result, sheets=result.sheets[shown:]), screen)
-    ended = f"after {time.monotonic() - begin:.0f} s"
-    if given.save:
-        written = report.write(result, given.out)
-        ended = f"written: {', '.join(path.name for path in written)}, {ended}"
-    screen.print(ended, style="dim")
+    (_measure_losses if given.losses else _measure_speed)(given, console())
     return 0
 
 

@@ -10,18 +10,16 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from lib import machine, namespaces, program
-from lib import report as _report
 from lib import socket_report as report
 from lib import socket_watch as watch
 from lib.fleet import FleetError
 from lib.namespaces import NamespacePair, NamespaceProgram
-from lib.report import BenchResult, console
+from lib.report import BenchResult, console, finish, progress
 from lib.socket_cases import CHAPTERS, LINKS, SocketChapter, SocketLink
 from lib.socket_report import SocketRound
 from lib.socket_way import SocketWay
@@ -137,7 +135,6 @@ def _options() -> tuple[SocketsPlan, argparse.Namespace]:
 
 
 def _result(
-    name: str,
     plan: SocketsPlan,
     about: dict[str, str],
     taken: report.Taken,
@@ -148,11 +145,9 @@ def _result(
     if trials:
         sheets.append(watch.sheet(trials))
     sheets.append(report.verdict_sheet(plan.links, found))
-    notes = [*machine.busy_notes(about), *_kernel_notes(), *report.granted_notes(taken)]
-    if plan.share < 1:
-        notes.append("a quick look: few bytes and rounds, its verdicts mean little")
+    notes = [*_kernel_notes(), *report.granted_notes(taken)]
     data = {**report.data(taken, found), "watch": watch.data(trials)}
-    return BenchResult(name, about, METHOD.format(rounds=plan.rounds), sheets, notes, data)
+    return BenchResult("sockets", about, METHOD.format(rounds=plan.rounds), sheets, notes, data)
 
 
 def main() -> int:
@@ -161,20 +156,9 @@ def main() -> int:
         raise FleetError(lacking)
     about = machine.about()
     screen = console()
-    begin = time.monotonic()
-    with screen.status("") as status:
-
-        def now(what: str) -> None:
-            status.update(what)
-            if not screen.is_terminal:
-                print(f"… {what}", file=sys.stderr)
-
-        taken, trials = run(plan, now)
-    result = _result(program.file_name("sockets", given.quick), plan, about, taken, trials)
-    _report.show(result, screen)
-    written = _report.write(result, given.out) if given.save else []
-    names = ", ".join(path.name for path in written) or "nothing (--save does)"
-    screen.print(f"written: {names}, after {time.monotonic() - begin:.0f} s", style="dim")
+    with progress(screen) as say:
+        taken, trials = run(plan, say)
+    finish(_result(plan, about, taken, trials), given, screen)
     return 0
 
 

@@ -58,11 +58,8 @@ def main() -> int:
         sheet.rows.append([_name(staleness), *cells])
     method = METHOD.format(ranks=given.ranks, steps=steps, seeds=seeds)
     data = {"losses": {f"{_name(s)}, rate × {r:g}": found for (s, r), found in losses.items()}}
-    name = program.file_name(f"train_loss_{given.ranks}", given.quick)
-    result = BenchResult(name, about, method, [sheet], machine.busy_notes(about), data)
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    name = f"train_loss_{given.ranks}"
+    report.finish(BenchResult(name, about, method, [sheet], [], data), given, screen)
     return 0
 
 

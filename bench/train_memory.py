@@ -74,11 +74,8 @@ def main() -> int:
         ratios = [ratio_text(nbytes / taken[GLOO]), ratio_text(part)]
         sheet.rows.append([contender, *cells, *ratios, verdict])
     method = METHOD.format(ranks=given.ranks, parameters=parameters / 1e6)
-    name = program.file_name("train_memory", given.quick)
-    result = BenchResult(name, about, method, [sheet], machine.busy_notes(about), {"bytes": taken})
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    result = BenchResult("train_memory", about, method, [sheet], [], {"bytes": taken})
+    report.finish(result, given, screen)
     return 0
 
 

@@ -177,13 +177,7 @@ def main() -> int:
     views = "_views" if given.bucket_views else ""
     name = f"train_step_{given.optimizer}_{given.ranks}{views}"
     data = {"step_seconds_by_round": taken, **figures}
-    result = BenchResult(
-        *(program.file_name(name, given.quick), about, method, [sheet]),
-        *(machine.busy_notes(about), data),
-    )
-    report.show(result, screen)
-    if given.save:
-        report.keep(result, given.out, screen)
+    report.finish(BenchResult(name, about, method, [sheet], [], data), given, screen)
     return 0
 
 

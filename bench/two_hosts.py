@@ -8,9 +8,7 @@ link and a /dev/shm of its own. Links are as fast as the kernel goes, or slowed 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -24,8 +22,6 @@ from lib.net_hosts import Hosts
 from lib.report import BenchResult, console
 from lib.two_hosts_rig import BOTH, Rig, TwoHostsPlan
 from lib.two_hosts_table import Grid
-from rich.console import Console
-from rich.status import Status
 
 FULL = TwoHostsPlan(
     rounds=7, round_seconds=1.0, nbytes=25 * MB, memory_nbytes=100 * MB, iperf_seconds=2
@@ -97,33 +93,21 @@ class TwoHostsFindings:
     failed: bool = False
 
 
-@dataclass(frozen=True)
-class Screen:
-    """Where tables and news go."""
-
-    console: Console
-    status: Status
-    judged: bool
-
-    def say(self, what: str) -> None:
-        self.status.update(what)
-        if not self.console.is_terminal:
-            print(f"… {what}", file=sys.stderr)
-
-    def show(self, grid: Grid) -> None:
-        report.show_sheet(grid.sheet(self.judged), self.console)
-
-
-def run(plan: TwoHostsPlan, names: Sequence[str], screen: Screen) -> TwoHostsFindings:
+def run(
+    plan: TwoHostsPlan,
+    names: Sequence[str],
+    say: Callable[[str], None],
+    show: Callable[[Grid], None],
+) -> TwoHostsFindings:
     """Runs the parts; each shows its tables as soon as it is through."""
     found = TwoHostsFindings()
     for ranks, here in by_hosts(names).items():
-        screen.say(f"making {len(ranks)} hosts")
-        with Hosts(ranks) as hosts, Rig(hosts, plan, screen.say) as rig:
+        say(f"making {len(ranks)} hosts")
+        with Hosts(ranks) as hosts, Rig(hosts, plan, say) as rig:
             for part in here:
                 for grid in part.run(rig):
                     found.grids.append(grid)
-                    screen.show(grid)
+                    show(grid)
                 rig.keep_only(BOTH)
             found.notes += rig.notes
             found.failed = found.failed or rig.failed
@@ -154,37 +138,25 @@ def _about() -> dict[str, str]:
     return facts
 
 
-def _notes(given: argparse.Namespace, about: dict[str, str]) -> list[str]:
-    notes = machine.busy_notes(about)
-    notes.append(f"load at the end: {os.getloadavg()[0]:.2f}")
-    notes += filter(None, [net_iperf.absent()])
-    if given.quick:
-        notes.append("a quick look: only a full run is held against what is asked")
-    return notes
-
-
 def main() -> int:
     given = options()
     if reason := net_hosts.forbidden():
         raise FleetError(reason)
-    judged = not given.quick
-    plan, about, shown = _plan(given), _about(), console()
-    begin = time.monotonic()
-    with shown.status("") as status:
-        screen = Screen(shown, status, judged)
-        found = run(plan, given.parts, screen)
-    name = program.file_name("two_hosts", given.quick)
-    notes = _notes(given, about) + found.notes
+    judged, plan = not given.quick, _plan(given)
+    about, screen = _about(), console()
+    with report.progress(screen) as say:
+
+        def show(grid: Grid) -> None:
+            report.show_sheet(grid.sheet(judged), screen)
+
+        found = run(plan, given.parts, say, show)
     targets = table.targets(found.grids, judged)
     sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
+    notes = [*filter(None, [net_iperf.absent()]), *found.notes]
     method = METHOD.format(rounds=plan.rounds)
-    report.show(BenchResult(name, about, method, [targets], notes, data), shown)
-    ended = f"after {time.monotonic() - begin:.0f} s"
-    if given.save:
-        written = report.write(BenchResult(name, about, method, sheets, notes, data), given.out)
-        ended = f"written: {', '.join(path.name for path in written)}, {ended}"
-    shown.print(ended, style="dim")
+    result = BenchResult("two_hosts", about, method, sheets, notes, data)
+    report.finish(result, given, screen, left=[targets])
     return 1 if found.failed else 0
 
 

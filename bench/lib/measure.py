@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib.report import Sheet, ratio_text, seconds_text
+from lib.report import BenchResult, Sheet, ratio_text, seconds_text
 
 COLUMNS = ("", "median", "best", "worst", "asked")
 _VERDICTS = {True: "met", False: "missed", None: "not decided"}
@@ -140,3 +140,12 @@ class Chapter:
 
     def sheet(self, judged: bool) -> Sheet:
         return Sheet(self.title, COLUMNS, [measure.row(judged) for measure in self.measures])
+
+
+def result(
+    name: str, about: dict[str, str], method: str, chapters: Sequence[Chapter], judged: bool
+) -> BenchResult:
+    """That of a benchmark which is written in chapters."""
+    sheets = [chapter.sheet(judged) for chapter in chapters]
+    data = {chapter.title: [one.data(judged) for one in chapter.measures] for chapter in chapters}
+    return BenchResult(name, about, method, sheets, [], {"chapters": data})

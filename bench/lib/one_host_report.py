@@ -1,13 +1,10 @@
-"""Turns the times of one_host.py into tables and files."""
+"""Turns the times of one_host.py into tables."""
 
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from rich.console import Console
-
-from lib import cells, report
+from lib import cells
 from lib.cells import GLOO, LABELS, MPI, OURS, SHARED, CellPlace, Value
 from lib.report import BenchResult, Sheet, ratio_text, value_text
 
@@ -114,24 +111,11 @@ def _unsteady_notes(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[str
     return notes
 
 
-def publish(
-    name: str,
-    about: dict[str, str],
-    rounds: int,
-    taken: Taken,
-    notes: list[str],
-    folder: Path | None,
-    screen: Console,
-) -> None:
-    """Shows the result and keeps it in `folder`, if there is one."""
+def result(about: dict[str, str], rounds: int, taken: Taken, notes: list[str]) -> BenchResult:
     values = {
         cell: {contender: summary(times) for contender, times in by_contender.items()}
         for cell, by_contender in taken.items()
     }
     method = METHOD.format(rounds=rounds)
     notes = notes + _unsteady_notes(values)
-    result = BenchResult(name, about, method, sheets(values), notes, _data(taken, values))
-    report.show(result, screen)
-    if folder is None:
-        return
-    report.keep(result, folder, screen)
+    return BenchResult("one_host", about, method, sheets(values), notes, _data(taken, values))

@@ -7,6 +7,7 @@ interrupted or told to end.
 import argparse
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -37,6 +38,7 @@ def parser(
 def arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     """The arguments. A result that could not be kept is refused here, not after the run."""
     given = parser.parse_args()
+    given.begun = time.monotonic()
     if given.save and (reason := unrepeatable(commit())):
         parser.error(reason)
     return given
@@ -51,11 +53,6 @@ def positive(text: str) -> int:
 
 def several(text: str) -> list[int]:
     return [positive(word) for word in text.split(",")]
-
-
-def file_name(name: str, quick: bool) -> str:
-    # A quick look must not replace the numbers of a full run.
-    return f"{name}-quick" if quick else name
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

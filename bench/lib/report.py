@@ -3,9 +3,14 @@
 The same rows go to both, so that what was seen is what is kept.
 """
 
+import argparse
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +20,7 @@ from rich.table import Table
 
 from lib.cells import Value
 from lib.fleet import FleetError
-from lib.machine import scrub, unrepeatable
+from lib.machine import busy_notes, scrub, unrepeatable
 
 # Where the output goes to a file or a pipe, a width at which the widest table stays whole.
 _PLAIN_WIDTH = 150
@@ -32,7 +37,9 @@ class Sheet:
 
 @dataclass
 class BenchResult:
-    """Everything a benchmark has to say, under the name its files get."""
+    """Everything a benchmark has to say, under the name its files get. `finish` adds what all say:
+    how busy the machine was, and that a quick look is none of the full runs.
+    """
 
     name: str
     about: dict[str, str]
@@ -84,9 +91,43 @@ def show_sheet(sheet: Sheet, screen: Console) -> None:
     screen.print(table)
 
 
-def show(result: BenchResult, screen: Console) -> None:
-    for sheet in result.sheets:
+@contextmanager
+def progress(screen: Console) -> Iterator[Callable[[str], None]]:
+    """For what is done now: a line that changes on a terminal, and many where there is none."""
+    with screen.status("") as status:
+
+        def say(what: str) -> None:
+            status.update(what)
+            if not screen.is_terminal:
+                print(f"… {what}", file=sys.stderr)
+
+        yield say
+
+
+def finish(
+    result: BenchResult,
+    given: argparse.Namespace,
+    screen: Console,
+    left: Sequence[Sheet] | None = None,
+) -> None:
+    """Shows a result and keeps it, if it is to be kept. `left`: sheets that were not shown yet."""
+    ended = [f"load at the end: {os.getloadavg()[0]:.2f}"]
+    if given.quick:
+        # It must not replace the numbers of a full run.
+        result = replace(result, name=f"{result.name}-quick")
+        ended.append("a quick look: only a full run is held against what is asked")
+    notes = [*busy_notes(result.about), *result.notes, *ended]
+    result = replace(result, notes=notes)
+    for sheet in result.sheets if left is None else left:
         show_sheet(sheet, screen)
+    _show_notes(result, screen)
+    written = write(result, given.out) if given.save else []
+    names = ", ".join(path.name for path in written) or "nothing"
+    took = time.monotonic() - given.begun
+    screen.print(f"written: {names}, after {took:.0f} s", style="dim", markup=False)
+
+
+def _show_notes(result: BenchResult, screen: Console) -> None:
     for note in result.notes:
         screen.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     about = result.about
@@ -143,9 +184,3 @@ def write(result: BenchResult, folder: Path) -> list[Path]:
     for path, content in files.items():
         path.write_text(scrub(content), encoding="utf-8")
     return list(files)
-
-
-def keep(result: BenchResult, folder: Path, screen: Console) -> None:
-    """Writes a result and says so."""
-    written = write(result, folder)
-    screen.print("written: " + ", ".join(path.name for path in written), style="dim")
