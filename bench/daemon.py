@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from lib import control, daemon_size, daemon_speed, machine, measure, program, report
 from lib.fleet import FleetError
-from lib.host import PrivateDaemon
 from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
+from lib.measured_daemon import MeasuredDaemon
 from lib.report import console
 from rich.console import Console
 
@@ -84,15 +84,15 @@ def _run(plan: DaemonPlan, screen: Console) -> list[Chapter]:
         chapters.append(daemon_speed.command_line(2 * plan.rounds))
         say("a killed rank")
         chapters.append(daemon_speed.killed_rank(plan.rounds))
-        with PrivateDaemon() as host:
+        with MeasuredDaemon() as daemon:
             say(f"queueing {plan.queue:,} jobs")
-            chapters.append(daemon_speed.fill(host, plan.queue))
-            after = daemon_size.full(host, plan.queue)
+            chapters.append(daemon_speed.fill(daemon, plan.queue))
+            after = daemon_size.full(daemon, plan.queue)
             memory = Chapter(memory.title, [*memory.measures, *after])
             say(f"commands with {plan.queue:,} jobs queued")
-            chapters.append(daemon_speed.long_queue(host, plan.queue, plan.rounds))
+            chapters.append(daemon_speed.long_queue(daemon, plan.queue, plan.rounds))
             say(f"{plan.idle_s:.0f} s of doing nothing")
-            idle = daemon_size.idle(host, plan.queue, plan.idle_s, plan.idle_rounds)
+            idle = daemon_size.idle(daemon, plan.queue, plan.idle_s, plan.idle_rounds)
     return [idle, memory, *chapters, alone]
 
 

@@ -17,12 +17,11 @@ from pathlib import Path
 
 from lib import machine, program, report, watch_cost
 from lib.fleet import FleetError
-from lib.host import PrivateDaemon, console_script, until
 from lib.measure import Measure, MeasureUnit
+from lib.measured_daemon import MeasuredDaemon, console_script
 from lib.report import BenchResult, Sheet, console, seconds_text
 
 from wiiiiided.backend.shm import stats
-from wiiiiided.domain.states import ENDED
 
 ON_COSTS, VERBOSE_COSTS = 0.005, 0.03
 RANKS = 2
@@ -61,34 +60,33 @@ COST = MeasureUnit("share of a step", cost_text)
 def measure(plan: MetricsPlan) -> Blocks:
     """The blocks' figures, by mode."""
     script = str(Path(__file__).with_name("lib") / "metrics_rank.py")
-    with PrivateDaemon() as host:
+    with MeasuredDaemon() as daemon:
         top = subprocess.Popen(
             [sys.executable, console_script("wiiiiide"), "top", "--json", "-i", "1"],
-            env=host.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            env=daemon.env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )  # fmt: skip
         try:
             argv = ("python", script, "--rounds", str(plan.rounds), "--seconds", str(plan.seconds))
-            job = host.submit([*argv, str(host.pid), str(top.pid)], RANKS)
-            return _blocks(host, job)
+            job = daemon.queue([*argv, str(daemon.pid), str(top.pid)], RANKS)
+            return _blocks(daemon, job)
         finally:
             top.kill()
             top.wait()
 
 
-def _blocks(host: PrivateDaemon, job: int) -> Blocks:
-    log = host.attempt(job) / "rank-0.log"
+def _blocks(daemon: MeasuredDaemon, job: int) -> Blocks:
+    log = daemon.attempt(job) / "rank-0.log"
     deadline = time.monotonic() + WITHIN_S
-    end = host.attempt(job) / "exit.json"  # the daemon stands still half of the time
+    end = daemon.attempt(job) / "exit.json"  # the daemon stands still half of the time
     while not end.exists():
         if time.monotonic() > deadline:
             raise FleetError(f"the training took more than {WITHIN_S:g} s")
         time.sleep(0.5)
-    until(lambda: host.client.show(job).job.state in ENDED, "the job's end is known")
-    if host.client.show(job).job.state != "done":
+    if daemon.end_of(job).state != "done":
         raise FleetError(f"the training failed; {log.name} says why")
     blocks: Blocks = {}
-    for line in host.client.logs(job, [0]):
+    for line in daemon.client.logs(job, [0]):
         if line.stream == "out" and line.text.startswith("{"):
             found = json.loads(line.text)
             blocks.setdefault(found["mode"], []).append(found["step_s"])

@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from lib.fleet import FleetError
-
-sys.path.insert(0, str(Path(__file__).parents[2]))
-
 from tests.kit.fleet import Fleet
 from tests.kit.machines import BIN
 from tests.machines.cluster import Cluster

@@ -16,8 +16,8 @@ from typing import Any
 
 import psutil
 
-from lib.host import PrivateDaemon
 from lib.measure import BYTES, SHARE, Chapter, Measure
+from lib.measured_daemon import MeasuredDaemon
 from lib.proc import cpu_seconds
 from wiiiiided.domain.spec import Policy
 
@@ -45,13 +45,13 @@ def small(rounds: int) -> Chapter:
     idle: list[Any] = []
     shims: dict[int, list[Any]] = {ranks: [] for ranks in SHIM_RANKS}
     for _ in range(rounds):
-        with PrivateDaemon() as host:
+        with MeasuredDaemon() as daemon:
             time.sleep(_SETTLE_S)
-            idle.append(_memory(host.pid))
+            idle.append(_memory(daemon.pid))
             for ranks, found in shims.items():
-                job = host.sleeping(ranks)
-                found.append(_memory(host.shim(job)))
-                host.cancel(job)
+                job = daemon.sleeping(ranks)
+                found.append(_memory(daemon.shim(job)))
+                daemon.cancel(job)
     measures = _measures("daemon, no jobs", idle, DAEMON_BYTES)
     for ranks, found in shims.items():
         what = f"shim, {ranks} idle rank{'s' if ranks > 1 else ''}"
@@ -59,9 +59,9 @@ def small(rounds: int) -> Chapter:
     return Chapter("Memory", measures)
 
 
-def full(host: PrivateDaemon, jobs: int) -> list[Measure]:
+def full(daemon: MeasuredDaemon, jobs: int) -> list[Measure]:
     """The same daemon after it was given a long queue."""
-    return _measures(f"daemon, {jobs:,} jobs queued", [_memory(host.pid)], DAEMON_BYTES)
+    return _measures(f"daemon, {jobs:,} jobs queued", [_memory(daemon.pid)], DAEMON_BYTES)
 
 
 class ServiceManager:
@@ -92,23 +92,25 @@ def _manager() -> Iterator[ServiceManager]:
         made.close()
 
 
-def idle(queued: PrivateDaemon, jobs: int, seconds: float, rounds: int) -> Chapter:
+def idle(queued: MeasuredDaemon, jobs: int, seconds: float, rounds: int) -> Chapter:
     """Shares of a core while nothing happens, all daemons over the same time."""
     with contextlib.ExitStack() as stack:
         manager = stack.enter_context(_manager())
         usec = str(int(WATCHDOG_S * 1e6))
         watched = {"NOTIFY_SOCKET": manager.name, "WATCHDOG_USEC": usec}
-        hosts = {
-            "daemon, no jobs": stack.enter_context(PrivateDaemon()),
-            "daemon, with a watchdog to feed": stack.enter_context(PrivateDaemon(**watched)),
-            "daemon, one idle job": stack.enter_context(PrivateDaemon()),
-            "daemon, one idle job with a hang_timeout": stack.enter_context(PrivateDaemon()),
+        daemons = {
+            "daemon, no jobs": stack.enter_context(MeasuredDaemon()),
+            "daemon, with a watchdog to feed": stack.enter_context(MeasuredDaemon(**watched)),
+            "daemon, one idle job": stack.enter_context(MeasuredDaemon()),
+            "daemon, one idle job with a hang_timeout": stack.enter_context(MeasuredDaemon()),
             f"daemon, {jobs:,} jobs queued": queued,
         }
-        busy = hosts["daemon, one idle job"]
+        busy = daemons["daemon, one idle job"]
         job = busy.sleeping(2)
-        hosts["daemon, one idle job with a hang_timeout"].sleeping(2, Policy(hang_timeout_s=600.0))
-        pids = {what: host.pid for what, host in hosts.items()}
+        daemons["daemon, one idle job with a hang_timeout"].sleeping(
+            2, Policy(hang_timeout_s=600.0)
+        )
+        pids = {what: daemon.pid for what, daemon in daemons.items()}
         pids["shim, 2 idle ranks"] = busy.shim(job)
         manager.listen(_SETTLE_S)
         shares: dict[str, list[float]] = {what: [] for what in pids}

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from lib.fleet import FleetError
-from lib.host import WITHIN_S, PrivateDaemon, console_script, timed, until
 from lib.measure import RATIO, SECONDS, Chapter, Measure
+from lib.measured_daemon import WITHIN_S, MeasuredDaemon, console_script, timed, until
 
 FIRST_LINE_S, PS_MORE_S, SUBMIT_S, RESTART_S = 0.5, 0.3, 0.05, 1.0
 PLAIN_RATIO, DRAWN_RATIO = 1.0, 1.3  # without Rich; with it
@@ -47,8 +47,8 @@ if __name__ == "__main__":
 """
 
 
-def _job_folder(host: PrivateDaemon) -> Path:
-    folder = host.home / "job"
+def _job_folder(daemon: MeasuredDaemon) -> Path:
+    folder = daemon.home / "job"
     folder.mkdir()
     (folder / "job.toml").write_text(JOB_FILE)
     return folder
@@ -59,14 +59,14 @@ def _job_folder(host: PrivateDaemon) -> Path:
 
 def first_line(rounds: int) -> Chapter:
     """Until the line is in the rank's log, by the command and by the client's call."""
-    with PrivateDaemon() as host:
-        folder = _job_folder(host)
+    with MeasuredDaemon() as daemon:
+        folder = _job_folder(daemon)
         by_command, by_call, alone = [], [], []
-        _line_after(host, lambda: _submit_command(host, folder))  # once to warm the page cache
+        _line_after(daemon, lambda: _submit_command(daemon, folder))  # once to warm the page cache
         for _ in range(rounds):
-            by_command.append(_line_after(host, lambda: _submit_command(host, folder)))
-            by_call.append(_line_after(host, lambda: _submit_call(host)))
-            alone.append(timed([sys.executable, *PRINTS[1:]], host.env))
+            by_command.append(_line_after(daemon, lambda: _submit_command(daemon, folder)))
+            by_call.append(_line_after(daemon, lambda: _submit_call(daemon)))
+            alone.append(timed([sys.executable, *PRINTS[1:]], daemon.env))
     return Chapter(
         "From submit to the first line of `python -c print(1)` in its log",
         [
@@ -77,10 +77,12 @@ def first_line(rounds: int) -> Chapter:
     )
 
 
-def _line_after(host: PrivateDaemon, submit: Callable[[], subprocess.Popen[bytes] | None]) -> float:
+def _line_after(
+    daemon: MeasuredDaemon, submit: Callable[[], subprocess.Popen[bytes] | None]
+) -> float:
     """Seconds from the submitting to the line; `submit` returns the process that does it."""
-    job = host.last_id + 1
-    log = host.attempt(job) / "rank-0.log"
+    job = daemon.last_id + 1
+    log = daemon.attempt(job) / "rank-0.log"
 
     def written() -> bool:
         try:
@@ -96,32 +98,32 @@ def _line_after(host: PrivateDaemon, submit: Callable[[], subprocess.Popen[bytes
     finally:
         if process is not None and process.wait(WITHIN_S):
             raise FleetError(f"wiiiiide submit ended with code {process.returncode}")
-    host.last_id = job
-    if host.end_of(job).state != "done":
+    daemon.last_id = job
+    if daemon.end_of(job).state != "done":
         raise FleetError("a job that only prints was not done")
     return seconds
 
 
-def _submit_command(host: PrivateDaemon, folder: Path) -> subprocess.Popen[bytes]:
+def _submit_command(daemon: MeasuredDaemon, folder: Path) -> subprocess.Popen[bytes]:
     nothing = subprocess.DEVNULL
     argv = [sys.executable, console_script("wiiiiide"), "submit", str(folder / "job.toml")]
-    return subprocess.Popen(argv, env=host.env, stdin=nothing, stdout=nothing, stderr=nothing)
+    return subprocess.Popen(argv, env=daemon.env, stdin=nothing, stdout=nothing, stderr=nothing)
 
 
-def _submit_call(host: PrivateDaemon) -> None:
-    host.submit(PRINTS)
+def _submit_call(daemon: MeasuredDaemon) -> None:
+    daemon.queue(PRINTS)
 
 
 # ---- a long queue
 
 
-def fill(host: PrivateDaemon, jobs: int) -> Chapter:
+def fill(daemon: MeasuredDaemon, jobs: int) -> Chapter:
     """Queue jobs behind one that runs."""
-    host.sleeping(1)
+    daemon.sleeping(1)
     seconds = []
     for _ in range(jobs):
         begin = time.perf_counter()
-        host.submit(PRINTS)
+        daemon.queue(PRINTS)
         seconds.append(time.perf_counter() - begin)
     last = seconds[-max(1, jobs // 10) :]
     return Chapter(
@@ -133,21 +135,21 @@ def fill(host: PrivateDaemon, jobs: int) -> Chapter:
     )
 
 
-def long_queue(host: PrivateDaemon, jobs: int, rounds: int) -> Chapter:
+def long_queue(daemon: MeasuredDaemon, jobs: int, rounds: int) -> Chapter:
     """`ps` next to that of an empty daemon, and restarts."""
     full, more, submits = [], [], []
-    folder = _job_folder(host)
-    with PrivateDaemon() as empty:
+    folder = _job_folder(daemon)
+    with MeasuredDaemon() as empty:
         for _ in range(rounds):
             nothing = empty.command("ps")
-            full.append(host.command("ps"))
+            full.append(daemon.command("ps"))
             more.append(full[-1] - nothing)
-            submits.append(host.command("submit", str(folder / "job.toml")))
+            submits.append(daemon.command("submit", str(folder / "job.toml")))
     restarts, starts = [], []
     for _ in range(rounds):
         begin = time.perf_counter()
-        host.stop()
-        starts.append(host.start())
+        daemon.stop()
+        starts.append(daemon.start_timed())
         restarts.append(time.perf_counter() - begin)
     return Chapter(
         f"With {jobs:,} jobs queued",
@@ -166,16 +168,17 @@ def long_queue(host: PrivateDaemon, jobs: int, rounds: int) -> Chapter:
 
 def command_line(rounds: int) -> Chapter:
     """Commands next to a typer program that does nothing."""
-    with PrivateDaemon() as host:
-        host.end_of(host.submit(PRINTS))
-        empty = host.home / "empty_typer.py"
+    with MeasuredDaemon() as daemon:
+        daemon.end_of(daemon.queue(PRINTS))
+        empty = daemon.home / "empty_typer.py"
         empty.write_text(EMPTY_TYPER)
         ratios: dict[str, list[float]] = {what: [] for what, *_ in COMMANDS}
         times: list[float] = []
         for turn in range(rounds + 1):
-            base = timed([sys.executable, str(empty)], host.env)
+            base = timed([sys.executable, str(empty)], daemon.env)
             found = {
-                what: host.command(*words, terminal=drawn) / base for what, words, drawn in COMMANDS
+                what: daemon.command(*words, terminal=drawn) / base
+                for what, words, drawn in COMMANDS
             }
             if turn:  # the first fills the page cache
                 times.append(base)
@@ -195,15 +198,15 @@ def command_line(rounds: int) -> Chapter:
 def killed_rank(rounds: int) -> Chapter:
     """From the SIGKILL of one of two ranks."""
     known, over = [], []
-    with PrivateDaemon() as host:
+    with MeasuredDaemon() as daemon:
         for _ in range(rounds):
-            job = host.sleeping(2)
-            victim = host.ranks(job)[1]
+            job = daemon.sleeping(2)
+            victim = daemon.pids(job)[1]
             begin = time.perf_counter()
             os.kill(victim, signal.SIGKILL)
-            until(lambda job=job: _ended_rank(host, job), "the daemon knows")  # type: ignore[misc]
+            until(lambda job=job: _ended_rank(daemon, job), "the daemon knows")  # type: ignore[misc]
             known.append(time.perf_counter() - begin)
-            view = host.end_of(job)
+            view = daemon.end_of(job)
             over.append(time.perf_counter() - begin)
             if view.state != "failed":
                 raise FleetError(f"a rank was killed, and its job is {view.state}")
@@ -216,5 +219,5 @@ def killed_rank(rounds: int) -> Chapter:
     )
 
 
-def _ended_rank(host: PrivateDaemon, job: int) -> bool:
-    return any(rank.code is not None for rank in host.client.show(job).ranks)
+def _ended_rank(daemon: MeasuredDaemon, job: int) -> bool:
+    return any(rank.code is not None for rank in daemon.client.show(job).ranks)

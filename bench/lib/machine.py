@@ -81,7 +81,7 @@ def commit() -> str:
     if name is None:
         return NO_COMMIT
     changed = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!bench/results")
-    code = ("wiiiiided/*.py", "bench/*.py")
+    code = ("wiiiiided/*.py", "bench/*.py", "tests/*.py")
     new = _git("ls-files", "--others", "--exclude-standard", "--", *code)
     return f"{name}{_DIRTY}" if changed or new else name
 

@@ -31,19 +31,3 @@ def pss_bytes(pid: int, *kinds: str) -> int:
     if lacking := set(kinds) - found.keys():
         raise OSError(f"this kernel's smaps_rollup has no Pss_{lacking.pop()} (Linux 5.9 has)")
     return sum(int(found[kind]) * 1024 for kind in kinds)
-
-
-def mentioning(text: str) -> list[int]:
-    """Processes with the text in their command line or environment, but for this one."""
-    found = []
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) == os.getpid():
-            continue
-        try:
-            about = Path(f"/proc/{name}/cmdline").read_bytes()
-            about += Path(f"/proc/{name}/environ").read_bytes()
-        except OSError:
-            continue  # it has ended meanwhile, or is another user's
-        if os.fsencode(text) in about:
-            found.append(int(name))
-    return found

@@ -69,6 +69,6 @@ def guarded(run: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted; the ranks were ended and no results written", file=sys.stderr)
         return 130
-    except (FleetError, OSError) as problem:
+    except (FleetError, OSError, AssertionError) as problem:  # the last one: from tests/kit
         print(f"the benchmark could not go on: {problem}", file=sys.stderr)
         return 1

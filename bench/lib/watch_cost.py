@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from lib.fleet import FleetError
-from lib.host import WITHIN_S, PrivateDaemon, console_script, until
 from lib.measure import SHARE, Chapter, Measure
+from lib.measured_daemon import WITHIN_S, MeasuredDaemon, console_script, until
 from lib.proc import cpu_seconds
 from wiiiiided import __version__
 from wiiiiided.cluster.client import TimedOut
@@ -310,33 +310,33 @@ def _count() -> None:
 
 def _daemon(plan: WatchPlan) -> list[Measure]:
     shares: dict[str, list[float]] = {who: [] for who in WATCHERS}
-    with PrivateDaemon() as host:
+    with MeasuredDaemon() as daemon:
         source = f"{inspect.getsource(_count)}\n{_count.__name__}()"
-        job = host.submit(["python", "-c", source], RANKS)
-        until(lambda: _all_count(host, job), "the daemon sees all ranks count")
+        job = daemon.queue(["python", "-c", source], RANKS)
+        until(lambda: _all_count(daemon, job), "the daemon sees all ranks count")
         time.sleep(plan.settle_s)
         for _ in range(plan.parts):
             for who, every_s in WATCHERS.items():
-                shares[who].append(_watched(host, every_s, plan.part_s))
-        if not _all_count(host, job):
+                shares[who].append(_watched(daemon, every_s, plan.part_s))
+        if not _all_count(daemon, job):
             raise FleetError("not all ranks lived to the end")
-        host.cancel(job)
+        daemon.cancel(job)
     what = f"daemon, a job of {RANKS} ranks, "
     return [Measure(what + who, SHARE, found) for who, found in shares.items()]
 
 
-def _all_count(host: PrivateDaemon, job: int) -> bool:
-    if len(host.ranks(job)) < RANKS:
+def _all_count(daemon: MeasuredDaemon, job: int) -> bool:
+    if len(daemon.pids(job)) < RANKS:
         return False
-    now = next((row.now for row in host.client.snapshot().jobs if row.job.id == job), None)
+    now = next((row.now for row in daemon.client.snapshot().jobs if row.job.id == job), None)
     return now is not None and len([one for one in now.ranks if one.rates.steps]) == RANKS
 
 
-def _watched(host: PrivateDaemon, every_s: float | None, seconds: float) -> float:
+def _watched(daemon: MeasuredDaemon, every_s: float | None, seconds: float) -> float:
     if every_s is None:
-        return _share(host.pid, lambda: time.sleep(seconds))
+        return _share(daemon.pid, lambda: time.sleep(seconds))
     came = 0
-    with host.client.watching(every_s) as connection:
+    with daemon.client.watching(every_s) as connection:
 
         def look() -> None:
             nonlocal came
@@ -346,6 +346,6 @@ def _watched(host: PrivateDaemon, every_s: float | None, seconds: float) -> floa
                     connection.answer(deadline)
                     came += 1
 
-        share = _share(host.pid, look)
+        share = _share(daemon.pid, look)
     _enough(f"a watcher at {every_s:g} s", came, seconds / every_s)
     return share

@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> None:
+def wait_until(
+    condition: Callable[[], bool], timeout_s: float, what: str, every_s: float = 0.005
+) -> None:
     """Return as soon as `condition()` is true; fail the test when time is up.
 
     The last look begins after the deadline: if this process itself stood still, it may be true now.
@@ -18,4 +20,4 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> No
             return
         if late:
             raise AssertionError(f"not within {timeout_s:g} s: {what}")
-        time.sleep(0.005)
+        time.sleep(every_s)

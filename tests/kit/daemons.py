@@ -96,6 +96,16 @@ class PrivateDaemon:
     def kill(self) -> None:
         self.stop(signal.SIGKILL)
 
+    def close(self) -> None:
+        """End everything, by pid, also what a broken shim would have left; nothing stays."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.home, ignore_errors=True)
+
     def ended_by_itself(self) -> int:
         assert self.process is not None
         code = self.process.wait(timeout=ENDS_WITHIN_S)
@@ -209,13 +219,7 @@ def private_daemon(
             daemon.stop()
         daemon.no_process_is_left()  # a helper of the daemon's may end a moment after it
     finally:
-        if daemon.process is not None:
-            daemon.process.kill()
-            daemon.process.wait()
-        for pid in daemon.processes():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        shutil.rmtree(home, ignore_errors=True)
+        daemon.close()
 
 
 # ---- several of them

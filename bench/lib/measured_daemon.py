@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -21,14 +19,10 @@ from pathlib import Path
 from typing import Self
 
 from lib.fleet import FleetError
-from lib.machine import ROOT
-from lib.proc import mentioning
+from tests.kit.conditions import wait_until
+from tests.kit.daemons import PrivateDaemon
 from wiiiiided.cluster.archive.pack import Packed, pack
-from wiiiiided.cluster.client import Client, ClientError
-from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.config import Paths
 from wiiiiided.domain.spec import JobSpec, Policy, Resources, Run
-from wiiiiided.domain.states import ENDED
 
 WITHIN_S = 60.0  # for anything: what takes longer is broken
 POLL_S = 0.001
@@ -36,11 +30,7 @@ SLEEPER = ("python", "-c", "import time; time.sleep(36000)")
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise FleetError(f"not within {WITHIN_S:g} s: {what}")
-        time.sleep(POLL_S)
+    wait_until(condition, WITHIN_S, what, POLL_S)
 
 
 def console_script(name: str) -> str:
@@ -51,92 +41,50 @@ def console_script(name: str) -> str:
     return str(path)
 
 
-class PrivateDaemon:
-    """One private daemon. `env` is given to it on top of this process's environment."""
+class MeasuredDaemon(PrivateDaemon):
+    """The installed program. `env` is given to it on top of this process's environment."""
 
     def __init__(self, **env: str) -> None:
-        self.home = Path(tempfile.mkdtemp(prefix="wb"))
-        self.paths = Paths.private(str(self.home))
-        self.client = Client(self.paths)
+        program = (sys.executable, console_script("wiiiiided"))
+        super().__init__(Path(tempfile.mkdtemp(prefix="wb")), program)
         self.env = {**os.environ, "WIIIIIDE_HOME": str(self.home)}
         self.last_id = 0
         self._given = env
-        self._process: subprocess.Popen[bytes] | None = None
         self._packed: Packed | None = None
-        empty = self.home / "empty"
-        empty.mkdir()
-        self.empty = str(empty)
+
+    def __enter__(self) -> Self:
         try:
-            self.start()
+            self.start_timed()
         except BaseException:
             self.close()
             raise
-
-    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._packed is not None:
+            self._packed.remove()
         self.close()
-
-    # ---- the daemon
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        assert self.process is not None
+        return self.process.pid
 
-    def start(self) -> float:
+    def start_timed(self) -> float:
         """How long it took until it answered."""
         begin = time.perf_counter()
-        with (self.home / "daemon.log").open("ab") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, console_script("wiiiiided")],
-                env={**self.env, **self._given},
-                cwd=ROOT,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-            )
-        until(self._answers, "the daemon answers")
+        self.start(wait=False, **self._given)
+        until(self.answers, "the daemon answers")
         return time.perf_counter() - begin
-
-    def _answers(self) -> bool:
-        assert self._process is not None
-        if self._process.poll() is not None:
-            words = (self.home / "daemon.log").read_text(errors="replace")[-500:]
-            raise FleetError(f"the daemon ended with code {self._process.returncode}: {words}")
-        try:
-            return self.client.status().pid == self.pid
-        except ClientError:
-            return False
-
-    def stop(self) -> None:
-        """The daemon alone; its jobs go on."""
-        assert self._process is not None
-        self._process.send_signal(signal.SIGTERM)
-        self._process.wait(WITHIN_S)
-
-    def close(self) -> None:
-        """End everything, by pid; also what a broken shim would have left."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-        if self._packed is not None:
-            self._packed.remove()
-        deadline = time.monotonic() + WITHIN_S
-        while (left := mentioning(str(self.paths.jobs))) and time.monotonic() < deadline:
-            for pid in left:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.02)
-        shutil.rmtree(self.home, ignore_errors=True)
 
     # ---- jobs
 
-    def submit(self, argv: Sequence[str], workers: int = 1, policy: Policy | None = None) -> int:
-        """Queue a job that has the node for itself; an empty folder is its working directory."""
+    def queue(self, argv: Sequence[str], workers: int = 1, policy: Policy | None = None) -> int:
+        """A job that has the node for itself; an empty folder, packed once, is where it works."""
         if self._packed is None:
-            self._packed = pack(self.empty)
+            empty = self.home / "empty"
+            empty.mkdir()
+            self._packed = pack(str(empty))
         resources = Resources(workers_per_node=workers)
         spec = JobSpec("bench", Run(tuple(argv)), resources, policy=policy or Policy())
         self.last_id = self.client.submit(spec, self._packed, {}).id
@@ -144,17 +92,10 @@ class PrivateDaemon:
 
     def sleeping(self, workers: int, policy: Policy | None = None) -> int:
         """A job whose ranks are up and do nothing."""
-        job = self.submit(SLEEPER, workers, policy)
-        until(lambda: len(self.ranks(job)) == workers, "all ranks of a job run")
+        job = self.queue(SLEEPER, workers, policy)
+        self.wait_for(job, "running")
+        until(lambda: len(self.pids(job)) == workers, "all ranks of a job run")
         return job
-
-    def ranks(self, job: int) -> list[int]:
-        """The pids of the job's ranks, once it runs."""
-        detail = self.client.show(job)
-        if detail.job.state in ENDED:
-            raise FleetError(f"job {job} is {detail.job.state}: {detail.job.why}")
-        running = detail.job.state == "running"
-        return [rank.pid for rank in detail.ranks if running and rank.pid is not None]
 
     def shim(self, job: int) -> int:
         """The pid of the shim of the job's first attempt."""
@@ -162,10 +103,6 @@ class PrivateDaemon:
 
     def attempt(self, job: int) -> Path:
         return self.paths.jobs / str(job) / "1"
-
-    def end_of(self, job: int) -> m.JobView:
-        *_, last = self.client.wait(job, WITHIN_S)
-        return last
 
     def cancel(self, job: int) -> None:
         self.client.cancel(job, now=True)
