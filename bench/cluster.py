@@ -15,8 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from lib import cluster_site as site
-from lib import machine, measure, net_hosts, proc, program, report
+from lib import machine, measure, proc, program, report
 from lib.cluster_site import Cluster
+from lib.hosts import require_hosts
 from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
 from lib.report import console
 
@@ -226,8 +227,7 @@ def _run(plan: ClusterPlan, say: Callable[[str], None]) -> list[Chapter]:
 
 def main() -> int:
     given = program.arguments(program.parser(__doc__ or ""))
-    if reason := net_hosts.forbidden(NEEDED):
-        raise site.FleetError(reason)
+    require_hosts(NEEDED)
     plan = QUICK if given.quick else ClusterPlan()
     about, screen = machine.about(), console()
     with report.progress(screen) as say:

@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 import sys
 
-from lib import machine, net_hosts, program, report
-from lib.fleet import FleetError
-from lib.net_hosts import FAST, GIGABIT, SLOW, Hosts
+from lib import machine, program, report
+from lib.hosts import FAST, GIGABIT, SLOW, Hosts, require_hosts
 from lib.plan_accuracy import LinkAccuracy, PlanAccuracy, asked
 from lib.report import BenchResult, console
 from lib.two_hosts_table import Grid, GridRow, missing, targets
@@ -48,8 +47,7 @@ def _run(
 def main() -> int:
     parser = program.parser(__doc__ or "", 5)
     given = program.arguments(parser)
-    if reason := net_hosts.forbidden():
-        raise FleetError(reason)
+    require_hosts()
     rounds, turn_s = given.rounds or (3 if given.quick else 5), 1.0 if given.quick else 4.0
     about, judged, screen = machine.about(), not given.quick, console()
     found = _run(given, rounds, turn_s, screen)

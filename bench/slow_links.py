@@ -13,10 +13,10 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from lib import machine, net_hosts, program, report, slow_losses, slow_speed, slow_uneven
+from lib import machine, program, report, slow_losses, slow_speed, slow_uneven
 from lib.cpu_quota import NoQuota
-from lib.fleet import Fleet, FleetError
-from lib.net_hosts import Hosts
+from lib.fleet import Fleet
+from lib.hosts import Hosts, require_hosts
 from lib.report import BenchResult, console
 from lib.slow_speed import SlowLinks, SlowLinksPlan, Speed
 from lib.slow_uneven import Uneven
@@ -79,8 +79,7 @@ def _speed(plan: SlowLinksPlan, screen: Console, say: Callable[[str], None], jud
 
 
 def _measure_speed(given: argparse.Namespace, screen: Console) -> None:
-    if reason := net_hosts.forbidden():
-        raise FleetError(reason)
+    require_hosts()
     plan, judged, about = _plan(given), not given.quick, machine.about()
     with report.progress(screen) as say:
         found = _speed(plan, screen, say, judged)

@@ -12,13 +12,12 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lib import machine, net_hosts, net_iperf, program, report
+from lib import machine, net_iperf, program, report
 from lib import two_hosts_cost as cost
 from lib import two_hosts_speed as speed
 from lib import two_hosts_table as table
 from lib.cells import MB
-from lib.fleet import FleetError
-from lib.net_hosts import Hosts
+from lib.hosts import Hosts, require_hosts
 from lib.report import BenchResult, console
 from lib.two_hosts_rig import BOTH, Rig, TwoHostsPlan
 from lib.two_hosts_table import Grid
@@ -140,8 +139,7 @@ def _about() -> dict[str, str]:
 
 def main() -> int:
     given = options()
-    if reason := net_hosts.forbidden():
-        raise FleetError(reason)
+    require_hosts()
     judged, plan = not given.quick, _plan(given)
     about, screen = _about(), console()
     with report.progress(screen) as say:

@@ -11,9 +11,9 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 
 from lib.fleet import FleetError
+from lib.hosts import Traffic
 from tests.kit.fleet import Fleet
 from tests.kit.machines import BIN
 from tests.machines.cluster import Cluster
@@ -89,9 +89,7 @@ def together(cluster: Cluster, commands: Sequence[Sequence[str]]) -> list[str]:
 
 def sent_bytes(cluster: Cluster, letter: str) -> int:
     """Through a machine's cable so far, as its kernel counts."""
-    table = Path(f"/proc/{cluster.fleet.network.hosts[letter].pid}/net/dev").read_text()
-    line = next(line for line in table.splitlines() if line.strip().startswith("eth0:"))
-    return int(line.split(":")[1].split()[8])
+    return int(Traffic.of(cluster.fleet.network.hosts[letter]).out_bytes)
 
 
 def wire_rate(cluster: Cluster) -> float:

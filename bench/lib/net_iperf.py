@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.fleet import FleetError
-from lib.net_hosts import NetHost
+from lib.hosts import NetHost
 
 _PATIENCE_S = 20.0
 _DIE_WITH_US = ["setpriv", "--pdeathsig", "KILL"]

@@ -1,8 +1,7 @@
 """Memory for exchange: what ranks hold, shared memory and the kernel's socket buffers included.
 
 It is looked at while operations run, since what is taken and given back counts too. A page of
-shared memory counts in parts, one for each process that maps it; pages of files do not count, for
-a library is there once for all users.
+shared memory counts in parts, one for each process that maps it.
 """
 
 from __future__ import annotations
@@ -12,16 +11,12 @@ import threading
 from collections.abc import Sequence
 from typing import Self
 
-from lib.net_hosts import NetHost
-from lib.proc import pss_bytes
+from lib.hosts import NetHost
+from lib.proc import own_bytes
 
 _LOOK_EVERY_S = 0.02
 # r: received and not read; f: set aside; w: written and not confirmed; bl: arrived meanwhile.
 _SOCKET = re.compile(r"skmem:\(r(\d+),rb\d+,t\d+,tb\d+,f(\d+),w(\d+),o\d+,bl(\d+)")
-
-
-def own_bytes(pid: int) -> int:
-    return pss_bytes(pid, "Anon", "Shmem")
 
 
 def socket_bytes(listing: str) -> int:

@@ -1,6 +1,6 @@
 """A rank on a host of its own or with others, for whichever backend it is told to open.
 
-Started by lib/net_fleet.py; waits for messages from two_hosts.py and measures what they name. It
+Started by lib/hosts.py; waits for messages from two_hosts.py and measures what they name. It
 has one backend only, as its default group: settings are environment variables, so sides that differ
 in them are different processes.
 """
@@ -16,7 +16,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from lib import link, net_memory
+from lib import link, proc
 from lib.link import Message
 from lib.net_job import TaskJob
 from lib.net_task import Task
@@ -74,7 +74,7 @@ class NetRank:
         """The memory of this process now, after it has given back what it does not use."""
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
-        return {"bytes": net_memory.own_bytes(os.getpid())}
+        return {"bytes": proc.own_bytes(os.getpid())}
 
     def stop(self, message: Message) -> Message:
         self._jobs.clear()

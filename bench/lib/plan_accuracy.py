@@ -13,9 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lib.hosts import INTERFACE, UNSHAPED, Hosts, HostsFleet, LinkSpeed
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.net_fleet import NetFleet
-from lib.net_hosts import INTERFACE, UNSHAPED, Hosts, LinkSpeed
 from lib.slow_speed import BATCH, WIDTHS, Contender, Trainers
 from lib.two_hosts_table import PERCENT, TIMES, Asked, Grid, GridRow
 from wiiiiided.domain.plan import (
@@ -173,8 +172,8 @@ class PlanAccuracy:
     def run(self, links: Sequence[LinkSpeed]) -> Iterator[LinkAccuracy]:
         """On one link after the other."""
         with (
-            NetFleet(self._hosts, _SETTINGS, "train_rank") as fleet,
-            NetFleet(self._hosts, _SETTINGS, "uneven_rank") as self._data_fleet,
+            HostsFleet(self._hosts, _SETTINGS, "train_rank") as fleet,
+            HostsFleet(self._hosts, _SETTINGS, "uneven_rank") as self._data_fleet,
         ):
             self._trainers = Trainers(self._hosts, fleet)
             self._opened: set[PlannedWay] = set()
@@ -184,16 +183,16 @@ class PlanAccuracy:
     def _on(self, link: LinkSpeed) -> LinkAccuracy:
         found = LinkAccuracy(link)
         for number in range(self._rounds):
-            self._hosts.shape(link)
+            self._hosts.shape(link.rate)
             self._say(f"{link.name}, round {number + 1} of {self._rounds}: a trial")
             own, divided = self._trial()
             rows, data_rows = plan_rows(own), plan_rows(divided)
             if not found.predicted:
-                self._hosts.shape(UNSHAPED)
+                self._hosts.shape(UNSHAPED.rate)
                 for way in (*map(PlannedWay.of, rows), *data_ways(data_rows)):
                     found.predicted[way], found.measured[way] = [], []
                     self._open(way)
-                self._hosts.shape(link)
+                self._hosts.shape(link.rate)
             found.recommended += [
                 PlannedWay.of(row, data)
                 for data, each in ((False, rows), (True, data_rows))
@@ -248,9 +247,9 @@ class PlanAccuracy:
 
     def _trial(self) -> tuple[TrialMeasures, TrialMeasures]:
         """Of scripts with a batch for each host, and with one of both."""
-        with NetFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
+        with HostsFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
             divided = self._script(fleet, True)
-        with NetFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
+        with HostsFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
             ranks = self._script(fleet, False)
             gradient_bytes = trial.facts(ranks).gradient_bytes
             request = {"do": "links", "bytes": gradient_bytes, "seconds": _LINKS_S}
@@ -262,7 +261,7 @@ class PlanAccuracy:
         )
         return _measures(ranks, pairs), _measures(divided, pairs)
 
-    def _script(self, fleet: NetFleet, data: bool) -> dict[str, list[RankLine]]:
+    def _script(self, fleet: HostsFleet, data: bool) -> dict[str, list[RankLine]]:
         """Lines of the ranks of each host about their steps."""
         samples = len(_NAMES) * BATCH * _EPOCH
         message = {"do": "trial", "data": data, "samples": samples, **_LEARNER}

@@ -24,6 +24,11 @@ def cpu_seconds(pid: int) -> float:
         return ticks  # a kernel without it, or a thread that has just ended
 
 
+def own_bytes(pid: int) -> int:
+    """Memory of its own and its part of what it shares; no pages of files, which all have once."""
+    return pss_bytes(pid, "Anon", "Shmem")
+
+
 def pss_bytes(pid: int, *kinds: str) -> int:
     """The proportional set size in pages of these kinds: Anon, Shmem or File."""
     text = Path(f"/proc/{pid}/smaps_rollup").read_text()

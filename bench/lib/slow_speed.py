@@ -14,9 +14,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.fleet import FleetError
+from lib.hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, HostsFleet, LinkSpeed
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.net_fleet import NetFleet
-from lib.net_hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, LinkSpeed
 from lib.slow_uneven import SHARES, UnevenPlan
 from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, GridRow
 from wiiiiided.train.round_length import MOST
@@ -174,7 +173,7 @@ class Speed:
 class Trainers:
     """Ranks in which every contender is alive, opened by its name and measured in turns."""
 
-    def __init__(self, hosts: Hosts, fleet: NetFleet) -> None:
+    def __init__(self, hosts: Hosts, fleet: HostsFleet) -> None:
         self._hosts, self._fleet = hosts, fleet
 
     def open(self, contender: Contender) -> float:
@@ -218,11 +217,11 @@ class SlowLinks:
     def run(self, stages: Sequence[LinkRounds], show: Callable[[Grid], None]) -> Speed:
         """Measures on one link after the other, from the fastest to the slowest."""
         speed = Speed()
-        with NetFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
+        with HostsFleet(self._hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "train_rank") as fleet:
             self._trainers = Trainers(self._hosts, fleet)
             self._open_all(Site(self._ranks, stages).contenders)
             for stage in stages:
-                self._hosts.shape(stage.link)
+                self._hosts.shape(stage.link.rate)
                 if AUTO in stage.contenders:
                     speed.notes.append(self._settle(stage.link))
                 speed.grids.append(self._grid(stage, self._rounds(stage)))

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from lib.cpu_quota import CpuQuota
+from lib.hosts import GIGABIT, INTERFACE, Hosts, HostsFleet
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.net_fleet import NetFleet
-from lib.net_hosts import GIGABIT, INTERFACE, Hosts
 from lib.two_hosts_table import PERCENT, Asked, Grid, GridRow
 
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters
@@ -85,11 +84,11 @@ class Uneven:
         with (
             Hosts([1, 1], pinned=True) as hosts,
             closing(CpuQuota(SLOW_SHARE)) as quota,
-            NetFleet(hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "uneven_rank") as fleet,
+            HostsFleet(hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "uneven_rank") as fleet,
         ):
             self._fleet = fleet
             quota.take(fleet.pids[1:])
-            hosts.shape(GIGABIT)
+            hosts.shape(GIGABIT.rate)
             for way in self._plan.ways:
                 self._open(way)
             amounts = {way: self._warm(way) for way in self._plan.ways}

@@ -1,6 +1,6 @@
 """A rank that trains one network several ways: alone, under DDP and FSDP2, with wide.parallel.
 
-Started by lib/fleet.py or lib/net_fleet.py; waits for messages from train_step.py, slow_links.py
+Started by lib/fleet.py or lib/hosts.py; waits for messages from train_step.py, slow_links.py
 and train_memory.py.
 """
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from lib.cells import ALL_GATHER, ALL_REDUCE, MB, REDUCE_SCATTER, size_text
 from lib.fleet import FleetError
-from lib.net_hosts import FAST, GIGABIT, UNSHAPED
+from lib.hosts import FAST, GIGABIT, UNSHAPED
 from lib.net_memory import Watch
 from lib.net_task import NOISE, SPARSE, Task
 from lib.two_hosts_rig import BOTH, OURS, Entry, Rig, Side, SideContest, with_setting

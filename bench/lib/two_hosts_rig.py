@@ -14,8 +14,7 @@ from typing import Any, Self
 
 from lib import net_iperf
 from lib.fleet import FleetError, FleetLost, RankFailed
-from lib.net_fleet import NetFleet
-from lib.net_hosts import INTERFACE, Hosts, LinkSpeed, Traffic
+from lib.hosts import INTERFACE, Hosts, HostsFleet, LinkSpeed, Traffic
 from lib.net_iperf import Rate
 from lib.net_task import Task
 
@@ -100,7 +99,7 @@ class Rig:
         self.hosts, self.plan, self._say = hosts, plan, say
         self.notes: list[str] = []
         self.failed = False
-        self._fleets: dict[Side, NetFleet] = {}
+        self._fleets: dict[Side, HostsFleet] = {}
         self._strikes: Counter[Side] = Counter()
         self._digests: dict[tuple[Side, Task], str] = {}
 
@@ -117,17 +116,17 @@ class Rig:
         return f"{'+'.join(str(host.ranks) for host in self.hosts.all)} ranks"
 
     def shape(self, link: LinkSpeed) -> None:
-        self.hosts.shape(link)
+        self.hosts.shape(link.rate)
 
     def keep_only(self, sides: Sequence[Side]) -> None:
         """Ends all other sides."""
         for side in [side for side in self._fleets if side not in sides]:
             self._fleets.pop(side).close()
 
-    def start(self, side: Side) -> NetFleet:
+    def start(self, side: Side) -> HostsFleet:
         """New ranks of a side, which have not joined each other yet."""
         self._say(f"starting {side.label}")
-        fleet = NetFleet(self.hosts, side.environment)
+        fleet = HostsFleet(self.hosts, side.environment, "net_rank")
         self._fleets[side] = fleet
         return fleet
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from lib.cells import ALL_GATHER, ALL_REDUCE, KB, REDUCE_SCATTER, size_text
-from lib.net_hosts import FAST, GIGABIT, UNSHAPED, LinkSpeed
+from lib.hosts import FAST, GIGABIT, UNSHAPED, LinkSpeed
 from lib.net_task import ASYNC, BARRIER, BROADCAST, MANY_BYTES, MANY_CALLS, ONE_BY_ONE, Task
 from lib.two_hosts_rig import BOTH, OURS, Entry, Rig, SideContest, each_side
 from lib.two_hosts_table import (

@@ -23,7 +23,7 @@ def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_what_is_recommended_is_compared_with_ways_of_its_own_script(accuracy: Any) -> None:
     way = accuracy.PlannedWay.of
-    link = importlib.import_module("lib.net_hosts").FAST
+    link = importlib.import_module("lib.hosts").FAST
     found = accuracy.LinkAccuracy(link)
     divided = [way(row, data=True) for row in (SELDOM, ALONE)]
     for one, rate in zip(

@@ -19,7 +19,7 @@ DIRTY = "0123456789ab (dirty)"
 def bench(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     """The benchmarks' modules, which import each other by their bare names."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = ("machine", "measure", "program", "report", "fleet", "net_hosts")
+    names = ("machine", "measure", "program", "report", "fleet", "hosts")
     return {name: importlib.import_module(f"lib.{name}") for name in names}
 
 
@@ -152,10 +152,10 @@ def test_a_run_that_could_not_be_kept_does_not_begin(
 def test_a_benchmark_that_cannot_make_machines_says_what_is_missing(
     bench: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hosts: Any = bench["net_hosts"]
+    hosts: Any = bench["hosts"]
     monkeypatch.setattr(hosts.os, "geteuid", lambda: 0)
     monkeypatch.setattr(hosts.shutil, "which", lambda tool: None if "nspawn" in tool else tool)
-    assert hosts.forbidden() is None
-    assert hosts.forbidden({"systemd-nspawn": "systemd-container"}) == (
-        "there is no systemd-nspawn here (Debian: apt-get install systemd-container)"
-    )
+    hosts.require_hosts()
+    lack = r"there is no systemd-nspawn here \(Debian: apt-get install systemd-container\)"
+    with pytest.raises(bench["fleet"].FleetError, match=lack):
+        hosts.require_hosts({"systemd-nspawn": "systemd-container"})

@@ -18,7 +18,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of bench/lib, which import each other from `lib`."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
     names = (
-        "cpu_quota", "fleet", "net_hosts", "slow_speed", "slow_losses", "slow_uneven",
+        "cpu_quota", "fleet", "hosts", "slow_speed", "slow_losses", "slow_uneven",
         "two_hosts_table",
     )  # fmt: skip
     return SimpleNamespace(**{name: importlib.import_module(f"lib.{name}") for name in names})
@@ -32,7 +32,7 @@ def hosts(count: int) -> Any:
 def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
     """Two rounds, the second of which is ten times slower for all."""
     speed = slow.slow_speed
-    stage = speed.LinkRounds(slow.net_hosts.FAST, 2, [contender for contender, _ in steps])
+    stage = speed.LinkRounds(slow.hosts.FAST, 2, [contender for contender, _ in steps])
     taken = {
         c: [speed.ContenderTurn(s, 5e6, 7), speed.ContenderTurn(10 * s, 5e6, 7)] for c, s in steps
     }
@@ -68,7 +68,7 @@ def test_targets_are_judged_on_two_hosts_and_named_where_nothing_was_measured(sl
 
 
 def test_a_host_has_cores_of_its_own_where_there_are_enough(slow: Any) -> None:
-    own_cores = slow.net_hosts.own_cores
+    own_cores = slow.hosts.own_cores
     assert own_cores((1, 1), (0, 1)) == [(0,), (1,)]
     assert own_cores((2, 1), (0, 2, 4, 6)) == [(0, 2), (4,)]
     assert own_cores((1, 1, 1), (0, 1)) == [(0, 1)] * 3

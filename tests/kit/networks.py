@@ -49,6 +49,8 @@ _HOLD = (
     "if [ -e /etc/resolv.conf ]; then mount --bind /dev/shm/resolv.conf /etc/resolv.conf; fi; "
     "ip link set lo up; echo ready; exec cat"
 )
+# Of a shaped cable. A gigabit in bursts of 32 KB passes half of it: the kernel's timer is no finer.
+BURST_KB = 256
 _SYN, _SYN_ACK, _FLAGS_AT = "0x02", "0x12", 33  # of a TCP header behind an IPv4 one of 20 bytes
 _ALL = 3  # ETH_P_ALL: packets of every protocol
 _RECEIVE_BUFFER_FORCE = 33  # SO_RCVBUFFORCE: above the limit for those without root
@@ -100,12 +102,14 @@ class Space:
             self.close()
             raise AssertionError(f"the namespaces of {name} could not be made: {said}")
 
+    def inside(self, words: Sequence[str]) -> list[str]:
+        """The command that runs these words in here; it becomes them, so their pid is its own."""
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--", *words]
+
     def run(self, words: str) -> str:
         """Run short commands in here, one a line; what they say."""
-        inside = ["nsenter", f"--target={self.pid}", "--net", "--mount", "--uts", "--"]
-        done = subprocess.run(
-            [*inside, "sh", "-ec", words], capture_output=True, text=True, timeout=_COMMAND_S
-        )
+        shell = self.inside(["sh", "-ec", words])
+        done = subprocess.run(shell, capture_output=True, text=True, timeout=_COMMAND_S)
         assert not done.returncode, f"`{words}` failed in {self.name}: {done.stderr.strip()}"
         return done.stdout
 
@@ -226,10 +230,9 @@ class Network:
         self._switch.run(f"ip link set {letter}-{interface} nomaster")
 
     def shape(self, rate: str, interface: str = "eth0") -> None:
-        """Both directions of every host's cable at a rate such as 10mbit."""
-        # A gigabit in bursts of 32 KB passes half of it: the kernel's timer is no finer.
-        burst = "256kb latency 50ms" if rate.endswith("gbit") else "32kb latency 100ms"
-        rule = f"root tbf rate {rate} burst {burst}"
+        """Both directions of every host's cable at a rate such as 10mbit; empty: as they can."""
+        tbf = f"tbf rate {rate} burst {BURST_KB}kb latency 50ms"
+        rule = f"root {tbf if rate else 'noqueue'}"
         for letter in self._lans[interface].addresses:
             self.hosts[letter].run(f"tc qdisc replace dev {interface} {rule}")
             self._switch.run(f"tc qdisc replace dev {letter}-{interface} {rule}")

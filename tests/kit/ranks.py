@@ -25,12 +25,11 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
-from tests.kit import data
-
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(
     [
-        *("torch", "torch.distributed", "wiiiiided.torch", "tests.kit.ranks", "pytest", "psutil"),
+        *("torch", "torch.distributed", "wiiiiided.torch", "tests.kit.ranks", "tests.kit.data"),
+        *("pytest", "psutil"),
         # what training imports, the last one when DDP is first made
         *("torch.distributed.fsdp", "torch.distributed.tensor", "torch.distributed.checkpoint"),
         "torch._dynamo",
@@ -175,6 +174,8 @@ def _read(pipe: Any, rank: int, outcome: Outcome, open_pipes: dict[int, Any], no
 
 
 def _rank_main(pipe: Any, body: Callable[..., Any], me: Rank, settings: Any, args: Any) -> None:
+    from tests.kit import data  # imports torch, and networks are also made without
+
     global _pipe
     _pipe = pipe
     backend, folder, group_timeout_s, env, data.hosts = settings
