@@ -1,8 +1,8 @@
 """Which socket options make TCP between two machines faster, and which only look as if they did?
 
-Two network namespaces with a wire between them, a Python sender and receiver in them. Everything is
-a ratio to the same run's default, taken in turns. It ends with a verdict on each thing the first
-WIIIIIDE set, and with what the watch's keepalive options survive. Needs root and iproute2.
+Two hosts made of network namespaces, a Python sender and receiver in them. Everything is a ratio to
+the same run's default, taken in turns. It ends with a verdict on each thing the first WIIIIIDE set,
+and with what the watch's keepalive options survive. Needs root and iproute2.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import machine, namespaces, program
-from lib import socket_report as report
-from lib import socket_watch as watch
-from lib.fleet import FleetError
-from lib.namespaces import NamespacePair, NamespaceProgram
+from lib import machine, program
+from lib.fleet import Fleet, FleetError
+from lib.hosts import Hosts, HostsFleet, require_hosts
 from lib.report import BenchResult, console, finish, progress
-from lib.socket_cases import CHAPTERS, LINKS, SocketChapter, SocketLink
-from lib.socket_report import SocketRound
-from lib.socket_way import SocketWay
+from lib.sockets import report, watch
+from lib.sockets.cases import CHAPTERS, LINKS, SocketChapter, SocketLink, SocketWay
+from lib.sockets.report import SocketRound
 
 METHOD = (
-    "Two network namespaces, a veth pair between them; a rate is tbf with burst 256kb and latency"
-    " 50ms at both ends. Ways take turns in {rounds} rounds, each round beginning with another"
-    " one and each with fresh connections; shown is the median over rounds, then the ratio to the"
-    " first way of the same round: its median, the least and the most; above 1 is better. The first"
-    " way also runs against itself: what that shows, its worst round aside and at least 3 %, counts"
-    " as no difference, and so does what a round speaks against, one of seven aside. Bulk: part of"
-    " the bytes go first, untimed; the time ends when the receiver has said that it has all; every"
-    " byte goes to its place in a region of 4 MB, which is compared at the end. CPU is that of both"
-    " processes, the kernel's work for them included."
+    "Two network namespaces, each on a veth pair to a common switch; a rate is tbf with burst"
+    " 256kb and latency 50ms at each end of both. Ways take turns in {rounds} rounds, each"
+    " beginning with another one and each with fresh connections; shown is the median over"
+    " rounds, then the ratio to the first way of the same round: its median, the least and the"
+    " most; above 1 is better. The first way also runs against itself: what that shows, its"
+    " worst round aside and at least 3 %, counts as no difference, and so does what a round"
+    " speaks against, one of seven aside. Bulk: part of the bytes go first, untimed; the time"
+    " ends when the receiver has said that it has all; every byte goes to its place in a region"
+    " of 4 MB, which is compared at the end. CPU is that of both processes, the kernel's work"
+    " for them included."
 )
-_ANSWER_S = 120.0
 _TRIP_S, _URGENT_S = 0.3, 1.0
 
 
@@ -51,11 +49,7 @@ class SocketsPlan:
 
 
 def _sample(
-    ends: Sequence[NamespaceProgram],
-    chapter: SocketChapter,
-    link: SocketLink,
-    way: SocketWay,
-    share: float,
+    ends: Fleet, chapter: SocketChapter, link: SocketLink, way: SocketWay, share: float
 ) -> SocketRound:
     per_stream = int(link.total * share) // way.streams
     asked = {
@@ -66,11 +60,8 @@ def _sample(
         "payload": chapter.payload,
         "seconds": share * (_TRIP_S if chapter.form == "trips" else _URGENT_S),
     }
-    sender, receiver = ends
-    receiver.tell({"do": "receive", **asked})
-    port = receiver.hear(_ANSWER_S)["port"]
-    sender.tell({"do": "send", "port": port, **asked})
-    sent, received = sender.hear(_ANSWER_S), receiver.hear(_ANSWER_S)
+    (door,) = ends.ask({**asked, "do": "listen"}, only=[0])
+    received, sent = ends.ask({**asked, "do": "move", **door})
     if not (sent.get("right", True) and received["right"]):
         raise FleetError(f"{chapter.title}, {way.label}: the bytes that arrived are not those sent")
     granted = [sent["granted"][0], received["granted"][1]]
@@ -83,7 +74,7 @@ def _sample(
 
 
 def _measure(
-    ends: Sequence[NamespaceProgram], chapter: SocketChapter, link: SocketLink, plan: SocketsPlan
+    ends: Fleet, chapter: SocketChapter, link: SocketLink, plan: SocketsPlan
 ) -> dict[str, list[SocketRound]]:
     ways = chapter.turns
     taken: dict[str, list[SocketRound]] = {way.label: [] for way in ways}
@@ -96,16 +87,15 @@ def _measure(
 
 def run(plan: SocketsPlan, say: Callable[[str], None]) -> tuple[report.Taken, list[watch.CutTrial]]:
     taken: report.Taken = {}
-    with NamespacePair() as wire:
-        ends = [wire.start(end, "socket_end") for end in range(2)]
+    with Hosts([1, 1]) as hosts, HostsFleet(hosts, {}, "sockets.rank") as ends:
         for link in plan.links:
-            wire.shape(link.rate)
+            hosts.shape(link.rate)
             for chapter in plan.chapters:
                 say(f"{link.name}: {chapter.title}")
                 taken[chapter.title, link.name] = _measure(ends, chapter, link, plan)
-        wire.shape("")
+        hosts.shape("")
         say("the watch")
-        return taken, watch.trials(wire, ends, plan.phases) if plan.phases else []
+        return taken, watch.trials(hosts, ends, plan.phases) if plan.phases else []
 
 
 def _kernel_notes() -> list[str]:
@@ -152,8 +142,7 @@ def _result(
 
 def main() -> int:
     plan, given = _options()
-    if lacking := namespaces.lacking():
-        raise FleetError(lacking)
+    require_hosts()
     about = machine.about()
     screen = console()
     with progress(screen) as say:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from lib.namespaces import NamespacePair, NamespaceProgram
+from lib.fleet import Fleet
+from lib.hosts import Hosts
 from lib.report import Sheet
 
 TITLE = "The watch: idle connections with keepalive, when the other machine is not heard"
@@ -20,7 +22,7 @@ SETS: dict[str, list[int] | None] = {OURS: None, "3 s, 1 s, 5 probes": [3, 1, 5]
 CUT_S = 5.0
 _LOOK_S = 14.0
 _SPREAD_S = 3.0  # the longest time between two probes of an idle connection
-_ANSWER_S = 60.0
+_WATCHER = "b"  # the host of rank 1
 
 
 @dataclass(frozen=True)
@@ -32,40 +34,38 @@ class CutTrial:
     ended: dict[str, list[float]]
 
 
-def trials(wire: NamespacePair, ends: Sequence[NamespaceProgram], phases: int) -> list[CutTrial]:
+def trials(hosts: Hosts, ends: Fleet, phases: int) -> list[CutTrial]:
     made = []
-    for what, cut, heal, speak in (
-        (f"cable out for {CUT_S:.0f} s at the other machine", wire.cable, True, False),
-        (f"silence for {CUT_S:.0f} s, carrier at both", wire.silence, True, False),
-        ("silence for good", wire.silence, False, False),
-        ("silence for good, a frame sent into it after 1 s", wire.silence, False, True),
+    for what, cut, heals, speak in (
+        (f"cable out for {CUT_S:.0f} s, no carrier", hosts.cut, True, False),
+        (f"silence for {CUT_S:.0f} s, carrier at both", hosts.silence, True, False),
+        ("silence for good", hosts.silence, False, False),
+        ("silence for good, a frame sent into it after 1 s", hosts.silence, False, True),
     ):
         _open(ends, phases)
-        ends[0].tell({"do": "deaths", "seconds": _LOOK_S, "speak": speak})
-        began = time.monotonic()
-        out = cut == wire.cable  # for a cable True means plugged, for silence silent
-        cut(not out)
-        if heal:
-            time.sleep(CUT_S)
-            cut(out)
-        found = ends[0].hear(_ANSWER_S)
-        if not heal:
-            cut(out)
+        message = {"do": "deaths", "seconds": _LOOK_S, "speak": speak}
+        with ThreadPoolExecutor(1) as meanwhile:
+            looking = meanwhile.submit(ends.ask, message, [1])
+            began = time.monotonic()
+            cut(_WATCHER)
+            if heals:
+                time.sleep(CUT_S)
+                hosts.heal(_WATCHER)
+            (found,) = looking.result()
+        hosts.heal(_WATCHER)
         made.append(CutTrial(what, phases, _by_set(found, began)))
     return made
 
 
-def _open(ends: Sequence[NamespaceProgram], phases: int) -> None:
-    ends[1].tell({"do": "keep", "count": phases * len(SETS)})
-    port = ends[1].hear(_ANSWER_S)["port"]
-    message = {"do": "watch", "port": port, "sets": SETS, "phases": phases, "spread_s": _SPREAD_S}
-    ends[0].tell(message)
-    ends[0].hear(_ANSWER_S)
+def _open(ends: Fleet, phases: int) -> None:
+    (held,) = ends.ask({"do": "hold", "count": phases * len(SETS)}, [0])
+    shape = {"sets": SETS, "phases": phases, "spread_s": _SPREAD_S}
+    ends.ask({"do": "watch", "port": held["port"], **shape}, [1])
 
 
 def _by_set(found: dict[str, Any], began: float) -> dict[str, list[float]]:
     ended: dict[str, list[float]] = {name: [] for name in SETS}
-    for name, when, _ in found["ended"]:
+    for name, when in found["ended"]:
         ended[name].append(when - began)
     return ended
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lib.report import Sheet, ratio_text, seconds_text
-from lib.socket_cases import AGAIN, CLAIMS, LEAST_GAIN, Claim, SocketChapter, SocketLink
+from lib.sockets.cases import AGAIN, CLAIMS, LEAST_GAIN, Claim, SocketChapter, SocketLink
 
 
 @dataclass(frozen=True)

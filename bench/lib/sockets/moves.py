@@ -1,4 +1,4 @@
-"""The two ends of a sweep and their sockets, in three forms. The clock is the sender's.
+"""What the two ends of a sweep do with their sockets, in three forms. The clock is the sender's.
 
     bulk     bytes one way, on one or more streams; over when the last one has been received
     trips    a message there, a message back, again and again
@@ -19,7 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lib.socket_way import KB, MB, SocketWay, acknowledge_at_once
+from lib.cells import KB, MB
+from lib.sockets.cases import SocketWay
 
 REGION = 4 * MB
 PATTERN = memoryview(random.Random(4).randbytes(REGION))
@@ -40,11 +41,43 @@ def patient(sock: socket.socket) -> socket.socket:
     return sock
 
 
+# -- options ----
+
+
+def before(sock: socket.socket, way: SocketWay) -> None:
+    """Options set before a connection is made: the window is agreed on in its first packet."""
+    if way.send_buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, way.send_buffer)
+    if way.receive_buffer:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, way.receive_buffer)
+
+
+def after(sock: socket.socket, way: SocketWay) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, way.nodelay)
+    if way.quickack:
+        acknowledge_at_once(sock)
+    if way.lowat:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, way.lowat)
+
+
+def acknowledge_at_once(sock: socket.socket) -> None:
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
+def granted(sock: socket.socket) -> list[int]:
+    """The buffers there really are; the kernel counts its own overhead and doubles what it is told.
+
+    So half of it is what compares with what was asked for.
+    """
+    names = (socket.SO_SNDBUF, socket.SO_RCVBUF)
+    return [sock.getsockopt(socket.SOL_SOCKET, name) // 2 for name in names]
+
+
 # -- bulk ----
 
 
 def send_bulk(
-    streams: Sequence[socket.socket], way: SocketWay, warm: int, total: int
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
 ) -> dict[str, Any]:
     """Seconds from the first byte until every stream has said that it has them all."""
     header = bytes(way.header)
@@ -58,15 +91,15 @@ def send_bulk(
             at += len(piece)
         sock.recv(1)
 
-    _on_each(streams, lambda sock: send(sock, warm))
+    _on_each(streams, lambda sock: send(sock, asked["warm"]))
     cpu, began = time.process_time(), time.perf_counter()
-    _on_each(streams, lambda sock: send(sock, total))
+    _on_each(streams, lambda sock: send(sock, asked["total"]))
     seconds = time.perf_counter() - began
     return {"seconds": seconds, "cpu": time.process_time() - cpu}
 
 
 def receive_bulk(
-    streams: Sequence[socket.socket], way: SocketWay, warm: int, total: int
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
 ) -> dict[str, Any]:
     regions = {sock: memoryview(bytearray(REGION)) for sock in streams}
 
@@ -82,11 +115,11 @@ def receive_bulk(
             at += frame
         sock.send(b"k")
 
-    _on_each(streams, lambda sock: receive(sock, warm))
+    _on_each(streams, lambda sock: receive(sock, asked["warm"]))
     cpu = time.process_time()
-    _on_each(streams, lambda sock: receive(sock, total))
+    _on_each(streams, lambda sock: receive(sock, asked["total"]))
     used = time.process_time() - cpu
-    whole = min(total, REGION)
+    whole = min(asked["total"], REGION)
     right = all(region[:whole] == PATTERN[:whole] for region in regions.values())
     return {"cpu": used, "right": right}
 
@@ -146,11 +179,14 @@ def _on_each(streams: Sequence[socket.socket], act: Callable[[socket.socket], No
 # -- trips ----
 
 
-def make_trips(sock: socket.socket, way: SocketWay, payload: int, seconds: float) -> dict[str, Any]:
+def make_trips(
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
+) -> dict[str, Any]:
+    sock, payload = streams[0], asked["payload"]
     header, piece = bytes(_TRIP_HEADER), PATTERN[:payload]
     place = memoryview(bytearray(_TRIP_HEADER + payload))
     taken: list[float] = []
-    until = time.perf_counter() + seconds
+    until = time.perf_counter() + asked["seconds"]
     while (now := time.perf_counter()) < until or len(taken) < 5:
         _send_piece(sock, header, piece, way.gathered)
         _fill(sock, place, way)
@@ -159,29 +195,32 @@ def make_trips(sock: socket.socket, way: SocketWay, payload: int, seconds: float
     return {"trips": taken, "right": place[_TRIP_HEADER:] == piece}
 
 
-def answer_trips(sock: socket.socket, way: SocketWay, payload: int) -> dict[str, Any]:
-    header, place = bytes(_TRIP_HEADER), memoryview(bytearray(_TRIP_HEADER + payload))
-    answered = 0
+def answer_trips(
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
+) -> dict[str, Any]:
+    sock, header = streams[0], bytes(_TRIP_HEADER)
+    place = memoryview(bytearray(_TRIP_HEADER + asked["payload"]))
     while sock.recv(1, socket.MSG_PEEK):
         _fill(sock, place, way)
         _send_piece(sock, header, place[_TRIP_HEADER:], way.gathered)
-        answered += 1
-    return {"answered": answered, "right": True}
+    return {"right": True}
 
 
 # -- urgent ----
 
 
-def send_urgent(sock: socket.socket, seconds: float) -> dict[str, Any]:
+def send_urgent(
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
+) -> dict[str, Any]:
     """Bulk frames as fast as they are taken, and every 10 ms a small one that may go first."""
+    sock = streams[0]
     sock.setblocking(False)
     poll = select.poll()
     poll.register(sock, select.POLLOUT)
     began = time.monotonic()
-    until, due = began + seconds, began + _URGENT_EVERY_S
+    until, due = began + asked["seconds"], began + _URGENT_EVERY_S
     left: list[memoryview] = []
     bulk = [memoryview(_FRAME.pack(_BULK_FRAME, 0)), memoryview(PATTERN)[:_BULK_FRAME]]
-    sent = 0
     while (now := time.monotonic()) < until or left:
         if not left:
             if now >= due:
@@ -195,10 +234,9 @@ def send_urgent(sock: socket.socket, seconds: float) -> dict[str, Any]:
         except BlockingIOError:
             poll.poll(PATIENCE_S * 1000)
             continue
-        sent += took
         left = _rest(left, took)
     sock.shutdown(socket.SHUT_WR)
-    return {"sent": sent}
+    return {}
 
 
 def _rest(parts: list[memoryview], took: int) -> list[memoryview]:
@@ -210,7 +248,10 @@ def _rest(parts: list[memoryview], took: int) -> list[memoryview]:
     return rest
 
 
-def receive_urgent(sock: socket.socket, way: SocketWay) -> dict[str, Any]:
+def receive_urgent(
+    streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
+) -> dict[str, Any]:
+    sock = streams[0]
     header, place = memoryview(bytearray(_FRAME.size)), memoryview(bytearray(_BULK_FRAME))
     delays: list[float] = []
     began, count = time.monotonic(), 0
@@ -223,3 +264,11 @@ def receive_urgent(sock: socket.socket, way: SocketWay) -> dict[str, Any]:
             delays.append(time.monotonic() - due / 1e9)
     rate = count / (time.monotonic() - began)
     return {"delays": delays, "rate": rate, "right": place == PATTERN[:_BULK_FRAME]}
+
+
+# What rank 0 does, and what rank 1.
+FORMS = {
+    "bulk": (receive_bulk, send_bulk),
+    "trips": (answer_trips, make_trips),
+    "urgent": (receive_urgent, send_urgent),
+}

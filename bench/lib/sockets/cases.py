@@ -9,12 +9,40 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
-from lib.socket_way import KB, MB, SocketWay
+from lib.cells import KB, MB
 
 AGAIN = "the same again"
 # A gain below this is not worth a setting, whatever the noise.
 LEAST_GAIN = 0.03
+
+
+@dataclass(frozen=True)
+class SocketWay:
+    """The options of sockets, and how calls are made; both ends get the same one. The defaults are
+    what the sweep compares with: nothing set but NODELAY.
+    """
+
+    label: str
+    send_buffer: int = 0  # SO_SNDBUF; 0: the kernel's own tuning
+    receive_buffer: int = 0  # SO_RCVBUF
+    nodelay: bool = True
+    quickack: str = ""  # "once": after connecting; "always": before every receive too
+    lowat: int = 0  # TCP_NOTSENT_LOWAT
+    send_chunk: int = 256 * KB  # bytes given to one send
+    receive_chunk: int = 256 * KB  # bytes asked of one receive
+    streams: int = 1
+    header: int = 0  # bytes of a header before each chunk
+    gathered: bool = True  # header and chunk in one sendmsg; else in two sends
+    into: bool = True  # recv_into its place; else recv, and a copy to its place
+
+    def plain(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, plain: dict[str, Any]) -> Self:
+        return cls(**plain)
 
 
 @dataclass(frozen=True)
