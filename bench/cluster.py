@@ -11,15 +11,19 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lib import cluster_site as site
 from lib import machine, measure, proc, program, report
-from lib.cluster_site import Cluster
-from lib.hosts import require_hosts
+from lib.fleet import FleetError
+from lib.hosts import Traffic, require_hosts
 from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
 from lib.report import console
+
+from tests.kit.fleet import Fleet
+from tests.kit.machines import BIN
+from tests.machines.cluster import Cluster
 
 RATE = "1gbit"
 NEEDED = {"systemd-nspawn": "systemd-container", "dbus-daemon": "dbus", "iperf3": "iperf3"}
@@ -58,6 +62,15 @@ if dist.get_rank() == 0:
     print("TIMES", json.dumps(times[3:]), flush=True)
 dist.destroy_process_group()
 """
+PATIENCE_S = 120.0
+JOB = """
+name = "bench"
+[run]
+command = ["python", "script.py"]
+[resources]
+nodes = 3
+workers_per_node = 1
+"""
 
 
 @dataclass(frozen=True)
@@ -72,17 +85,106 @@ class ClusterPlan:
 QUICK = ClusterPlan(3, 2, 3, 7, 5.0)
 
 
+# ---- the machines, and what is done there
+
+
+@contextmanager
+def _founded(rate: str) -> Iterator[Cluster]:
+    """A cluster of three machines whose cables carry `rate`."""
+    with Fleet("abc", rate=rate) as fleet:
+        cluster = Cluster(fleet)
+        cluster.found()
+        cluster.all_there()
+        yield cluster
+
+
+def _job_folder(cluster: Cluster, name: str, script: str) -> str:
+    """A job file and its script on the first machine."""
+    folder = f"/home/ada/{name}"
+    first = cluster.fleet["a"]
+    first.run("mkdir", "-p", folder, user="ada")
+    first.write(f"{folder}/job.toml", JOB, owner="ada")
+    first.write(f"{folder}/script.py", script, owner="ada")
+    return folder
+
+
+def _followed(cluster: Cluster, folder: str) -> list[tuple[float, str]]:
+    """Run a job to its end; each line of its ranks, with the moment it came."""
+    argv = cluster.fleet["a"].command(
+        BIN / "wiiiiide", "submit", "-f", f"{folder}/job.toml", user="ada"
+    )
+    with subprocess.Popen(
+        argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = [(time.monotonic(), line.rstrip("\n")) for line in process.stdout]
+        said = process.stderr.read()
+    if process.returncode:
+        raise FleetError(f"the job in {folder} ended with {process.returncode}: {said}")
+    return lines
+
+
+def _together(cluster: Cluster, commands: Sequence[Sequence[str]]) -> list[str]:
+    """A command on each machine at the same time; what each printed."""
+    running = [
+        subprocess.Popen(
+            each.command(*argv, user="ada"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for each, argv in zip(cluster.fleet, commands, strict=True)
+    ]
+    said = [process.communicate(timeout=PATIENCE_S) for process in running]
+    for process, (_, errors) in zip(running, said, strict=True):
+        if process.returncode:
+            raise FleetError(f"a command of the comparison failed: {errors[-2000:]}")
+    return [output for output, _ in said]
+
+
+def _sent_bytes(cluster: Cluster, letter: str) -> int:
+    """Through a machine's cable so far, as its kernel counts."""
+    return int(Traffic.of(cluster.fleet.network.hosts[letter]).out_bytes)
+
+
+def _wire_rate(cluster: Cluster) -> float:
+    """Payload bytes a second from the first machine to the second, as iperf3 measures it."""
+    server = subprocess.Popen(
+        cluster.fleet["b"].command("iperf3", "--server", "--one-off"),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        address = cluster.fleet.address("b")
+        client = ["iperf3", "--client", address, "--time", "2", "--json"]
+        for _ in range(50):
+            done = cluster.fleet["a"].run(*client, check=False)
+            found = json.loads(done.stdout or "{}")
+            if "error" not in found:
+                return float(found["end"]["sum_received"]["bits_per_second"]) / 8
+            time.sleep(0.1)
+        raise FleetError(f"iperf3: {found['error']}")
+    finally:
+        server.kill()
+        server.wait()
+
+
+# ---- what is measured
+
+
 def _starts(cluster: Cluster, plan: ClusterPlan) -> Chapter:
-    folder = site.job_folder(cluster, "hello", HELLO)
+    folder = _job_folder(cluster, "hello", HELLO)
     whole, bare, over = [], [], []
-    site.followed(cluster, folder)  # the first one ships, and compiles what is imported
+    _followed(cluster, folder)  # the first one ships, and compiles what is imported
     for _ in range(plan.starts):
         begin = time.monotonic()
-        lines = site.followed(cluster, folder)
+        lines = _followed(cluster, folder)
         last = max(at for at, line in lines if line.endswith("here"))
         whole.append(last - begin)
         begin = time.monotonic()
-        site.together(cluster, [[str(site.BIN / "python"), "-c", HELLO]] * 3)
+        _together(cluster, [[str(BIN / "python"), "-c", HELLO]] * 3)
         bare.append(time.monotonic() - begin)
         over.append(whole[-1] - bare[-1])
     return Chapter(
@@ -100,7 +202,7 @@ class _Counter:
 
     def __init__(self, cluster: Cluster, letter: str, amount: int) -> None:
         self._cluster, self._letter = cluster, letter
-        self._from = site.sent_bytes(cluster, letter)
+        self._from = _sent_bytes(cluster, letter)
         self._amount = amount
         self.began: float | None = None
         self.reached: float | None = None
@@ -109,10 +211,10 @@ class _Counter:
 
     @property
     def count(self) -> int:
-        return site.sent_bytes(self._cluster, self._letter) - self._from
+        return _sent_bytes(self._cluster, self._letter) - self._from
 
     def _watch(self) -> None:
-        end = time.monotonic() + site.PATIENCE_S
+        end = time.monotonic() + PATIENCE_S
         while self.reached is None and time.monotonic() < end:
             count = self.count
             if self.began is None and count > NOTHING_LARGE:
@@ -125,14 +227,14 @@ class _Counter:
         """From `since`, or from the first bytes if they went before it."""
         self._thread.join()
         if self.reached is None or self.began is None:
-            raise site.FleetError("the folder has not arrived")
+            raise FleetError("the folder has not arrived")
         return self.reached - min(since, self.began)
 
 
 def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
-    folder = site.job_folder(cluster, "large", HELLO)
+    folder = _job_folder(cluster, "large", HELLO)
     data = f"{folder}/data.bin"
-    rate = site.wire_rate(cluster)
+    rate = _wire_rate(cluster)
     took, ratios, again = [], [], []
     for _ in range(plan.ships):
         cluster.fleet["a"].run(
@@ -143,9 +245,9 @@ def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
         took.append(counter.took(time.monotonic()))
         ratios.append(took[-1] / (2 * FOLDER_BYTES / rate))
         cluster.ended(job)
-        before = site.sent_bytes(cluster, "a")
+        before = _sent_bytes(cluster, "a")
         cluster.ended(_submitted(cluster, folder))
-        again.append(float(site.sent_bytes(cluster, "a") - before))
+        again.append(float(_sent_bytes(cluster, "a") - before))
     return Chapter(
         "A folder of 20 MB to two other machines",
         [
@@ -157,23 +259,21 @@ def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
 
 
 def _submitted(cluster: Cluster, folder: str) -> int:
-    argv = cluster.fleet["a"].command(
-        site.BIN / "wiiiiide", "submit", f"{folder}/job.toml", user="ada"
-    )
+    argv = cluster.fleet["a"].command(BIN / "wiiiiide", "submit", f"{folder}/job.toml", user="ada")
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     return int(done.stdout)
 
 
 def _exchange(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     script = EXCHANGE_SCRIPT.replace("CALLS", str(plan.calls))
-    folder = site.job_folder(cluster, "exchange", script)
+    folder = _job_folder(cluster, "exchange", script)
     for letter in "bc":
         cluster.fleet[letter].run("mkdir", "-p", folder, user="ada")
         cluster.fleet[letter].write(f"{folder}/script.py", script, owner="ada")
     ours, theirs = [], []
     for turn in range(plan.exchanges):
-        ours.append(_median("\n".join(line for _, line in site.followed(cluster, folder))))
-        theirs.append(_median(site.together(cluster, _torchrun(cluster, folder, 29500 + turn))[0]))
+        ours.append(_median("\n".join(line for _, line in _followed(cluster, folder))))
+        theirs.append(_median(_together(cluster, _torchrun(cluster, folder, 29500 + turn))[0]))
     ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return Chapter(
         "all_reduce of 25 MB over three machines",
@@ -189,7 +289,7 @@ def _torchrun(cluster: Cluster, folder: str, port: int) -> list[list[str]]:
     head = cluster.fleet.address("a")
     return [
         [
-            *(str(site.BIN / "torchrun"), "--nnodes=3", f"--node-rank={number}"),
+            *(str(BIN / "torchrun"), "--nnodes=3", f"--node-rank={number}"),
             *(f"--master-addr={head}", f"--master-port={port}", f"{folder}/script.py"),
         ]
         for number in range(3)
@@ -217,7 +317,7 @@ def _idle(cluster: Cluster, plan: ClusterPlan) -> Chapter:
 
 
 def _run(plan: ClusterPlan, say: Callable[[str], None]) -> list[Chapter]:
-    with site.founded(RATE) as cluster:
+    with _founded(RATE) as cluster:
         chapters = []
         for what in (_starts, _shipping, _exchange, _idle):
             say(what.__name__.strip("_"))

@@ -14,10 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lib import codec_data, codec_lossy, codec_wire, machine, program, report
-from lib.cells import KB, MB, size_text
-from lib.codec_lossy import ENCODE_TARGET, LossyRow
+from lib import machine, program, report
+from lib.codec import data as codec_data
+from lib.codec import lossy as codec_lossy
+from lib.codec import wire as codec_wire
+from lib.codec.lossy import ENCODE_TARGET, LossyRow
 from lib.report import BenchResult, Sheet, console
+from lib.units import KB, MB, size_text
 
 from wiiiiided.backend.codec import registry
 from wiiiiided.backend.codec.interface import Codec, PieceInfo

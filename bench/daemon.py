@@ -10,7 +10,8 @@ import sys
 import tempfile
 from dataclasses import dataclass
 
-from lib import control, daemon_size, daemon_speed, machine, measure, program, report
+from lib import machine, measure, program, report
+from lib.daemon import size, speed, state_machine
 from lib.fleet import FleetError
 from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
 from lib.measured_daemon import MeasuredDaemon
@@ -53,9 +54,9 @@ QUICK = DaemonPlan(3, 1, 3.0, 1, 50, 2000, 200, (0, 1000, 5000))
 
 def _state_machine(plan: DaemonPlan) -> Chapter:
     """The control plane alone."""
-    rates = control.rates(plan.jobs, plan.turns, plan.rounds)
-    filling = control.filling_rates(plan.jobs, plan.memory_rounds)
-    times = control.after_finished(list(plan.finished), 100, plan.turns, plan.rounds)
+    rates = state_machine.rates(plan.jobs, plan.turns, plan.rounds)
+    filling = state_machine.filling_rates(plan.jobs, plan.memory_rounds)
+    times = state_machine.after_finished(list(plan.finished), 100, plan.turns, plan.rounds)
     base = times[plan.finished[0]]
     what = f"events with {plan.jobs:,} jobs that are not over"
     measures = [
@@ -77,22 +78,22 @@ def _run(plan: DaemonPlan, screen: Console) -> list[Chapter]:
         say("the state machine alone")
         alone = _state_machine(plan)
         say("memory")
-        memory = daemon_size.small(plan.memory_rounds)
+        memory = size.small(plan.memory_rounds)
         say("from submit to the first line")
-        chapters.append(daemon_speed.first_line(plan.rounds))
+        chapters.append(speed.first_line(plan.rounds))
         say("commands")
-        chapters.append(daemon_speed.command_line(2 * plan.rounds))
+        chapters.append(speed.command_line(2 * plan.rounds))
         say("a killed rank")
-        chapters.append(daemon_speed.killed_rank(plan.rounds))
+        chapters.append(speed.killed_rank(plan.rounds))
         with MeasuredDaemon() as daemon:
             say(f"queueing {plan.queue:,} jobs")
-            chapters.append(daemon_speed.fill(daemon, plan.queue))
-            after = daemon_size.full(daemon, plan.queue)
+            chapters.append(speed.fill(daemon, plan.queue))
+            after = size.full(daemon, plan.queue)
             memory = Chapter(memory.title, [*memory.measures, *after])
             say(f"commands with {plan.queue:,} jobs queued")
-            chapters.append(daemon_speed.long_queue(daemon, plan.queue, plan.rounds))
+            chapters.append(speed.long_queue(daemon, plan.queue, plan.rounds))
             say(f"{plan.idle_s:.0f} s of doing nothing")
-            idle = daemon_size.idle(daemon, plan.queue, plan.idle_s, plan.idle_rounds)
+            idle = size.idle(daemon, plan.queue, plan.idle_s, plan.idle_rounds)
     return [idle, memory, *chapters, alone]
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lib import machine, program, report
-from lib.cells import GLOO, LABELS, MB, OURS
 from lib.fleet import Fleet, FleetError
 from lib.report import BenchResult, Sheet, console, seconds_text
+from lib.units import MB
 
 CPU_RANKS, CPU_GROUPS, CPU_SECONDS = 2, 10, 5.0
 MEMORY_RANKS, MEMORY_GROUPS = 8, 50
@@ -103,7 +103,7 @@ def _memory_sheet(ranks: int, groups: int, memory: SharedMemoryUse, full: bool) 
     word = "met" if memory.judged < MEMORY_TARGET else "missed"
     verdict = f"< {MEMORY_TARGET // MB} MiB: {word}" if full else "only a full run has one"
     amounts = (memory.mapped, memory.allocated, memory.machine)
-    sheet.rows.append([LABELS[OURS], *(f"{amount / MB:.1f} MiB" for amount in amounts), verdict])
+    sheet.rows.append(["wiiiiide", *(f"{amount / MB:.1f} MiB" for amount in amounts), verdict])
     return sheet
 
 
@@ -117,9 +117,9 @@ def main() -> int:
     with screen.status("") as status:
         status.update("processor time without further groups")
         used["no groups"] = _processor_time("gloo", 0, seconds)
-        for label, backend in ((LABELS[GLOO], "gloo"), (LABELS[OURS], "wiiiiide")):
-            status.update(f"processor time of {label}")
-            used[label] = _processor_time(backend, CPU_GROUPS, seconds)
+        for backend in ("gloo", "wiiiiide"):
+            status.update(f"processor time of {backend}")
+            used[backend] = _processor_time(backend, CPU_GROUPS, seconds)
         status.update(f"shared memory of {groups} groups on {ranks} ranks")
         memory = _shared_memory(ranks, groups)
     sheets = [_cpu_sheet(used, seconds)]

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lib import machine, program, report, watch_cost
+from lib import machine, program, report
 from lib.fleet import FleetError
 from lib.measure import Measure, MeasureUnit
 from lib.measured_daemon import MeasuredDaemon, console_script
+from lib.metrics_cost import processor_time
 from lib.report import BenchResult, Sheet, console, seconds_text
 
 from wiiiiided.backend.shm import stats
@@ -59,7 +60,7 @@ COST = MeasureUnit("share of a step", cost_text)
 
 def measure(plan: MetricsPlan) -> Blocks:
     """The blocks' figures, by mode."""
-    script = str(Path(__file__).with_name("lib") / "metrics_rank.py")
+    script = str(Path(processor_time.__file__).with_name("rank.py"))
     with MeasuredDaemon() as daemon:
         top = subprocess.Popen(
             [sys.executable, console_script("wiiiiide"), "top", "--json", "-i", "1"],
@@ -118,8 +119,8 @@ def main() -> int:
     with screen.status("training, in turns"):
         blocks = measure(plan)
     with screen.status("processor time of top and of the daemon"):
-        look = watch_cost.QUICK if given.quick else watch_cost.WatchPlan()
-        watching = watch_cost.chapter(look)
+        look = processor_time.QUICK if given.quick else processor_time.WatchPlan()
+        watching = processor_time.chapter(look)
     off = blocks["off"]
     rows: list[Sequence[str]] = []
     data = {}
@@ -135,7 +136,7 @@ def main() -> int:
     ]
     sheet = Sheet("What it adds to a step", ("", "median", "95 % interval", "asked"), rows)
     method = METHOD.format(ranks=RANKS, seconds=plan.seconds, rounds=plan.rounds)
-    method += " " + watch_cost.METHOD.format(seconds=look.seconds, parts=look.parts)
+    method += " " + processor_time.METHOD.format(seconds=look.seconds, parts=look.parts)
     kept = {
         "blocks": blocks,
         "costs": data,

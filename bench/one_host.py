@@ -14,11 +14,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lib import cells, machine, one_host_report, program, report
-from lib.cells import GLOO, MEMCPY, MPI, OURS, SHARED, CellPlace
+from lib import machine, program, report
 from lib.fleet import Fleet, FleetError, FleetLost
-from lib.one_host_report import CallTimes, Taken
+from lib.one_host import cells
+from lib.one_host import report as one_host_report
+from lib.one_host.cells import GLOO, MEMCPY, MPI, OURS, SHARED, OneHostCell
+from lib.one_host.report import CallTimes, Taken
 from lib.report import console
+from lib.units import MB
 
 _MPIRUN = (
     *("--oversubscribe", "--bind-to", "none"),  # placed by the kernel, as the torch ranks are
@@ -27,7 +30,7 @@ _MPIRUN = (
     *("--mca", "orte_base_help_aggregate", "1"),
 )
 _LEAST_CALLS, _MOST_CALLS, _MOST_WARMUP = 4, 10_000, 100
-_LARGE = 4 * cells.MB
+_LARGE = 4 * MB
 _TORCH_SIDE = (GLOO, OURS, SHARED, MEMCPY)
 
 
@@ -77,7 +80,7 @@ class RanksContest:
         if MPI in self.active:
             self._start_side((MPI,))
 
-    def measure(self, cell: CellPlace, say: Callable[[str], None]) -> dict[str, list[CallTimes]]:
+    def measure(self, cell: OneHostCell, say: Callable[[str], None]) -> dict[str, list[CallTimes]]:
         """The time of each round, for every contender that got through."""
         calls: dict[str, int] = {}
         for contender in list(self.active):
@@ -104,7 +107,7 @@ class RanksContest:
                     del taken[contender]
         return taken
 
-    def _attempt(self, cell: CellPlace, contender: str, calls: int, warmup: int) -> list[float]:
+    def _attempt(self, cell: OneHostCell, contender: str, calls: int, warmup: int) -> list[float]:
         """Seconds of each call as the slowest rank saw it; empty where the contender failed."""
         message = {
             "do": "measure",
@@ -152,9 +155,9 @@ class RanksContest:
     def _start_ranks(self, side: Sequence[str]) -> Fleet | None:
         try:
             if side != (MPI,):
-                return self.stack.enter_context(Fleet("torch_rank", self.ranks))
+                return self.stack.enter_context(Fleet("one_host.torch_rank", self.ranks))
             launcher = _mpirun(self.ranks)
-            return self.stack.enter_context(Fleet("mpi_rank", self.ranks, launcher))
+            return self.stack.enter_context(Fleet("one_host.mpi_rank", self.ranks, launcher))
         except FleetLost as problem:
             if side != (MPI,):
                 raise FleetError(f"the torch ranks did not start: {problem}") from None

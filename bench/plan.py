@@ -9,10 +9,10 @@ import argparse
 import sys
 
 from lib import machine, program, report
+from lib.grid import Grid, GridRow, missing, targets
 from lib.hosts import FAST, GIGABIT, SLOW, Hosts, require_hosts
-from lib.plan_accuracy import LinkAccuracy, PlanAccuracy, asked
+from lib.plan_accuracy.accuracy import LinkAccuracy, PlanAccuracy, asked
 from lib.report import BenchResult, console
-from lib.two_hosts_table import Grid, GridRow, missing, targets
 from rich.console import Console
 
 LINKS = (GIGABIT, FAST, SLOW)

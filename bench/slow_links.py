@@ -13,14 +13,15 @@ import argparse
 import sys
 from collections.abc import Callable
 
-from lib import machine, program, report, slow_losses, slow_speed, slow_uneven
-from lib.cpu_quota import NoQuota
+from lib import machine, program, report
 from lib.fleet import Fleet
+from lib.grid import Grid, GridRow, missing, targets
 from lib.hosts import Hosts, require_hosts
 from lib.report import BenchResult, console
-from lib.slow_speed import SlowLinks, SlowLinksPlan, Speed
-from lib.slow_uneven import Uneven
-from lib.two_hosts_table import Grid, GridRow, missing, targets
+from lib.slow_links import losses, speed, uneven
+from lib.slow_links.cpu_quota import NoQuota
+from lib.slow_links.speed import SlowLinks, SlowLinksPlan, Speed
+from lib.slow_links.uneven import Uneven
 from rich.console import Console
 
 SPEED_METHOD = (
@@ -83,9 +84,7 @@ def _measure_speed(given: argparse.Namespace, screen: Console) -> None:
     plan, judged, about = _plan(given), not given.quick, machine.about()
     with report.progress(screen) as say:
         found = _speed(plan, screen, say, judged)
-    absent = Grid(
-        "", [GridRow("", {}, missing(found.grids, slow_speed.asked() + slow_uneven.asked()))]
-    )
+    absent = Grid("", [GridRow("", {}, missing(found.grids, speed.asked() + uneven.asked()))])
     asked = targets([*found.grids, absent], judged)
     sheets = [*(grid.sheet(judged) for grid in found.grids), asked]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
@@ -97,8 +96,8 @@ def _measure_losses(given: argparse.Namespace, screen: Console) -> None:
     steps, seeds, hosts = (64, 1, 2) if given.quick else (192, given.seeds, 2)
     about, judged = machine.about(), not given.quick
     with screen.status("starting") as status, Fleet("loss_rank", hosts, hosts=hosts) as fleet:
-        found = slow_losses.measure(fleet, steps, seeds, status.update)
-    longer = slow_losses.LONGER
+        found = losses.measure(fleet, steps, seeds, status.update)
+    longer = losses.LONGER
     method = LOSS_METHOD.format(hosts=hosts, steps=steps, seeds=seeds, longer=longer)
     sheets = found.sheets(steps * hosts * 4, judged)
     result = BenchResult("slow_links_losses", about, method, sheets, [], found.data())
@@ -106,7 +105,7 @@ def _measure_losses(given: argparse.Namespace, screen: Console) -> None:
 
 
 def _plan(given: argparse.Namespace) -> SlowLinksPlan:
-    plan = slow_speed.QUICK if given.quick else slow_speed.FULL
+    plan = speed.QUICK if given.quick else speed.FULL
     return plan if given.rounds is None else plan.with_rounds(given.rounds)
 
 

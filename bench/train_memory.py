@@ -7,9 +7,9 @@ wide.parallel the host has the weights and the state once.
 import sys
 
 from lib import machine, program, report
-from lib.cells import MB
 from lib.fleet import Fleet
 from lib.report import BenchResult, Sheet, console, ratio_text
+from lib.units import MB
 
 GLOO, DDP, VIEWS, PARALLEL = (
     "gloo, DDP",

@@ -12,9 +12,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from lib import machine, program, report
-from lib.cells import Value
 from lib.fleet import Fleet, FleetError
-from lib.report import BenchResult, Sheet, console, ratio_text, value_text
+from lib.report import BenchResult, Sheet, Value, console, ratio_text, value_text
 
 ALONE, IDLE = "without any exchange", "DDP, exchanging nothing"
 GLOO, DDP, PARALLEL = "gloo, DDP", "wiiiiide, DDP", "wide.parallel"

@@ -12,15 +12,14 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from lib import machine, net_iperf, program, report
-from lib import two_hosts_cost as cost
-from lib import two_hosts_speed as speed
-from lib import two_hosts_table as table
-from lib.cells import MB
+from lib import machine, program, report
+from lib.grid import Grid
+from lib.grid import targets as asked
 from lib.hosts import Hosts, require_hosts
 from lib.report import BenchResult, console
-from lib.two_hosts_rig import BOTH, Rig, TwoHostsPlan
-from lib.two_hosts_table import Grid
+from lib.two_hosts import cost, iperf, speed
+from lib.two_hosts.rig import BOTH, Rig, TwoHostsPlan
+from lib.units import MB
 
 FULL = TwoHostsPlan(
     rounds=7, round_seconds=1.0, nbytes=25 * MB, memory_nbytes=100 * MB, iperf_seconds=2
@@ -132,7 +131,7 @@ def _plan(given: argparse.Namespace) -> TwoHostsPlan:
 
 def _about() -> dict[str, str]:
     facts = machine.about()
-    facts["iperf3"] = net_iperf.version()
+    facts["iperf3"] = iperf.version()
     del facts["open_mpi"]  # takes no part here
     return facts
 
@@ -148,10 +147,10 @@ def main() -> int:
             report.show_sheet(grid.sheet(judged), screen)
 
         found = run(plan, given.parts, say, show)
-    targets = table.targets(found.grids, judged)
+    targets = asked(found.grids, judged)
     sheets = [targets, *(grid.sheet(judged) for grid in found.grids)]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
-    notes = [*filter(None, [net_iperf.absent()]), *found.notes]
+    notes = [*filter(None, [iperf.absent()]), *found.notes]
     method = METHOD.format(rounds=plan.rounds)
     result = BenchResult("two_hosts", about, method, sheets, notes, data)
     report.finish(result, given, screen, left=[targets])

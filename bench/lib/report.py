@@ -18,12 +18,26 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from lib.cells import Value
 from lib.fleet import FleetError
 from lib.machine import busy_notes, scrub, unrepeatable
 
 # Where the output goes to a file or a pipe, a width at which the widest table stays whole.
 _PLAIN_WIDTH = 150
+# Rounds further apart than this factor say little in either direction.
+UNSTEADY = 3.0
+
+
+@dataclass(frozen=True)
+class Value:
+    """A measured value: the median over rounds, and the least and most of them."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def steady(self) -> bool:
+        return self.high <= UNSTEADY * self.low
 
 
 @dataclass

@@ -18,7 +18,7 @@ ALONE, SELDOM = PlanRow(("b",), 1, "exact", 10.0), PlanRow(("a", "b"), 16, "int8
 @pytest.fixture
 def accuracy(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    return importlib.import_module("lib.plan_accuracy")
+    return importlib.import_module("lib.plan_accuracy.accuracy")
 
 
 def test_what_is_recommended_is_compared_with_ways_of_its_own_script(accuracy: Any) -> None:

@@ -17,11 +17,10 @@ ROOT = Path(__file__).parents[2]
 def slow(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The modules of bench/lib, which import each other from `lib`."""
     monkeypatch.syspath_prepend(str(ROOT / "bench"))
-    names = (
-        "cpu_quota", "fleet", "hosts", "slow_speed", "slow_losses", "slow_uneven",
-        "two_hosts_table",
-    )  # fmt: skip
-    return SimpleNamespace(**{name: importlib.import_module(f"lib.{name}") for name in names})
+    names = ("cpu_quota", "speed", "losses", "uneven")
+    parts = {name: importlib.import_module(f"lib.slow_links.{name}") for name in names}
+    common = {name: importlib.import_module(f"lib.{name}") for name in ("hosts", "grid")}
+    return SimpleNamespace(**parts, **common)
 
 
 def hosts(count: int) -> Any:
@@ -31,7 +30,7 @@ def hosts(count: int) -> Any:
 
 def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
     """Two rounds, the second of which is ten times slower for all."""
-    speed = slow.slow_speed
+    speed = slow.speed
     stage = speed.LinkRounds(slow.hosts.FAST, 2, [contender for contender, _ in steps])
     taken = {
         c: [speed.ContenderTurn(s, 5e6, 7), speed.ContenderTurn(10 * s, 5e6, 7)] for c, s in steps
@@ -40,7 +39,7 @@ def grid(slow: Any, count: int, *steps: tuple[Any, float]) -> Any:
 
 
 def test_a_row_compares_each_round_with_gloo_and_with_one_host_alone(slow: Any) -> None:
-    speed = slow.slow_speed
+    speed = slow.speed
     steps = [(speed.ALONE, 0.1), (speed.GLOO, 2.0), (speed.AUTO, 0.125)]
     row = grid(slow, 2, *steps).rows[-1]
     rounds = {column: list(cell.rounds) for column, cell in row.cells.items()}
@@ -55,7 +54,7 @@ def test_a_row_compares_each_round_with_gloo_and_with_one_host_alone(slow: Any) 
 
 
 def test_targets_are_judged_on_two_hosts_and_named_where_nothing_was_measured(slow: Any) -> None:
-    speed = slow.slow_speed
+    speed = slow.speed
     steps = [(speed.ALONE, 0.1), (speed.GLOO, 2.0), (speed.AUTO, 0.125)]
     two, three = grid(slow, 2, *steps), grid(slow, 3, *steps)
     assert [(one.what, one.met) for one in two.targets()] == [
@@ -63,7 +62,7 @@ def test_targets_are_judged_on_two_hosts_and_named_where_nothing_was_measured(sl
         ('100 Mbit, every="auto", int8: computing', False),
     ]
     assert three.targets() == []
-    left = slow.two_hosts_table.missing([two, three], speed.asked())
+    left = slow.grid.missing([two, three], speed.asked())
     assert len(left) == len(speed.TARGETS) - 2
 
 
@@ -75,7 +74,7 @@ def test_a_host_has_cores_of_its_own_where_there_are_enough(slow: Any) -> None:
 
 
 def test_two_hosts_are_held_against_the_sum_of_each_alone(slow: Any) -> None:
-    uneven = slow.slow_uneven
+    uneven = slow.uneven
     alone = uneven.UnevenTurn(300.0, 100.0, 5.0)
     found = uneven.grid(
         {
@@ -86,16 +85,16 @@ def test_two_hosts_are_held_against_the_sum_of_each_alone(slow: Any) -> None:
     )
     assert "3.0 times slower" in found.title
     assert [(one.median, one.met) for one in found.targets()] == [(0.95, True), (0.8, False)]
-    assert slow.two_hosts_table.missing([found], uneven.asked()) == []
-    assert len(slow.two_hosts_table.missing([], uneven.asked())) == 2
+    assert slow.grid.missing([found], uneven.asked()) == []
+    assert len(slow.grid.missing([], uneven.asked())) == 2
 
 
 def test_nothing_is_judged_where_the_slow_host_was_hardly_slower(slow: Any) -> None:
-    uneven = slow.slow_uneven
+    uneven = slow.uneven
     turn = uneven.UnevenTurn(120.0, 100.0, 5.0)
     found = uneven.grid({uneven.SHARES: [(turn, turn)], uneven.SELDOM: [(turn, turn)]})
     assert found.targets() == []
-    assert len(slow.two_hosts_table.missing([found], uneven.asked())) == 2
+    assert len(slow.grid.missing([found], uneven.asked())) == 2
 
 
 def test_a_quota_is_written_for_either_version_of_control_groups(
@@ -125,7 +124,7 @@ def test_a_quota_is_written_for_either_version_of_control_groups(
 
 
 def test_in_equal_time_a_way_makes_the_whole_rounds_that_fit(slow: Any) -> None:
-    losses = slow.slow_losses
+    losses = slow.losses
     parameters = 3_125_000  # exact: 12.5 MB, a second at 100 Mbit
     assert losses.EXACT.step_s(0.1, parameters) == pytest.approx(1.1)
     assert losses.EXACT.steps_in(11.0, 0.1, parameters) == 10
@@ -146,7 +145,7 @@ def test_in_equal_time_a_way_makes_the_whole_rounds_that_fit(slow: Any) -> None:
 def test_losses_are_held_against_the_exact_ones(
     slow: Any, int8: float, seldom: float, verdicts: list[str]
 ) -> None:
-    losses = slow.slow_losses
+    losses = slow.losses
 
     def runs(*found: float) -> list[Any]:
         return [losses.TrainingLoss(loss, 0.1, 10, []) for loss in found]

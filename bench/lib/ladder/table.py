@@ -6,11 +6,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from lib.cells import UNSTEADY, Value
 from lib.ladder.contenders import ASYNC, BOUND, FOUR, STAGES, SYNC, Contender, LadderStage
 from lib.ladder.counts import Count, LadderRound
 from lib.measure import RATIO, Chapter, Measure
-from lib.report import Sheet, ratio_text
+from lib.report import UNSTEADY, Sheet, Value, ratio_text
 
 Rounds = Mapping[Contender, Sequence[LadderRound]]
 COLUMNS = (

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from lib.cells import KB, MB
+from lib.units import KB, MB
 
 AGAIN = "the same again"
 # A gain below this is not worth a setting, whatever the noise.

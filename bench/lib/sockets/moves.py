@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lib.cells import KB, MB
 from lib.sockets.cases import SocketWay
+from lib.units import KB, MB
 
 REGION = 4 * MB
 PATTERN = memoryview(random.Random(4).randbytes(REGION))

@@ -13,10 +13,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from lib.grid import PERCENT, TIMES, Asked, Grid, GridRow
 from lib.hosts import INTERFACE, UNSHAPED, Hosts, HostsFleet, LinkSpeed
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.slow_speed import BATCH, WIDTHS, Contender, Trainers
-from lib.two_hosts_table import PERCENT, TIMES, Asked, Grid, GridRow
+from lib.slow_links.speed import BATCH, WIDTHS, Contender, Trainers
 from wiiiiided.domain.plan import (
     EXACT,
     INT8,
@@ -173,7 +173,7 @@ class PlanAccuracy:
         """On one link after the other."""
         with (
             HostsFleet(self._hosts, _SETTINGS, "train_rank") as fleet,
-            HostsFleet(self._hosts, _SETTINGS, "uneven_rank") as self._data_fleet,
+            HostsFleet(self._hosts, _SETTINGS, "slow_links.uneven_rank") as self._data_fleet,
         ):
             self._trainers = Trainers(self._hosts, fleet)
             self._opened: set[PlannedWay] = set()
@@ -247,9 +247,9 @@ class PlanAccuracy:
 
     def _trial(self) -> tuple[TrialMeasures, TrialMeasures]:
         """Of scripts with a batch for each host, and with one of both."""
-        with HostsFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
+        with HostsFleet(self._hosts, _SETTINGS, "plan_accuracy.rank") as fleet:
             divided = self._script(fleet, True)
-        with HostsFleet(self._hosts, _SETTINGS, "plan_rank") as fleet:
+        with HostsFleet(self._hosts, _SETTINGS, "plan_accuracy.rank") as fleet:
             ranks = self._script(fleet, False)
             gradient_bytes = trial.facts(ranks).gradient_bytes
             request = {"do": "links", "bytes": gradient_bytes, "seconds": _LINKS_S}

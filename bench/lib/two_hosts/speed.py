@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lib.cells import ALL_GATHER, ALL_REDUCE, KB, REDUCE_SCATTER, size_text
+from lib.grid import TIMES_EXACT, Asked, Grid, GridRow
 from lib.hosts import FAST, GIGABIT, UNSHAPED, LinkSpeed
-from lib.net_task import ASYNC, BARRIER, BROADCAST, MANY_BYTES, MANY_CALLS, ONE_BY_ONE, Task
-from lib.two_hosts_rig import BOTH, OURS, Entry, Rig, SideContest, each_side
-from lib.two_hosts_table import (
-    TIMES_EXACT,
-    Asked,
-    Cells,
-    Grid,
-    GridRow,
-    least_bytes,
-    wire_row,
-)
+from lib.one_host.cells import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from lib.two_hosts.cells import Cells, least_bytes, wire_row
+from lib.two_hosts.rig import BOTH, OURS, Entry, Rig, SideContest, each_side
+from lib.two_hosts.task import ASYNC, BARRIER, BROADCAST, MANY_BYTES, MANY_CALLS, ONE_BY_ONE, Task
+from lib.units import KB, size_text
 
 GIGABIT_TO_GLOO, UNSHAPED_TO_GLOO = 1.35, 2.0
 OF_THE_LINK, OVER_THE_LEAST = 0.92, 1.03
@@ -83,7 +77,7 @@ def _wire_grid(what: str, rig: Rig) -> Grid:
 def _against_link(rig: Rig, what: str, link: LinkSpeed, bounds: _Bounds) -> list[GridRow]:
     """Times next to gloo's and to what iperf3's rate allows; then both sides' bytes."""
     task = Task(ALL_REDUCE, rig.plan.nbytes)
-    contest = rig.contest(what, each_side(task), iperf=True)
+    contest = rig.contest(what, each_side(task), with_iperf=True)
     least = least_bytes(task.op, task.nbytes, len(rig.hosts.all))
     cells = Cells(contest)
     cells.times("gloo", "wiiiiide")

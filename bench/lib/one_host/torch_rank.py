@@ -10,9 +10,9 @@ import torch.distributed as dist
 
 import wiiiiided.torch as wide
 from lib import groups, link
-from lib import job as _job
-from lib.cells import ALL_GATHER, ALL_REDUCE, GLOO, MEMCPY, OURS, REDUCE_SCATTER, SHARED
 from lib.link import Message
+from lib.one_host import buffers
+from lib.one_host.cells import ALL_GATHER, ALL_REDUCE, GLOO, MEMCPY, OURS, REDUCE_SCATTER, SHARED
 
 
 class TorchRank:
@@ -21,8 +21,8 @@ class TorchRank:
     def __init__(self) -> None:
         self.rank = groups.join()
         self._groups: dict[str, dist.ProcessGroup] = {}
-        self._jobs = _job.Jobs(self.rank, dist.get_world_size())
-        self._copies = _job.Jobs(rank=0, ranks=1)
+        self._jobs = buffers.Jobs(self.rank, dist.get_world_size())
+        self._copies = buffers.Jobs(rank=0, ranks=1)
 
     def open(self, message: Message) -> Message:
         """Makes a contender usable, or fails with the reason why it is not."""
@@ -47,16 +47,16 @@ class TorchRank:
 
             job = self._jobs.get("shared", op, nbytes, allocate)
         else:
-            job = self._jobs.get("ordinary", op, nbytes, _job.ordinary)
-        return dict(_job.run(job, _call(job, group), message))
+            job = self._jobs.get("ordinary", op, nbytes, buffers.ordinary)
+        return dict(buffers.run(job, _call(job, group), message))
 
     def _memcpy(self, message: Message) -> Message:
         """One core copying the same bytes: about what a single pass over them costs."""
         # To gather from one rank only is to copy, so the same buffers, loop and check serve.
-        job = self._copies.get("memcpy", ALL_GATHER, message["nbytes"], _job.ordinary)
+        job = self._copies.get("memcpy", ALL_GATHER, message["nbytes"], buffers.ordinary)
         target, source = job.target.data_ptr(), job.source.data_ptr()
         nbytes = job.source.nbytes
-        return dict(_job.run(job, lambda: ctypes.memmove(target, source, nbytes), message))
+        return dict(buffers.run(job, lambda: ctypes.memmove(target, source, nbytes), message))
 
     def stop(self, message: Message) -> Message:
         # Buffers before groups: shared ones lie in a segment of their group.
@@ -66,7 +66,7 @@ class TorchRank:
         return {}
 
 
-def _call(job: _job.OperationJob, group: dist.ProcessGroup) -> _job.Call:
+def _call(job: buffers.OperationJob, group: dist.ProcessGroup) -> buffers.Call:
     source, target = job.source, job.target
     if job.op == ALL_REDUCE:
         return lambda: dist.all_reduce(target, group=group)

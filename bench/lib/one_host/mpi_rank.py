@@ -5,13 +5,13 @@ Started under mpirun by lib/fleet.py. Between measurements it waits in lib/link.
 
 from mpi4py import MPI
 
-from lib import job as _job
 from lib import link
-from lib.cells import ALL_REDUCE, REDUCE_SCATTER
 from lib.link import Message
+from lib.one_host import buffers
+from lib.one_host.cells import ALL_REDUCE, REDUCE_SCATTER
 
 
-def _call(job: _job.OperationJob) -> _job.Call:
+def _call(job: buffers.OperationJob) -> buffers.Call:
     world = MPI.COMM_WORLD
     # The same memory a tensor has: numpy would ask the kernel for huge pages of its own accord.
     source, target = job.source.numpy(), job.target.numpy()
@@ -28,11 +28,11 @@ class MpiRank:
     def __init__(self) -> None:
         world = MPI.COMM_WORLD
         self.rank: int = world.Get_rank()
-        self._jobs = _job.Jobs(self.rank, world.Get_size())
+        self._jobs = buffers.Jobs(self.rank, world.Get_size())
 
     def measure(self, message: Message) -> Message:
-        job = self._jobs.get("ordinary", message["op"], message["nbytes"], _job.ordinary)
-        return dict(_job.run(job, _call(job), message))
+        job = self._jobs.get("ordinary", message["op"], message["nbytes"], buffers.ordinary)
+        return dict(buffers.run(job, _call(job), message))
 
     def stop(self, message: Message) -> Message:
         return {}

@@ -3,9 +3,9 @@
     fast alone   ▏1200 samples/s ▕                both, every step     each takes its share
     slow alone   ▏ 400 ▕                          both, every 16       each makes its own steps
 
-A control group's quota makes the slow host (lib/cpu_quota.py). Each alone is measured while the
-other trains an unconnected copy. Shares and steps follow speeds that are measured for a minute, so
-contenders train for longer than that before they are measured.
+A control group's quota makes the slow host (lib/slow_links/cpu_quota.py). Each alone is measured
+while the other trains an unconnected copy. Shares and steps follow speeds that are measured for a
+minute, so contenders train for longer than that before they are measured.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lib.cpu_quota import CpuQuota
+from lib.grid import PERCENT, Asked, Grid, GridRow
 from lib.hosts import GIGABIT, INTERFACE, Hosts, HostsFleet
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.two_hosts_table import PERCENT, Asked, Grid, GridRow
+from lib.slow_links.cpu_quota import CpuQuota
 
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters
 SLOW_SHARE = 1 / 3
@@ -32,7 +32,7 @@ _EVEN_WITHIN = 0.05
 
 @dataclass(frozen=True)
 class Together:
-    """A way to train on both hosts, as lib/uneven_rank.py calls it."""
+    """A way to train on both hosts, as lib/slow_links/uneven_rank.py calls it."""
 
     name: str
     way: str
@@ -84,7 +84,7 @@ class Uneven:
         with (
             Hosts([1, 1], pinned=True) as hosts,
             closing(CpuQuota(SLOW_SHARE)) as quota,
-            HostsFleet(hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "uneven_rank") as fleet,
+            HostsFleet(hosts, {"GLOO_SOCKET_IFNAME": INTERFACE}, "slow_links.uneven_rank") as fleet,
         ):
             self._fleet = fleet
             quota.take(fleet.pids[1:])

@@ -18,8 +18,8 @@ import torch.distributed as dist
 
 from lib import link, proc
 from lib.link import Message
-from lib.net_job import TaskJob
-from lib.net_task import Task
+from lib.two_hosts.buffers import TaskJob
+from lib.two_hosts.task import Task
 
 # Shorter than the measuring program's own patience, so that the rank says what went wrong.
 _TIMEOUT = timedelta(seconds=120)

@@ -1,8 +1,8 @@
 """One operation's buffers on one rank: fresh data before every call, and the check of the result.
 
-Data must be like gradients to a codec, so whole numbers in a pattern (lib/job.py) will not do.
-Noise is summed in another order by every backend: sums are held against one in double precision,
-within what rounding may do, and all ranks must have the same bits.
+Data must be like gradients to a codec, so whole numbers in a pattern (lib/one_host/buffers.py) will
+not do. Noise is summed in another order by every backend: sums are held against one in double
+precision, within what rounding may do, and all ranks must have the same bits.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from lib.cells import ALL_GATHER, ALL_REDUCE, FLOAT_BYTES, REDUCE_SCATTER
-from lib.job import WrongResult
-from lib.net_task import (
+from lib.one_host.buffers import WrongResult
+from lib.one_host.cells import ALL_GATHER, ALL_REDUCE, FLOAT_BYTES, REDUCE_SCATTER
+from lib.two_hosts.task import (
     ASYNC,
     BARRIER,
     BROADCAST,

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from lib import net_iperf
 from lib.fleet import FleetError, FleetLost, RankFailed
 from lib.hosts import INTERFACE, Hosts, HostsFleet, LinkSpeed, Traffic
-from lib.net_iperf import Rate
-from lib.net_task import Task
+from lib.two_hosts import iperf
+from lib.two_hosts.iperf import Rate
+from lib.two_hosts.task import Task
 
 _OPEN_SECONDS = 150.0
 _MOST_CALLS = 4096
@@ -126,20 +126,22 @@ class Rig:
     def start(self, side: Side) -> HostsFleet:
         """New ranks of a side, which have not joined each other yet."""
         self._say(f"starting {side.label}")
-        fleet = HostsFleet(self.hosts, side.environment, "net_rank")
+        fleet = HostsFleet(self.hosts, side.environment, "two_hosts.rank")
         self._fleets[side] = fleet
         return fleet
 
-    def contest(self, what: str, entries: Mapping[str, Entry], iperf: bool = False) -> SideContest:
+    def contest(
+        self, what: str, entries: Mapping[str, Entry], with_iperf: bool = False
+    ) -> SideContest:
         """Measures all entries in turns."""
         sides = dict.fromkeys(entry.side for entry in entries.values())
         here = [side for side in sides if self._ready(side) and self._prepare(side, what, entries)]
         ready = {name: entry for name, entry in entries.items() if entry.side in here}
         calls = self._first_calls(what, ready)
         result = SideContest({name: [] for name in calls})
-        iperf = iperf and net_iperf.absent() is None
+        with_iperf = with_iperf and iperf.absent() is None
         for number in range(self.plan.rounds):
-            order = [*result.turns, *([_IPERF] if iperf else [])]
+            order = [*result.turns, *([_IPERF] if with_iperf else [])]
             turn = number % max(len(order), 1)
             for name in order[turn:] + order[:turn]:
                 self._say(f"{what}: {name}, round {number + 1}")
@@ -252,7 +254,7 @@ class Rig:
         pairs = list(zip(hosts, hosts[1:] + hosts[:1], strict=True))[: None if hosts[2:] else 1]
         streams = max(host.ranks for host in hosts)
         try:
-            rates = [net_iperf.measure(*pair, streams, self.plan.iperf_seconds) for pair in pairs]
+            rates = [iperf.measure(*pair, streams, self.plan.iperf_seconds) for pair in pairs]
         except FleetError as problem:
             self.failed = True
             self.notes.append(str(problem))

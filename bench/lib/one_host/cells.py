@@ -1,4 +1,4 @@
-"""The measurements and their targets: the operations, sizes, contenders and targets.
+"""What one_host.py measures: operations, sizes and contenders, and the targets.
 
 The targets are data so that a reader can check them against the results without reading code.
 """
@@ -6,10 +6,10 @@ The targets are data so that a reader can check them against the results without
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-KB, MB = 1024, 1024 * 1024
+from lib.report import Value
+from lib.units import KB, MB, size_text
+
 FLOAT_BYTES = 4
-# Rounds further apart than this factor say little in either direction.
-UNSTEADY = 3.0
 
 GLOO, MPI, OURS, SHARED, MEMCPY = "gloo", "mpi", "wiiiiide", "shared", "memcpy"
 CONTENDERS = (GLOO, MPI, OURS, SHARED, MEMCPY)
@@ -33,7 +33,7 @@ SCATTER_RANKS = 2
 
 
 @dataclass(frozen=True)
-class CellPlace:
+class OneHostCell:
     """One place in the table."""
 
     op: str
@@ -46,25 +46,12 @@ class CellPlace:
 
 
 @dataclass(frozen=True)
-class Value:
-    """A measured value: the median over rounds, and the least and most of them."""
-
-    median: float
-    low: float
-    high: float
-
-    @property
-    def steady(self) -> bool:
-        return self.high <= UNSTEADY * self.low
-
-
-@dataclass(frozen=True)
 class SpeedTarget:
     """`contender` is to be at least `factor` times as fast as `against`."""
 
     contender: str
     against: str
-    cell: CellPlace
+    cell: OneHostCell
     factor: float
 
 
@@ -97,7 +84,7 @@ class Outcome:
 
 
 def _to_gloo(op: str, ranks: int, nbytes: int, factor: float, contender: str = OURS) -> SpeedTarget:
-    return SpeedTarget(contender, GLOO, CellPlace(op, ranks, nbytes), factor)
+    return SpeedTarget(contender, GLOO, OneHostCell(op, ranks, nbytes), factor)
 
 
 GLOO_TARGETS = (
@@ -118,14 +105,14 @@ MPI_FROM = 1 * MB
 MPI_FACTORS: Mapping[str, float] = {OURS: 1 / 1.2, SHARED: 1.0}
 
 
-def targets_of(cell: CellPlace) -> list[SpeedTarget]:
+def targets_of(cell: OneHostCell) -> list[SpeedTarget]:
     found = [target for target in GLOO_TARGETS if target.cell == cell]
     if cell.nbytes >= MPI_FROM:
         found += [SpeedTarget(who, MPI, cell, factor) for who, factor in MPI_FACTORS.items()]
     return found
 
 
-def outcomes(cell: CellPlace, times: Mapping[str, Value]) -> list[Outcome]:
+def outcomes(cell: OneHostCell, times: Mapping[str, Value]) -> list[Outcome]:
     """The cell's targets against measured times; a contender not measured has no outcome."""
     found = []
     for target in targets_of(cell):
@@ -136,19 +123,12 @@ def outcomes(cell: CellPlace, times: Mapping[str, Value]) -> list[Outcome]:
     return found
 
 
-def cells_for(ranks: int, sizes: Iterable[int], scatter_sizes: Iterable[int]) -> list[CellPlace]:
-    cells = [CellPlace(ALL_REDUCE, ranks, nbytes) for nbytes in sizes]
+def cells_for(ranks: int, sizes: Iterable[int], scatter_sizes: Iterable[int]) -> list[OneHostCell]:
+    cells = [OneHostCell(ALL_REDUCE, ranks, nbytes) for nbytes in sizes]
     if ranks == SCATTER_RANKS:
         for op in (REDUCE_SCATTER, ALL_GATHER):
-            cells += [CellPlace(op, ranks, nbytes) for nbytes in scatter_sizes]
+            cells += [OneHostCell(op, ranks, nbytes) for nbytes in scatter_sizes]
     return cells
-
-
-def size_text(nbytes: int) -> str:
-    for unit, name in ((MB, "MB"), (KB, "KB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes} B"
 
 
 def parse_size(text: str) -> int:

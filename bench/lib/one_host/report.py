@@ -4,9 +4,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lib import cells
-from lib.cells import GLOO, LABELS, MPI, OURS, SHARED, CellPlace, Value
-from lib.report import BenchResult, Sheet, ratio_text, value_text
+from lib.one_host import cells
+from lib.one_host.cells import GLOO, LABELS, MPI, OURS, SHARED, OneHostCell
+from lib.report import BenchResult, Sheet, Value, ratio_text, value_text
+from lib.units import size_text
 
 
 class CallTimes(NamedTuple):
@@ -16,7 +17,7 @@ class CallTimes(NamedTuple):
     mean: float
 
 
-Taken = dict[CellPlace, dict[str, list[CallTimes]]]
+Taken = dict[OneHostCell, dict[str, list[CallTimes]]]
 
 METHOD = (
     "float32, sum. Contenders take turns in {rounds} rounds within one run; a call's time is that"
@@ -39,17 +40,17 @@ def _ratio(values: Mapping[str, Value], contender: str, against: str) -> float |
     return values[against].median / values[contender].median
 
 
-def _row(cell: CellPlace, values: Mapping[str, Value]) -> list[str]:
+def _row(cell: OneHostCell, values: Mapping[str, Value]) -> list[str]:
     ratios = [
         "\n".join(ratio_text(_ratio(values, contender, against)) for contender in (OURS, SHARED))
         for against in (GLOO, MPI)
     ]
     reached = "\n".join(outcome.text for outcome in cells.outcomes(cell, values))
     times = [value_text(values.get(contender)) for contender in cells.CONTENDERS]
-    return [cells.size_text(cell.nbytes), *times, *ratios, reached]
+    return [size_text(cell.nbytes), *times, *ratios, reached]
 
 
-def sheets(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[Sheet]:
+def sheets(values: Mapping[OneHostCell, Mapping[str, Value]]) -> list[Sheet]:
     both = f"{LABELS[OURS]}\n{LABELS[SHARED]}"
     columns = ["size", *(LABELS[contender] for contender in cells.CONTENDERS)]
     columns += [f"{both}\nto gloo", f"{both}\nto Open MPI", "targets"]
@@ -61,7 +62,7 @@ def sheets(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[Sheet]:
     return list(made.values())
 
 
-def _data(taken: Taken, values: Mapping[CellPlace, Mapping[str, Value]]) -> dict[str, Any]:
+def _data(taken: Taken, values: Mapping[OneHostCell, Mapping[str, Value]]) -> dict[str, Any]:
     listed = []
     for cell, by_contender in values.items():
         listed.append(
@@ -95,7 +96,7 @@ def _data(taken: Taken, values: Mapping[CellPlace, Mapping[str, Value]]) -> dict
     return {"cells": listed}
 
 
-def _unsteady_notes(values: Mapping[CellPlace, Mapping[str, Value]]) -> list[str]:
+def _unsteady_notes(values: Mapping[OneHostCell, Mapping[str, Value]]) -> list[str]:
     """Something else ran meanwhile, most likely: a contender that spins suffers most from that."""
     notes = []
     for contender in cells.CONTENDERS:

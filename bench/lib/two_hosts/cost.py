@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from lib.cells import ALL_GATHER, ALL_REDUCE, MB, REDUCE_SCATTER, size_text
 from lib.fleet import FleetError
+from lib.grid import COST, MEBIBYTES, TIMES_EXACT, Asked, Grid, GridRow
 from lib.hosts import FAST, GIGABIT, UNSHAPED
-from lib.net_memory import Watch
-from lib.net_task import NOISE, SPARSE, Task
-from lib.two_hosts_rig import BOTH, OURS, Entry, Rig, Side, SideContest, with_setting
-from lib.two_hosts_table import (
-    COST,
-    MEBIBYTES,
-    TIMES_EXACT,
-    Asked,
-    Cells,
-    Grid,
-    GridRow,
-    bytes_to,
-    least_bytes,
-)
+from lib.one_host.cells import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from lib.two_hosts.cells import Cells, bytes_to, least_bytes
+from lib.two_hosts.memory import Watch
+from lib.two_hosts.rig import BOTH, OURS, Entry, Rig, Side, SideContest, with_setting
+from lib.two_hosts.task import NOISE, SPARSE, Task
+from lib.units import MB, size_text
 
 SPARSE_GAIN, NOISE_COST = 3.0, 0.98
 MEMORY_BYTES = 64 * MB

@@ -14,10 +14,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lib.fleet import FleetError
+from lib.grid import NUMBER, PERCENT, TIMES, Asked, Grid, GridRow
 from lib.hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, HostsFleet, LinkSpeed
 from lib.measure import RATE, Measure, MeasureUnit
-from lib.slow_uneven import SHARES, UnevenPlan
-from lib.two_hosts_table import NUMBER, PERCENT, TIMES, Asked, Grid, GridRow
+from lib.slow_links.uneven import SHARES, UnevenPlan
 from wiiiiided.train.round_length import MOST
 
 MEGABYTES = MeasureUnit("bytes", lambda amount: f"{amount / 1e6:.2f} MB")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from lib.cells import KB, size_text
+from lib.units import KB, size_text
 
 BROADCAST, BARRIER = "broadcast", "barrier"
 # Many small all_reduces: each waited for at once, or all of them at the end.

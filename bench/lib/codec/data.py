@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from lib.cells import MB
 from lib.machine import ROOT
+from lib.units import MB
 
 NBYTES = 8 * MB  # of each kind: more than the second-level cache, as a gradient is
 _FLOATS = NBYTES // 4

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import torch
 
-from lib.cells import ALL_GATHER, ALL_REDUCE, FLOAT_BYTES, REDUCE_SCATTER
+from lib.one_host.cells import ALL_GATHER, ALL_REDUCE, FLOAT_BYTES, REDUCE_SCATTER
 
 # A prime, so that no chunk or page boundary falls together with the pattern's.
 _PERIOD = 1021

@@ -1,7 +1,7 @@
 """A rank of a trial as `wiiiiide plan` makes them: a script on one machine alone, then the links.
 
 The script has a batch of its own (lib/train_rank.py), or takes its part of one of all hosts
-(lib/uneven_rank.py), which alone is all of it.
+(lib/slow_links/uneven_rank.py), which alone is all of it.
 
 Started by lib/hosts.py; waits for messages from plan.py. Steps are watched by
 wiiiiided.torch.step_probe and links timed by wiiiiided.torch.link_probe, the program's own parts;
@@ -18,8 +18,9 @@ import torch
 import torch.distributed as dist
 
 import wiiiiided.torch as wide
-from lib import groups, link, train_rank, uneven_rank
+from lib import groups, link, train_rank
 from lib.link import Message
+from lib.slow_links import uneven_rank
 from wiiiiided.domain.plan import RankLine, read_line
 from wiiiiided.torch import link_probe
 from wiiiiided.torch.step_probe import StepProbe

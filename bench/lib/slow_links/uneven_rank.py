@@ -1,6 +1,6 @@
 """A rank on a host that may be slower than the others; says how many samples it trained, how long.
 
-Started by lib/hosts.py; waits for messages from slow_links.py (lib/slow_uneven.py).
+Started by lib/hosts.py; waits for messages from slow_links.py (lib/slow_links/uneven.py).
 """
 
 import itertools
