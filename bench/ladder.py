@@ -12,7 +12,7 @@ from lib import machine, program, report
 from lib.fleet import FleetError, free_port
 from lib.ladder import table
 from lib.ladder.contenders import CONTENDERS, Contender, LadderStage
-from lib.ladder.counts import NEVER, LadderRound, Place
+from lib.ladder.counts import NEVER, LadderRound, NodeSetup
 from lib.ladder.processes import NODE, SERVER, Processes
 from lib.report import BenchResult, console
 
@@ -43,8 +43,8 @@ def _round(contender: Contender, nodes: int, seconds: float) -> LadderRound:
             server = processes.start(SERVER, contender, nodes)
             (port,) = processes.hear([server], _START_SECONDS)
         last_step = processes.shared_word(NEVER)
-        places = [Place(number, nodes, port, last_step) for number in range(nodes)]
-        lines = [processes.start(NODE, contender, place) for place in places]
+        setups = [NodeSetup(number, nodes, port, last_step) for number in range(nodes)]
+        lines = [processes.start(NODE, contender, setup) for setup in setups]
         processes.hear(lines, _START_SECONDS)
         before = 0.0 if server is None else processes.cpu_seconds(server)
         for line in lines:

@@ -60,8 +60,8 @@ def _sample(
         "payload": chapter.payload,
         "seconds": share * (_TRIP_S if chapter.form == "trips" else _URGENT_S),
     }
-    (door,) = ends.ask({**asked, "do": "listen"}, only=[0])
-    received, sent = ends.ask({**asked, "do": "move", **door})
+    (listener,) = ends.ask({**asked, "do": "listen"}, only=[0])
+    received, sent = ends.ask({**asked, "do": "move", **listener})
     if not (sent.get("right", True) and received["right"]):
         raise FleetError(f"{chapter.title}, {way.label}: the bytes that arrived are not those sent")
     granted = [sent["granted"][0], received["granted"][1]]

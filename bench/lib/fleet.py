@@ -155,8 +155,8 @@ class Fleet:
             if launcher:
                 starts = [([*launcher, *rank_command], common)]
             else:
-                places = [self._pretend(rank) for rank in range(self.ranks)]
-                starts = [(rank_command, common | place) for place in places]
+                each = [self._identity(rank) for rank in range(self.ranks)]
+                starts = [(rank_command, common | own) for own in each]
             for words, environment in starts:
                 self._processes.append(
                     subprocess.Popen(
@@ -171,10 +171,10 @@ class Fleet:
                 )
             self._accept(listener)
 
-    def _pretend(self, rank: int) -> dict[str, str]:
+    def _identity(self, rank: int) -> dict[str, str]:
         here = self.ranks // self._pretended
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank % here)}
-        return place | ({"WIIIIIDE_HOST_ID": str(rank // here)} if self._pretended > 1 else {})
+        own = {"RANK": str(rank), "LOCAL_RANK": str(rank % here)}
+        return own | ({"WIIIIIDE_HOST_ID": str(rank // here)} if self._pretended > 1 else {})
 
     def _accept(self, listener: socket.socket) -> None:
         listener.settimeout(0.2)

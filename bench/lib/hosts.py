@@ -177,7 +177,7 @@ class HostsFleet(Fleet):
                 host.inside(rank_program(self._program)),
                 env=_surroundings()
                 | {"PYTHONPATH": str(HERE)}
-                | self._place(rank, port)
+                | self._environment(rank, port)
                 | self._settings
                 | own,
                 pass_fds=[theirs.fileno()],
@@ -189,7 +189,7 @@ class HostsFleet(Fleet):
         self._processes.append(process)
         self._pidfds.append(os.pidfd_open(process.pid))
 
-    def _place(self, rank: int, port: int) -> dict[str, str]:
+    def _environment(self, rank: int, port: int) -> dict[str, str]:
         """The environment torchrun would give this rank."""
         hosts = self._hosts
         host = hosts.placement[rank]

@@ -14,7 +14,7 @@ from lib.link import Message
 from lib.proc import pss_bytes
 
 # Work that opening a group still has to finish is no cost of an idle group.
-_SETTLE_SECONDS = 0.5
+_PAUSE_SECONDS = 0.5
 
 
 def _segments() -> dict[str, int]:
@@ -49,7 +49,7 @@ class IdleRank:
 
     def rest(self, message: Message) -> Message:
         """The processor time of all of this process's threads while it only sleeps."""
-        time.sleep(_SETTLE_SECONDS)
+        time.sleep(_PAUSE_SECONDS)
         begin = time.process_time()
         time.sleep(message["seconds"])
         return {"cpu_seconds": time.process_time() - begin}

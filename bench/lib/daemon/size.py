@@ -25,7 +25,7 @@ DAEMON_BYTES, SHIM_BYTES, IDLE_SHARE = 50e6, 15e6, 0.003
 SHIM_RANKS = (1, 2, 16)
 WATCHDOG_S = 30.0  # as systemd/wiiiiided.service has it
 # A second after a change the daemon tells its status and prunes; that is not idling.
-_SETTLE_S = 2.0
+_AFTER_CHANGE_S = 2.0
 
 
 def _memory(pid: int) -> Any:
@@ -46,7 +46,7 @@ def small(rounds: int) -> Chapter:
     shims: dict[int, list[Any]] = {ranks: [] for ranks in SHIM_RANKS}
     for _ in range(rounds):
         with MeasuredDaemon() as daemon:
-            time.sleep(_SETTLE_S)
+            time.sleep(_AFTER_CHANGE_S)
             idle.append(_memory(daemon.pid))
             for ranks, found in shims.items():
                 job = daemon.sleeping(ranks)
@@ -112,7 +112,7 @@ def idle(queued: MeasuredDaemon, jobs: int, seconds: float, rounds: int) -> Chap
         )
         pids = {what: daemon.pid for what, daemon in daemons.items()}
         pids["shim, 2 idle ranks"] = busy.shim(job)
-        manager.listen(_SETTLE_S)
+        manager.listen(_AFTER_CHANGE_S)
         shares: dict[str, list[float]] = {what: [] for what in pids}
         for _ in range(rounds):
             for what, share in _shares(pids, seconds / rounds, manager).items():

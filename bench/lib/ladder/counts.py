@@ -1,4 +1,4 @@
-"""Messages between the benchmark and its processes: a node's place, and what it counted."""
+"""Messages between the benchmark and its processes: a node's setup, and what it counted."""
 
 from collections.abc import Sequence
 from ctypes import c_long
@@ -9,8 +9,8 @@ READY = "ready"
 
 
 @dataclass(frozen=True)
-class Place:
-    """Which of the nodes this is, and where they meet.
+class NodeSetup:
+    """Which of the nodes this is, and where they find each other.
 
     `last_step` is in memory that all nodes share: those that go together end together.
     """

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from lib.ladder.channel import Costs
 from lib.ladder.contenders import Contender, LadderStage
-from lib.ladder.counts import READY, Count, Place
+from lib.ladder.counts import READY, Count, NodeSetup
 from lib.ladder.rank import LadderRank
 from lib.ladder.stage_node import StageNode
 
@@ -35,13 +35,13 @@ class LadderTrainer(Protocol):
     def close(self) -> None: ...
 
 
-def run(contender: Contender, place: Place, control: Connection) -> None:
+def run(contender: Contender, setup: NodeSetup, control: Connection) -> None:
     torch.set_num_threads(1)
     trainer: LadderTrainer
     if isinstance(contender, LadderStage):
-        trainer = StageNode(contender, place.port)
+        trainer = StageNode(contender, setup.port)
     else:
-        trainer = LadderRank(contender, place)
+        trainer = LadderRank(contender, setup)
     for _ in range(_WARM_UP_STEPS):
         trainer.step()
     control.send(READY)

@@ -13,17 +13,17 @@ import wiiiiided.torch as wide
 from lib.ladder import work
 from lib.ladder.channel import Costs
 from lib.ladder.contenders import Ranks
-from lib.ladder.counts import NEVER, Place
+from lib.ladder.counts import NEVER, NodeSetup
 
 
 class LadderRank:
     """One rank with its model, its optimizer and its own order of the batches."""
 
-    def __init__(self, way: Ranks, place: Place) -> None:
+    def __init__(self, way: Ranks, setup: NodeSetup) -> None:
         self.backwards = way.backwards
-        self._way, self._place = way, place
+        self._way, self._setup = way, setup
         if way.backend is not None:
-            _join(way.backend, place)
+            _join(way.backend, setup)
         self._network = work.network()
         self._optimizer = work.optimizer(self._network)
         self._model: nn.Module = self._network
@@ -34,7 +34,7 @@ class LadderRank:
         elif way.backend is not None:
             wide.parallel(self._network, self._optimizer)
         mine = work.batches()
-        first = place.number * len(mine) // place.nodes
+        first = setup.number * len(mine) // setup.nodes
         self._batches = itertools.cycle(mine[first:] + mine[:first])
         self._step, self._backward_s = 0, 0.0
 
@@ -53,7 +53,7 @@ class LadderRank:
             while time.monotonic() < end:
                 yield
             return
-        last, leads = self._place.last_step, self._place.number == 0
+        last, leads = self._setup.last_step, self._setup.number == 0
         while self._step < last.value:
             # No rank ends a step without the leader, so none has gone on to the next one yet.
             if leads and last.value == NEVER and time.monotonic() >= end:
@@ -77,13 +77,13 @@ class LadderRank:
         return self._backward_s if self._way.backend == "gloo" else wide.stats().exchange_s
 
 
-def _join(backend: str, place: Place) -> None:
+def _join(backend: str, setup: NodeSetup) -> None:
     os.environ.update(
-        RANK=str(place.number),
-        LOCAL_RANK=str(place.number),
-        WORLD_SIZE=str(place.nodes),
+        RANK=str(setup.number),
+        LOCAL_RANK=str(setup.number),
+        WORLD_SIZE=str(setup.nodes),
         MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(place.port),
+        MASTER_PORT=str(setup.port),
         GLOO_SOCKET_IFNAME="lo",
     )
     dist.init_process_group(backend)

@@ -46,7 +46,7 @@ RANKS = 8
 WATCHERS = {"nobody watches": None, "one watcher at 1 s": 1.0, "one watcher at 0.25 s": 0.25}
 # Of the pictures that were due, so many must have come: with fewer, something else was measured.
 ENOUGH = 0.5
-TOP_SETTLE_S = 3.0  # its imports and its first whole screen are not what is asked about
+TOP_START_S = 3.0  # its imports and its first whole screen are not what is asked about
 METHOD = (
     "Watching: the processor time (utime + stime, or schedstat where that is more) of a process"
     " over {seconds:g} s in {parts} parts, after its start. `wiiiiide top -i 1` runs in a pty of"
@@ -61,7 +61,7 @@ METHOD = (
 class WatchPlan:
     seconds: float = 30.0
     parts: int = 3
-    settle_s: float = 16.0  # the daemon looks at a rank's memory oftener in its first 15 s
+    wait_s: float = 16.0  # the daemon looks at a rank's memory oftener in its first 15 s
 
     @property
     def part_s(self) -> float:
@@ -105,7 +105,7 @@ def _top(plan: WatchPlan, nodes: int, asked: float | None) -> Measure:
     what = f"top, {nodes} nodes, {JOBS} jobs, once a second"
     with _pretended(nodes) as home, _on_terminal(home) as top:
         until(lambda: top.frames > 1, "top draws what it is told")
-        time.sleep(TOP_SETTLE_S)
+        time.sleep(TOP_START_S)
         before = top.frames
         parts = range(plan.parts)
         shares = [_share(top.pid, lambda: time.sleep(plan.part_s)) for _ in parts]
@@ -216,9 +216,9 @@ def _say(link: socket.socket, answer: m.Answer | m.Hello) -> None:
     link.sendall(frame(MESSAGE, m.encode(answer)))
 
 
-def _wave(place: int, number: int) -> float:
+def _wave(index: int, number: int) -> float:
     """Between 0 and 1, and elsewhere in every picture."""
-    return 0.5 + 0.5 * math.sin(1.7 * number + place)
+    return 0.5 + 0.5 * math.sin(1.7 * number + index)
 
 
 def _samples(w: float) -> float:
@@ -235,33 +235,33 @@ def _rates(w: float) -> Rates:
 
 
 def _picture(number: int, nodes: int, every_s: float) -> m.Snapshot:
-    names = [f"node-{place:03}" for place in range(nodes)]
+    names = [f"node-{index:03}" for index in range(nodes)]
     share = nodes // JOBS
     jobs = [
-        _job(place, number, tuple(names[place * share : (place + 1) * share]))
-        for place in range(JOBS)
+        _job(index, number, tuple(names[index * share : (index + 1) * share]))
+        for index in range(JOBS)
     ]
-    shown = [_node(place, number, name, place // share) for place, name in enumerate(names)]
+    shown = [_node(index, number, name, index // share) for index, name in enumerate(names)]
     return m.Snapshot(time.time(), every_s, "lab", tuple(shown), tuple(jobs))
 
 
-def _node(place: int, number: int, name: str, job: int) -> NodeNow:
-    w, past = _wave(place, number), range(number - HISTORY + 1, number + 1)
+def _node(index: int, number: int, name: str, job: int) -> NodeNow:
+    w, past = _wave(index, number), range(number - HISTORY + 1, number + 1)
     return NodeNow(
-        name=name, state="ok" if place else "slow", note="" if place else "swapping",
-        coordinator=place == 0, cores=8, memory=16 << 30, cpu=w, memory_used=0.3 + 0.5 * w,
+        name=name, state="ok" if index else "slow", note="" if index else "swapping",
+        coordinator=index == 0, cores=8, memory=16 << 30, cpu=w, memory_used=0.3 + 0.5 * w,
         rates=_rates(w), codec="lz4", codec_why="the link is slower than the codec",
         jobs=(FIRST_JOB + job,), unit="samples/s",
-        history=tuple(_samples(_wave(place, then)) for then in past),
+        history=tuple(_samples(_wave(index, then)) for then in past),
     )  # fmt: skip
 
 
-def _job(place: int, number: int, nodes: tuple[str, ...]) -> m.JobRow:
+def _job(index: int, number: int, nodes: tuple[str, ...]) -> m.JobRow:
     """Has one rank a node; the first job has a straggler too."""
-    w, step, now = _wave(place, number), 1000 + 3 * number + place, time.time()
-    ident = FIRST_JOB + place
+    w, step, now = _wave(index, number), 1000 + 3 * number + index, time.time()
+    ident = FIRST_JOB + index
     view = m.JobView(
-        id=ident, name=f"digits-{place}", state="running", owner="ada", priority=50,
+        id=ident, name=f"digits-{index}", state="running", owner="ada", priority=50,
         submitted_at=now - 4000, started_at=now - 3600 - 61 * number, ended_at=None,
         attempt=1, attempts=4, nodes=nodes, workers=len(nodes), code=None,
         why=f"runs on {len(nodes)} nodes",
@@ -274,7 +274,7 @@ def _job(place: int, number: int, nodes: tuple[str, ...]) -> m.JobRow:
     doing = JobNow(
         id=ident, rates=_rates(w), step=step, total=23_460, loss=0.4 + w, eta_s=4000 + 500 * w,
         memory=int(3e9 + 1e9 * w), ranks=ranks,
-        straggler=None if place else Straggler(0, nodes[0], 0.1 + 0.5 * w, late),
+        straggler=None if index else Straggler(0, nodes[0], 0.1 + 0.5 * w, late),
     )  # fmt: skip
     return m.JobRow(view, doing)
 
@@ -314,7 +314,7 @@ def _daemon(plan: WatchPlan) -> list[Measure]:
         source = f"{inspect.getsource(_count)}\n{_count.__name__}()"
         job = daemon.queue(["python", "-c", source], RANKS)
         until(lambda: _all_count(daemon, job), "the daemon sees all ranks count")
-        time.sleep(plan.settle_s)
+        time.sleep(plan.wait_s)
         for _ in range(plan.parts):
             for who, every_s in WATCHERS.items():
                 shares[who].append(_watched(daemon, every_s, plan.part_s))

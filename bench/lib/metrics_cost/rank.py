@@ -26,7 +26,7 @@ from wiiiiided.torch import progress
 
 MODES = ("off", "on", "verbose")
 WIDTH, BATCH = 512, 64
-SETTLE_S = 0.3  # after a switch: a sampler that wakes up has something to catch up with
+PAUSE_S = 0.3  # after a switch: a sampler that wakes up has something to catch up with
 
 
 class SmallTraining:
@@ -64,7 +64,7 @@ def switch(mode: str, watchers: list[int]) -> None:
     if dist.get_rank() == 0:
         for pid in watchers:
             os.kill(pid, signal.SIGSTOP if mode == "off" else signal.SIGCONT)
-        time.sleep(SETTLE_S)
+        time.sleep(PAUSE_S)
     dist.barrier()
 
 

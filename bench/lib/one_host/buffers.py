@@ -30,7 +30,7 @@ class WrongResult(Exception):
 
 
 class Pattern:
-    """Small whole numbers that differ by place and rank: their float32 sums are exact."""
+    """Small whole numbers that differ by position and rank: their float32 sums are exact."""
 
     def __init__(self) -> None:
         self._tile = torch.empty(0)

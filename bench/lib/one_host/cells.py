@@ -34,7 +34,7 @@ SCATTER_RANKS = 2
 
 @dataclass(frozen=True)
 class OneHostCell:
-    """One place in the table."""
+    """One row of a table."""
 
     op: str
     ranks: int

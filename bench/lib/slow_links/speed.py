@@ -25,7 +25,7 @@ BATCH = 16  # samples of a rank and step, in lib/train_rank.py
 WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters: 26 MB of gradients
 _PATIENCE_S = 600.0
 # Rounds that every="auto" takes to find its length: it sees a new link in the third, by the median.
-_SETTLE_LEAST, _SETTLE_MOST, _SETTLE_SECONDS = 4, 16, 60.0
+_LEAST_ROUNDS, _MOST_ROUNDS, _LENGTH_SECONDS = 4, 16, 60.0
 _EXACT = "exact"
 
 
@@ -212,7 +212,7 @@ class SlowLinks:
 
     def __init__(self, hosts: Hosts, turn_seconds: float, say: Callable[[str], None]) -> None:
         self._hosts, self._turn_seconds, self._say = hosts, turn_seconds, say
-        self._settled: dict[Contender, int] = {}
+        self._lengths: dict[Contender, int] = {}
 
     def run(self, stages: Sequence[LinkRounds], show: Callable[[Grid], None]) -> Speed:
         """Measures on one link after the other, from the fastest to the slowest."""
@@ -223,7 +223,7 @@ class SlowLinks:
             for stage in stages:
                 self._hosts.shape(stage.link.rate)
                 if AUTO in stage.contenders:
-                    speed.notes.append(self._settle(stage.link))
+                    speed.notes.append(self._find_length(stage.link))
                 speed.grids.append(self._grid(stage, self._rounds(stage)))
                 show(speed.grids[-1])
         return speed
@@ -246,15 +246,15 @@ class SlowLinks:
     def _many(self) -> str:
         return f"{len(self._ranks)} hosts"
 
-    def _settle(self, link: LinkSpeed) -> str:
+    def _find_length(self, link: LinkSpeed) -> str:
         """Lets every="auto" find its length; says how it went."""
-        lengths, taken_s = [self._settled.get(AUTO, 1)], 0.0
-        while len(lengths) <= _SETTLE_MOST and taken_s < _SETTLE_SECONDS:
+        lengths, taken_s = [self._lengths.get(AUTO, 1)], 0.0
+        while len(lengths) <= _MOST_ROUNDS and taken_s < _LENGTH_SECONDS:
             self._say(f'{self._many}, {link.name}: every="auto" is at {lengths[-1]}')
             turn = self._turn(AUTO, lengths[-1])
             taken_s += turn.step_s * lengths[-1]
             lengths.append(turn.every)
-            stays = lengths[-1] == lengths[-2] and len(lengths) > _SETTLE_LEAST
+            stays = lengths[-1] == lengths[-2] and len(lengths) > _LEAST_ROUNDS
             if stays or lengths[-1] == MOST:
                 break
         path = ", ".join(str(length) for length in lengths)
@@ -278,7 +278,7 @@ class SlowLinks:
 
     def _long_turn(self, contender: Contender, steps: dict[Contender, int]) -> ContenderTurn:
         """Whole rounds of H steps; a first turn that was long enough counts."""
-        every = self._settled.get(contender, contender.every)
+        every = self._lengths.get(contender, contender.every)
         assert isinstance(every, int)
         if contender not in steps:
             turn = self._turn(contender, every)
@@ -290,7 +290,7 @@ class SlowLinks:
     def _turn(self, contender: Contender, steps: int) -> ContenderTurn:
         turn = self._trainers.turn(contender, steps)
         if contender is AUTO:
-            self._settled[AUTO] = turn.every
+            self._lengths[AUTO] = turn.every
         return turn
 
     def _grid(self, stage: LinkRounds, taken: Mapping[Contender, Sequence[ContenderTurn]]) -> Grid:

@@ -136,19 +136,19 @@ def _send_piece(sock: socket.socket, header: bytes, piece: memoryview, gathered:
         sock.sendall(piece)
 
 
-def _fill(sock: socket.socket, place: memoryview, way: SocketWay) -> None:
-    """All of `place`, by calls of at most one receive chunk."""
-    at, size = 0, len(place)
+def _fill(sock: socket.socket, into: memoryview, way: SocketWay) -> None:
+    """All of `into`, by calls of at most one receive chunk."""
+    at, size = 0, len(into)
     while at < size:
         if way.quickack == "always":
             acknowledge_at_once(sock)
         want = min(way.receive_chunk, size - at)
         if way.into:
-            got = sock.recv_into(place[at : at + want])
+            got = sock.recv_into(into[at : at + want])
         else:
             data = sock.recv(want)
             got = len(data)
-            place[at : at + got] = data
+            into[at : at + got] = data
         if got == 0:
             raise OSError("the other end closed the stream too early")
         at += got
@@ -184,25 +184,25 @@ def make_trips(
 ) -> dict[str, Any]:
     sock, payload = streams[0], asked["payload"]
     header, piece = bytes(_TRIP_HEADER), PATTERN[:payload]
-    place = memoryview(bytearray(_TRIP_HEADER + payload))
+    into = memoryview(bytearray(_TRIP_HEADER + payload))
     taken: list[float] = []
     until = time.perf_counter() + asked["seconds"]
     while (now := time.perf_counter()) < until or len(taken) < 5:
         _send_piece(sock, header, piece, way.gathered)
-        _fill(sock, place, way)
+        _fill(sock, into, way)
         taken.append(time.perf_counter() - now)
     sock.shutdown(socket.SHUT_WR)
-    return {"trips": taken, "right": place[_TRIP_HEADER:] == piece}
+    return {"trips": taken, "right": into[_TRIP_HEADER:] == piece}
 
 
 def answer_trips(
     streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
 ) -> dict[str, Any]:
     sock, header = streams[0], bytes(_TRIP_HEADER)
-    place = memoryview(bytearray(_TRIP_HEADER + asked["payload"]))
+    into = memoryview(bytearray(_TRIP_HEADER + asked["payload"]))
     while sock.recv(1, socket.MSG_PEEK):
-        _fill(sock, place, way)
-        _send_piece(sock, header, place[_TRIP_HEADER:], way.gathered)
+        _fill(sock, into, way)
+        _send_piece(sock, header, into[_TRIP_HEADER:], way.gathered)
     return {"right": True}
 
 
@@ -252,18 +252,18 @@ def receive_urgent(
     streams: Sequence[socket.socket], way: SocketWay, asked: dict[str, Any]
 ) -> dict[str, Any]:
     sock = streams[0]
-    header, place = memoryview(bytearray(_FRAME.size)), memoryview(bytearray(_BULK_FRAME))
+    header, into = memoryview(bytearray(_FRAME.size)), memoryview(bytearray(_BULK_FRAME))
     delays: list[float] = []
     began, count = time.monotonic(), 0
     while sock.recv(1, socket.MSG_PEEK):
         _fill(sock, header, way)
         size, due = _FRAME.unpack(header)
-        _fill(sock, place[:size], way)
+        _fill(sock, into[:size], way)
         count += size
         if due:  # one machine, one clock
             delays.append(time.monotonic() - due / 1e9)
     rate = count / (time.monotonic() - began)
-    return {"delays": delays, "rate": rate, "right": place == PATTERN[:_BULK_FRAME]}
+    return {"delays": delays, "rate": rate, "right": into == PATTERN[:_BULK_FRAME]}
 
 
 # What rank 0 does, and what rank 1.

@@ -27,21 +27,21 @@ class SocketRank:
     def __init__(self) -> None:
         self.rank = int(os.environ["RANK"])
         self._receiver = os.environ["MASTER_ADDR"]
-        self._door = socket.socket()
+        self._listener = socket.socket()
         self._idle: list[socket.socket] = []
         self._watched: list[tuple[str, socket.socket]] = []
 
     # ---- a sweep
 
     def listen(self, message: Message) -> Message:
-        """Opens the door for one way's streams."""
-        self._door.close()
-        self._door = socket.socket()
-        moves.before(self._door, SocketWay.of(message["way"]))
-        self._door.bind((self._receiver, 0))
-        self._door.listen(64)
-        self._door.settimeout(moves.PATIENCE_S)
-        return {"port": self._door.getsockname()[1]}
+        """Listens for one way's streams."""
+        self._listener.close()
+        self._listener = socket.socket()
+        moves.before(self._listener, SocketWay.of(message["way"]))
+        self._listener.bind((self._receiver, 0))
+        self._listener.listen(64)
+        self._listener.settimeout(moves.PATIENCE_S)
+        return {"port": self._listener.getsockname()[1]}
 
     def move(self, message: Message) -> Message:
         """Makes the streams, and moves bytes over them in the chapter's form."""
@@ -61,7 +61,7 @@ class SocketRank:
 
     def _stream(self, way: SocketWay, message: Message) -> socket.socket:
         if self.rank == 0:
-            return moves.patient(self._door.accept()[0])
+            return moves.patient(self._listener.accept()[0])
         sock = moves.patient(socket.socket())
         moves.before(sock, way)
         sock.connect((self._receiver, message["port"]))
@@ -71,16 +71,16 @@ class SocketRank:
 
     def hold(self, message: Message) -> Message:
         """Drops what it had before, and accepts from another thread while this one answers."""
-        for sock in (*self._idle, self._door):
+        for sock in (*self._idle, self._listener):
             sock.close()
         self._idle.clear()
-        door = self._door = socket.create_server((self._receiver, 0), backlog=128)
+        listener = self._listener = socket.create_server((self._receiver, 0), backlog=128)
 
         def accept() -> None:
-            self._idle.extend(door.accept()[0] for _ in range(message["count"]))
+            self._idle.extend(listener.accept()[0] for _ in range(message["count"]))
 
         threading.Thread(target=accept, daemon=True).start()
-        return {"port": door.getsockname()[1]}
+        return {"port": listener.getsockname()[1]}
 
     def watch(self, message: Message) -> Message:
         """Opens them, each a moment later than the one before: a cut then meets every phase."""

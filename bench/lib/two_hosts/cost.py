@@ -16,7 +16,7 @@ SPARSE_GAIN, NOISE_COST = 3.0, 0.98
 MEMORY_BYTES = 64 * MB
 
 # Calls in which `auto` may find out what the data and the link are like.
-_SETTLE = 4
+_FIRST_CALLS = 4
 
 
 def codec(rig: Rig) -> list[Grid]:
@@ -31,7 +31,7 @@ def codec(rig: Rig) -> list[Grid]:
     ):
         rig.shape(link)
         task = Task(ALL_REDUCE, rig.plan.nbytes, data)
-        entries = {side.label: Entry(side, task, _SETTLE) for side in (none, auto)}
+        entries = {side.label: Entry(side, task, _FIRST_CALLS) for side in (none, auto)}
         cells = Cells(rig.contest(f"codec on {data}, {link.name}", entries))
         cells.times(*entries)
         what = f"codec auto on {data}, {link.name}: times as fast as none"

@@ -38,7 +38,7 @@ class NetRank:
         torch.randn(_WARM, _WARM) @ torch.randn(_WARM, _WARM)
 
     def open(self, message: Message) -> Message:
-        """Joins the others as a user's script does, and has them meet once."""
+        """Joins the others as a user's script does, and exchanges something once."""
         self._backend = message["backend"]
         dist.init_process_group(self._backend, timeout=_TIMEOUT)
         dist.all_reduce(torch.ones(1))

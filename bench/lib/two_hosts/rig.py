@@ -62,11 +62,11 @@ def with_setting(label: str, name: str, value: str) -> Side:
 
 @dataclass(frozen=True)
 class Entry:
-    """A side's calls in a contest. `settle` calls come first, for a side that has to learn."""
+    """A side's calls in a contest. `first_calls` come first, for a side that has to learn."""
 
     side: Side
     task: Task
-    settle: int = 1
+    first_calls: int = 1
 
 
 def each_side(task: Task) -> dict[str, Entry]:
@@ -198,7 +198,7 @@ class Rig:
         for name, entry in entries.items():
             self._say(f"{what}: {name}, first calls")
             row = entry.task.in_a_row
-            first = self._turn(what, entry, max(entry.settle, row), row)
+            first = self._turn(what, entry, max(entry.first_calls, row), row)
             if first is not None:
                 seconds = self.plan.round_seconds / (4 if row > 1 else 1)
                 fitting[name] = int(min(max(seconds / first.median, row), _MOST_CALLS))
