@@ -58,19 +58,19 @@ bench: install $(VENV)/.bench
 	run train_step.py --optimizer sgd; \
 	run train_step.py --ranks 4; \
 	run ladder.py; \
-	run data.py; \
+	run shared_dataset.py; \
 	run checkpoint.py; \
 	run train_memory.py; \
-	run train_loss.py; \
+	run async_loss.py; \
 	run slow_links.py --losses; \
-	run idle.py; \
+	run idle_groups.py; \
 	run daemon.py; \
 	run metrics_cost.py; \
 	run codec.py --save; \
 	run sockets.py --save; \
 	run two_hosts.py --save; \
 	run slow_links.py; \
-	run plan.py; \
+	run plan_accuracy.py; \
 	run cluster.py; \
 	test -z "$$without" || { echo "without a result, for the reason given above:$$without"; exit 1; }
 

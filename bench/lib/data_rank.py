@@ -1,6 +1,6 @@
 """A rank that holds a data set, shared or its own, and takes batches out of it.
 
-Started by lib/fleet.py; waits for messages from data.py.
+Started by lib/fleet.py; waits for messages from shared_dataset.py.
 """
 
 import time

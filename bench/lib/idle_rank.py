@@ -1,6 +1,6 @@
 """A rank that opens many groups, uses each once and then does nothing.
 
-Started by lib/fleet.py; waits for messages from idle.py.
+Started by lib/fleet.py; waits for messages from idle_groups.py.
 """
 
 import os

@@ -1,6 +1,6 @@
 """A rank that trains the demo's language model with wide.parallel and says what it has learnt.
 
-Started by lib/fleet.py; waits for messages from train_loss.py and slow_links.py.
+Started by lib/fleet.py; waits for messages from async_loss.py and slow_links.py.
 """
 
 import statistics

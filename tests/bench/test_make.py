@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NEED_ROOT = ["sockets.py", "two_hosts.py", "slow_links.py", "plan.py", "cluster.py"]
+NEED_ROOT = ["sockets.py", "two_hosts.py", "slow_links.py", "plan_accuracy.py", "cluster.py"]
 
 
 def make_bench(tmp_path: Path, body: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
@@ -29,13 +29,13 @@ def make_bench(tmp_path: Path, body: str) -> tuple[subprocess.CompletedProcess[s
 @pytest.mark.needs("make")
 def test_one_that_cannot_run_says_why_and_the_rest_go_on(tmp_path: Path) -> None:
     done, ran = make_bench(
-        tmp_path, 'case "$1" in *idle.py|*sockets.py) echo "no root" >&2; exit 1;; esac'
+        tmp_path, 'case "$1" in *codec.py|*sockets.py) echo "no root" >&2; exit 1;; esac'
     )
     there = {path.name for path in (ROOT / "bench").glob("[!_]*.py")}
     assert set(ran) == there
     assert ran[-5:] == NEED_ROOT
     assert done.returncode == 2
-    assert done.stdout == "without a result, for the reason given above: idle.py sockets.py\n"
+    assert done.stdout == "without a result, for the reason given above: codec.py sockets.py\n"
     assert done.stderr.count("no root\n") == 2
 
 

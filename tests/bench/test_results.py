@@ -74,7 +74,7 @@ def git(folder: Path, *words: str) -> None:
     [
         ("README.md", True),  # it is in the commit
         ("notes.txt", False),
-        ("bench/results/idle.md", False),
+        ("bench/results/idle_groups.md", False),
         ("bench/notes.txt", False),
         ("bench/new.py", True),
         ("wiiiiided/new/deep.py", True),
@@ -93,7 +93,7 @@ def test_a_tree_is_dirty_when_a_run_of_its_commit_could_differ(
     monkeypatch.setattr(machine, "ROOT", tmp_path)
     git(tmp_path, "init")
     assert "clone" in machine.unrepeatable(machine.commit())  # nothing is committed yet
-    for file in ("README.md", "bench/results/idle.md"):
+    for file in ("README.md", "bench/results/idle_groups.md"):
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text("before")
     git(tmp_path, "add", ".")
@@ -139,7 +139,7 @@ def test_a_run_that_could_not_be_kept_does_not_begin(
 ) -> None:
     program: Any = bench["program"]
     monkeypatch.setattr(program, "commit", lambda: DIRTY)
-    monkeypatch.setattr(sys, "argv", ["idle.py", *given])
+    monkeypatch.setattr(sys, "argv", ["idle_groups.py", *given])
     parser = program.parser("", saves=saves)
     if refused:
         with pytest.raises(SystemExit, match="2"):

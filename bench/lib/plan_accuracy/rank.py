@@ -3,7 +3,7 @@
 The script has a batch of its own (lib/train_rank.py), or takes its part of one of all hosts
 (lib/slow_links/uneven_rank.py), which alone is all of it.
 
-Started by lib/hosts.py; waits for messages from plan.py. Steps are watched by
+Started by lib/hosts.py; waits for messages from plan_accuracy.py. Steps are watched by
 wiiiiided.torch.step_probe and links timed by wiiiiided.torch.link_probe, the program's own parts;
 what is missing of the program is the queue.
 """

@@ -138,7 +138,7 @@ def main() -> int:
         },
     }
     method = METHOD.format(seconds=seconds)
-    report.finish(BenchResult("idle", about, method, sheets, [], data), given, screen)
+    report.finish(BenchResult("idle_groups", about, method, sheets, [], data), given, screen)
     return 0
 
 

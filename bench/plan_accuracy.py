@@ -55,7 +55,7 @@ def main() -> int:
     absent = Grid("", [GridRow("", {}, missing(grids, asked(LINKS)))])
     asked_of_all = targets([*grids, absent], judged)
     result = BenchResult(
-        "plan",
+        "plan_accuracy",
         about,
         METHOD.format(rounds=rounds, turn=turn_s),
         [*(grid.sheet(judged) for grid in grids), asked_of_all],

@@ -58,7 +58,7 @@ def main() -> int:
         sheet.rows.append([_name(staleness), *cells])
     method = METHOD.format(ranks=given.ranks, steps=steps, seeds=seeds)
     data = {"losses": {f"{_name(s)}, rate × {r:g}": found for (s, r), found in losses.items()}}
-    name = f"train_loss_{given.ranks}"
+    name = f"async_loss_{given.ranks}"
     report.finish(BenchResult(name, about, method, [sheet], [], data), given, screen)
     return 0
 

@@ -122,7 +122,7 @@ def main() -> int:
             status.update("the start of an epoch")
             chapters.append(_starts(fleet, plan))
     method = METHOD.format(memory_ranks=MEMORY_RANKS, speed_ranks=SPEED_RANKS, **vars(plan))
-    result = measure.result("data", about, method, chapters, not given.quick)
+    result = measure.result("shared_dataset", about, method, chapters, not given.quick)
     report.finish(result, given, screen)
     return 0
 
