@@ -12,7 +12,7 @@ from pathlib import Path
 
 from lib import machine, measure, program, report
 from lib.fleet import Fleet, FleetError
-from lib.measure import RATIO, SECONDS, Chapter, Measure
+from lib.measure import RATIO, SECONDS, Chapter, Measure, ratios
 from lib.report import console
 
 RANKS = 2
@@ -64,14 +64,14 @@ def _standing(plan: CheckpointPlan, folder: str, say: Callable[[str], None]) -> 
                 message = {"do": "torch_save", "path": f"{memory}/state.pt"}
                 (answer,) = fleet.ask(message, only=[0])
             theirs.append(answer["ns"] / 1e9)
-    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    standing = ratios(ours, theirs)
     return Chapter(
         "Training stands still for a save",
         [
             Measure("wide.parallel(save=…)", SECONDS, ours[1:]),
             Measure("torch.save to /dev/shm", SECONDS, theirs[1:]),
-            Measure("to torch.save's", RATIO, ratios[1:], MOST_STANDING),
-            Measure("the first save, to torch.save's", RATIO, ratios[:1]),
+            Measure("to torch.save's", RATIO, standing[1:], MOST_STANDING),
+            Measure("the first save, to torch.save's", RATIO, standing[:1]),
         ],
     )
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from lib import machine, measure, proc, program, report
 from lib.fleet import FleetError
 from lib.hosts import Traffic, require_hosts
-from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure
+from lib.measure import BYTES, RATIO, SECONDS, SHARE, Chapter, Measure, ratios
 from lib.report import console
 
 from tests.kit.fleet import Fleet
@@ -235,7 +235,7 @@ def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     folder = _job_folder(cluster, "large", HELLO)
     data = f"{folder}/data.bin"
     rate = _wire_rate(cluster)
-    took, ratios, again = [], [], []
+    took, to_wire, again = [], [], []
     for _ in range(plan.ships):
         cluster.fleet["a"].run(
             *("dd", "if=/dev/urandom", f"of={data}", f"bs={FOLDER_BYTES}", "count=1"), user="ada"
@@ -243,7 +243,7 @@ def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
         counter = _Counter(cluster, "a", 2 * FOLDER_BYTES)
         job = _submitted(cluster, folder)
         took.append(counter.took(time.monotonic()))
-        ratios.append(took[-1] / (2 * FOLDER_BYTES / rate))
+        to_wire.append(took[-1] / (2 * FOLDER_BYTES / rate))
         cluster.ended(job)
         before = _sent_bytes(cluster, "a")
         cluster.ended(_submitted(cluster, folder))
@@ -252,7 +252,7 @@ def _shipping(cluster: Cluster, plan: ClusterPlan) -> Chapter:
         "A folder of 20 MB to two other machines",
         [
             Measure("from the acknowledged submit to the last byte", SECONDS, took),
-            Measure("the same, next to the wire's time", RATIO, ratios, OVER_WIRE),
+            Measure("the same, next to the wire's time", RATIO, to_wire, OVER_WIRE),
             Measure("sent by the second submit, until its job is over", BYTES, again),
         ],
     )
@@ -274,13 +274,12 @@ def _exchange(cluster: Cluster, plan: ClusterPlan) -> Chapter:
     for turn in range(plan.exchanges):
         ours.append(_median("\n".join(line for _, line in _followed(cluster, folder))))
         theirs.append(_median(_together(cluster, _torchrun(cluster, folder, 29500 + turn))[0]))
-    ratios = [mine / other for mine, other in zip(ours, theirs, strict=True)]
     return Chapter(
         "all_reduce of 25 MB over three machines",
         [
             Measure("under the daemon", SECONDS, ours),
             Measure("under torchrun", SECONDS, theirs),
-            Measure("the daemon's time, next to torchrun's", RATIO, ratios, EXCHANGE),
+            Measure("the daemon's time, next to torchrun's", RATIO, ratios(ours, theirs), EXCHANGE),
         ],
     )
 

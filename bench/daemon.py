@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from lib import machine, measure, program, report
 from lib.daemon import size, speed, state_machine
 from lib.fleet import FleetError
-from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure
+from lib.measure import RATE, RATIO, SECONDS, Chapter, Measure, ratios
 from lib.measured_daemon import MeasuredDaemon
 from lib.report import console
 from rich.console import Console
@@ -65,10 +65,8 @@ def _state_machine(plan: DaemonPlan) -> Chapter:
         Measure("an event, no job over yet", SECONDS, base),
     ]
     for number in plan.finished[1:]:
-        # Round by round: both saw the same machine.
-        ratios = [late / early for late, early in zip(times[number], base, strict=True)]
         what = f"the same after {number:,} jobs are over"
-        measures.append(Measure(what, RATIO, ratios, GROWTH))
+        measures.append(Measure(what, RATIO, ratios(times[number], base), GROWTH))
     return Chapter("The state machine alone", measures)
 
 

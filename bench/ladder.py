@@ -14,6 +14,7 @@ from lib.ladder import table
 from lib.ladder.contenders import CONTENDERS, Contender, LadderStage
 from lib.ladder.counts import NEVER, LadderRound, NodeSetup
 from lib.ladder.processes import NODE, SERVER, Processes
+from lib.measure import in_turns
 from lib.report import BenchResult, console
 
 NODES, ROUNDS, SECONDS, QUICK_SECONDS = 10, 3, 10.0, 1.0
@@ -65,14 +66,12 @@ def _measure(
     contenders: Sequence[Contender], given: Any, say: Callable[[str], None]
 ) -> dict[Contender, list[LadderRound]]:
     taken: dict[Contender, list[LadderRound]] = {contender: [] for contender in contenders}
-    for number in range(given.rounds):
-        turn = number % len(contenders)
-        for contender in (*contenders[turn:], *contenders[:turn]):
-            say(f"round {number + 1} of {given.rounds}: {contender.title}")
-            try:
-                taken[contender].append(_round(contender, given.nodes, given.seconds))
-            except FleetError as problem:
-                raise FleetError(f"{contender.title}: {problem}") from None
+    for number, contender in in_turns(contenders, given.rounds):
+        say(f"round {number} of {given.rounds}: {contender.title}")
+        try:
+            taken[contender].append(_round(contender, given.nodes, given.seconds))
+        except FleetError as problem:
+            raise FleetError(f"{contender.title}: {problem}") from None
     return taken
 
 

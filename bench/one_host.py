@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from lib import machine, program, report
 from lib.fleet import Fleet, FleetError, FleetLost
+from lib.measure import in_turns
 from lib.one_host import cells
 from lib.one_host import report as one_host_report
 from lib.one_host.cells import GLOO, MEMCPY, MPI, OURS, SHARED, OneHostCell
@@ -91,20 +92,15 @@ class RanksContest:
                 fitting = self.plan.round_seconds / statistics.median(first)
                 calls[contender] = int(min(max(fitting, _LEAST_CALLS), _MOST_CALLS))
         taken: dict[str, list[CallTimes]] = {contender: [] for contender in calls}
-        for number in range(self.plan.rounds):
-            # Each round begins with another one, so that none always follows the same one.
-            order = list(taken)
-            turn = number % max(len(order), 1)
-            for contender in order[turn:] + order[:turn]:
-                say(f"{cell.title}: {cells.LABELS[contender]}, round {number + 1}")
-                count = calls[contender]
-                times = self._attempt(cell, contender, count, min(1 + count // 5, _MOST_WARMUP))
-                if times:
-                    taken[contender].append(
-                        CallTimes(statistics.median(times), statistics.fmean(times))
-                    )
-                else:
-                    del taken[contender]
+        for number, contender in in_turns(taken, self.plan.rounds):
+            say(f"{cell.title}: {cells.LABELS[contender]}, round {number}")
+            count = calls[contender]
+            times = self._attempt(cell, contender, count, min(1 + count // 5, _MOST_WARMUP))
+            if times:
+                one = CallTimes(statistics.median(times), statistics.fmean(times))
+                taken[contender].append(one)
+            else:
+                del taken[contender]
         return taken
 
     def _attempt(self, cell: OneHostCell, contender: str, calls: int, warmup: int) -> list[float]:

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from lib import machine, program, report
-from lib.grid import Grid, GridRow, missing, targets
+from lib.grid import targets
 from lib.hosts import FAST, GIGABIT, SLOW, Hosts, require_hosts
 from lib.plan_accuracy.accuracy import LinkAccuracy, PlanAccuracy, asked
 from lib.report import BenchResult, console
@@ -52,8 +52,7 @@ def main() -> int:
     about, judged, screen = machine.about(), not given.quick, console()
     found = _run(given, rounds, turn_s, screen)
     grids = [one.grid(judged) for one in found]
-    absent = Grid("", [GridRow("", {}, missing(grids, asked(LINKS)))])
-    asked_of_all = targets([*grids, absent], judged)
+    asked_of_all = targets(grids, judged, asked(LINKS))
     result = BenchResult(
         "plan_accuracy",
         about,

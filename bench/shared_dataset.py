@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from lib import machine, measure, program, report
 from lib.fleet import Fleet, FleetError
-from lib.measure import BYTES, RATE, RATIO, SECONDS, Chapter, Measure
+from lib.measure import BYTES, RATE, RATIO, SECONDS, Chapter, Measure, in_turns, ratios
 from lib.report import console
 
 MEMORY_RANKS, SPEED_RANKS = 8, 2
@@ -75,23 +75,19 @@ def _speed(fleet: Fleet, plan: DataPlan, say: Callable[[str], None]) -> Chapter:
     fleet.ask({"do": "share", "megabytes": plan.megabytes})
     fleet.ask({"do": "copy", "megabytes": plan.megabytes})
     rates: dict[str, list[float]] = {name: [] for name in CONTENDERS}
-    names = list(CONTENDERS)
-    for number in range(plan.rounds):
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            say(f"round {number + 1} of {plan.rounds}: {CONTENDERS[name]}")
-            message = {"do": "take", "contender": name, "batches": plan.batches}
-            slowest = max(answer["ns"] for answer in fleet.ask(message))
-            rates[name].append(plan.batches / slowest * 1e9)
+    for number, name in in_turns(CONTENDERS, plan.rounds):
+        say(f"round {number} of {plan.rounds}: {CONTENDERS[name]}")
+        message = {"do": "take", "contender": name, "batches": plan.batches}
+        slowest = max(answer["ns"] for answer in fleet.ask(message))
+        rates[name].append(plan.batches / slowest * 1e9)
     measures = [
         Measure(f"{what}, batches", RATE, rates[name], at_least=True)
         for name, what in CONTENDERS.items()
     ]
     asked = (("own", "each rank's own", LEAST_OF_OWN), ("loader", "DataLoader's", LEAST_OF_LOADER))
     for name, whose, least in asked:
-        ratios = [a / b for a, b in zip(rates["shared"], rates[name], strict=True)]
-        what = f"shared to {whose}"
-        measures.append(Measure(what, RATIO, ratios, least, at_least=True))
+        found = ratios(rates["shared"], rates[name])
+        measures.append(Measure(f"shared to {whose}", RATIO, found, least, at_least=True))
     return Chapter("Batches of a rank", measures)
 
 

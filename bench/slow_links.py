@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from lib import machine, program, report
 from lib.fleet import Fleet
-from lib.grid import Grid, GridRow, missing, targets
+from lib.grid import Grid, targets
 from lib.hosts import Hosts, require_hosts
 from lib.report import BenchResult, console
 from lib.slow_links import losses, speed, uneven
@@ -84,8 +84,7 @@ def _measure_speed(given: argparse.Namespace, screen: Console) -> None:
     plan, judged, about = _plan(given), not given.quick, machine.about()
     with report.progress(screen) as say:
         found = _speed(plan, screen, say, judged)
-    absent = Grid("", [GridRow("", {}, missing(found.grids, speed.asked() + uneven.asked()))])
-    asked = targets([*found.grids, absent], judged)
+    asked = targets(found.grids, judged, speed.asked() + uneven.asked())
     sheets = [*(grid.sheet(judged) for grid in found.grids), asked]
     data = {"tables": [grid.data(judged) for grid in found.grids]}
     result = BenchResult("slow_links", about, SPEED_METHOD, sheets, found.notes, data)

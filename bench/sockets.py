@@ -17,6 +17,7 @@ from pathlib import Path
 from lib import machine, program
 from lib.fleet import Fleet, FleetError
 from lib.hosts import Hosts, HostsFleet, require_hosts
+from lib.measure import in_turns
 from lib.report import BenchResult, console, finish, progress
 from lib.sockets import report, watch
 from lib.sockets.cases import CHAPTERS, LINKS, SocketChapter, SocketLink, SocketWay
@@ -78,10 +79,8 @@ def _measure(
 ) -> dict[str, list[SocketRound]]:
     ways = chapter.turns
     taken: dict[str, list[SocketRound]] = {way.label: [] for way in ways}
-    for number in range(plan.rounds):
-        turn = number % len(ways)
-        for way in ways[turn:] + ways[:turn]:
-            taken[way.label].append(_sample(ends, chapter, link, way, plan.share))
+    for _, way in in_turns(ways, plan.rounds):
+        taken[way.label].append(_sample(ends, chapter, link, way, plan.share))
     return taken
 
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from lib import machine, program, report
 from lib.fleet import Fleet, FleetError
+from lib.measure import in_turns, ratios
 from lib.report import BenchResult, Sheet, Value, console, ratio_text, value_text
 
 ALONE, IDLE = "without any exchange", "DDP, exchanging nothing"
@@ -101,14 +102,12 @@ def _open_all(fleet: Fleet, given: Any) -> int:
 
 def _measure(fleet: Fleet, rounds: int, steps: int, say: Callable[[str], None]) -> Rounds:
     taken: Rounds = {contender: [] for contender in CONTENDERS}
-    for number in range(rounds):
-        turn = number % len(CONTENDERS)
-        for contender in CONTENDERS[turn:] + CONTENDERS[:turn]:
-            say(f"round {number + 1} of {rounds}: {contender}")
-            message = {"do": "measure", "contender": contender, "iterations": steps, "warmup": 3}
-            answers = fleet.ask(message)
-            slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
-            taken[contender].append(statistics.median(slowest) / 1e9)
+    for number, contender in in_turns(CONTENDERS, rounds):
+        say(f"round {number} of {rounds}: {contender}")
+        message = {"do": "measure", "contender": contender, "iterations": steps, "warmup": 3}
+        answers = fleet.ask(message)
+        slowest = [max(times) for times in zip(*(a["ns"] for a in answers), strict=True)]
+        taken[contender].append(statistics.median(slowest) / 1e9)
     return taken
 
 
@@ -117,7 +116,7 @@ def _summary(rounds: list[float]) -> Value:
 
 
 def _ratio(above: list[float], below: list[float]) -> float:
-    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+    return statistics.median(ratios(above, below))
 
 
 def _exchange(taken: Rounds, contender: str) -> float:

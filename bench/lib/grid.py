@@ -77,18 +77,21 @@ class Grid:
         return {"title": self.title, "rows": rows}
 
 
-def targets(grids: Iterable[Grid], judged: bool) -> Sheet:
-    """Everything that is asked, in one table, whether it could be measured or not."""
-    grids = list(grids)
+def targets(
+    grids: Sequence[Grid], judged: bool, wanted: Iterable[tuple[Asked, MeasureUnit]] = ()
+) -> Sheet:
+    """Everything that is asked, in one table, whether it could be measured or not. `wanted`: also
+    where the grids do not know of it."""
     sheet = Chapter("Targets", [one for grid in grids for one in grid.targets()]).sheet(judged)
-    for asked, unit in (one for grid in grids for row in grid.rows for one in row.missing):
+    known = [one for grid in grids for row in grid.rows for one in row.missing]
+    for asked, unit in (*known, *missing(grids, wanted)):
         aim = f"{'≥' if asked.at_least else '≤'} {unit.text(asked.bound)}"
         sheet.rows.append([asked.what, "–", "–", "–", f"{aim}: not measured"])
     return sheet
 
 
 def missing(
-    grids: Iterable[Grid], wanted: Iterable[tuple[Asked, MeasureUnit]]
+    grids: Sequence[Grid], wanted: Iterable[tuple[Asked, MeasureUnit]]
 ) -> list[tuple[Asked, MeasureUnit]]:
     """The targets that were not measured."""
     there = {measure.what for grid in grids for measure in grid.targets()}

@@ -8,12 +8,13 @@ the interval counts that holds the true median: the whole of it must keep to wha
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from lib.report import BenchResult, Sheet, ratio_text, seconds_text
 
+Named = TypeVar("Named")
 COLUMNS = ("", "median", "best", "worst", "asked")
 _VERDICTS = {True: "met", False: "missed", None: "not decided"}
 
@@ -34,6 +35,21 @@ def bytes_text(amount: float) -> str:
 
 def rate_text(rate: float) -> str:
     return f"{rate:,.0f} /s"
+
+
+def in_turns(contenders: Iterable[Named], rounds: int) -> Iterator[tuple[int, Named]]:
+    """Round after round, from 1, each beginning with another contender: none always follows the
+    same one. One that is taken out of a collection takes no part in the next round."""
+    for number in range(rounds):
+        order = list(contenders)
+        first = number % max(len(order), 1)
+        for contender in order[first:] + order[:first]:
+            yield number + 1, contender
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
+    """Round by round: both saw the same machine."""
+    return [upper / lower for upper, lower in zip(above, below, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 from lib.grid import PERCENT, TIMES, Asked, Grid, GridRow
 from lib.hosts import INTERFACE, UNSHAPED, Hosts, HostsFleet, LinkSpeed
-from lib.measure import RATE, Measure, MeasureUnit
-from lib.slow_links.speed import BATCH, WIDTHS, Contender, Trainers
+from lib.measure import RATE, Measure, MeasureUnit, ratios
+from lib.slow_links.speed import BATCH, Contender, Trainers
+from lib.slow_links.uneven import WIDTHS
 from wiiiiided.domain.plan import (
     EXACT,
     INT8,
@@ -120,11 +121,10 @@ class LinkAccuracy:
         grid = Grid(f"{self.link.name}, two hosts")
         for way, predicted in self.predicted.items():
             measured = self.measured[way]
-            ratios = [ours / real for ours, real in zip(predicted, measured, strict=True)]
             cells = {
                 "predicted": Measure("predicted", RATE, predicted),
                 "measured": Measure("measured", RATE, measured),
-                "by rounds": Measure("by rounds", TIMES, ratios),
+                "by rounds": Measure("by rounds", TIMES, ratios(predicted, measured)),
                 "medians apart": Measure(
                     _off_words(self.link, way), PERCENT, [self.off(way)], _OFF
                 ),

@@ -16,13 +16,12 @@ from typing import Any
 from lib.fleet import FleetError
 from lib.grid import NUMBER, PERCENT, TIMES, Asked, Grid, GridRow
 from lib.hosts import FAST, GIGABIT, INTERFACE, SLOW, Hosts, HostsFleet, LinkSpeed
-from lib.measure import RATE, Measure, MeasureUnit
-from lib.slow_links.uneven import SHARES, UnevenPlan
+from lib.measure import RATE, Measure, MeasureUnit, in_turns, ratios
+from lib.slow_links.uneven import SHARES, WIDTHS, UnevenPlan
 from wiiiiided.train.round_length import MOST
 
 MEGABYTES = MeasureUnit("bytes", lambda amount: f"{amount / 1e6:.2f} MB")
 BATCH = 16  # samples of a rank and step, in lib/train_rank.py
-WIDTHS = (1024, 1728, 1728, 1024)  # 6.5 million parameters: 26 MB of gradients
 _PATIENCE_S = 600.0
 # Rounds that every="auto" takes to find its length: it sees a new link in the third, by the median.
 _LEAST_ROUNDS, _MOST_ROUNDS, _LENGTH_SECONDS = 4, 16, 60.0
@@ -265,15 +264,12 @@ class SlowLinks:
             contender: [] for contender in stage.contenders
         }
         steps: dict[Contender, int] = {}
-        order = list(stage.contenders)
-        for number in range(stage.rounds):
-            at = number % len(order)
-            for contender in order[at:] + order[:at]:
-                self._say(
-                    f"{self._many}, {stage.link.name}, round {number + 1} of {stage.rounds}:"
-                    f" {contender.name}"
-                )
-                taken[contender].append(self._long_turn(contender, steps))
+        for number, contender in in_turns(stage.contenders, stage.rounds):
+            self._say(
+                f"{self._many}, {stage.link.name}, round {number} of {stage.rounds}:"
+                f" {contender.name}"
+            )
+            taken[contender].append(self._long_turn(contender, steps))
         return taken
 
     def _long_turn(self, contender: Contender, steps: dict[Contender, int]) -> ContenderTurn:
@@ -303,12 +299,12 @@ class SlowLinks:
             rates = _rates(turns, here if contender is ALONE else hosts.ranks * BATCH)
             columns: dict[str, tuple[MeasureUnit, list[float]]] = {
                 "samples/s": (RATE, rates),
-                _GLOO: (TIMES, _ratios(rates, gloo)),
+                _GLOO: (TIMES, ratios(rates, gloo)),
             }
             if contender is not ALONE:
                 without = [turn.step_s for turn in taken[ALONE]]
-                columns[_ALONE] = (TIMES, _ratios(rates, alone))
-                share = _ratios(without, [turn.step_s for turn in turns])
+                columns[_ALONE] = (TIMES, ratios(rates, alone))
+                share = ratios(without, [turn.step_s for turn in turns])
                 columns[_COMPUTING] = (PERCENT, share)
                 columns["bytes a step"] = (MEGABYTES, [turn.wire_bytes for turn in turns])
                 columns["exchange every"] = (NUMBER, [float(turn.every) for turn in turns])
@@ -347,7 +343,3 @@ def _what(link: LinkSpeed, contender: Contender, column: str) -> str:
 
 def _rates(turns: Sequence[ContenderTurn], samples: int) -> list[float]:
     return [samples / turn.step_s for turn in turns]
-
-
-def _ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
-    return [upper / lower for upper, lower in zip(above, below, strict=True)]
