@@ -1,8 +1,8 @@
 """Hosts made of namespaces, on one switch, with links that can be slowed down; and their ranks.
 
 The network is that of the tests (tests/kit/networks.py): nothing of it has a name, and not even a
-SIGKILL of the benchmark leaves a namespace, an interface or a mount behind. What is added here are
-cores, the interfaces' counters, and ranks at the end of a line that they inherit (lib/link.py).
+SIGKILL of the benchmark leaves a namespace, an interface or a mount behind. Added here are cores,
+the interfaces' counters, and ranks at the end of a line that they inherit (lib/link.py).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from lib.measured_daemon import WITHIN_S, MeasuredDaemon, console_script, timed,
 
 FIRST_LINE_S, PS_MORE_S, SUBMIT_S, RESTART_S = 0.5, 0.3, 0.05, 1.0
 PLAIN_RATIO, DRAWN_RATIO = 1.0, 1.3  # without Rich; with it
-# What is measured, its words, and whether it is drawn on a terminal.
+# Each command as the table has it, its words, and whether it is drawn on a terminal.
 COMMANDS = (
     ("`wiiiiide --version`", ("--version",), False),
     ("`wiiiiide why 1`", ("why", "1"), False),

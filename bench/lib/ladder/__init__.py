@@ -6,5 +6,6 @@ messages     a stage's messages ⇄ bytes            channel   these bytes ⇄ a
 server       hands out batches and weights, applies gradients
 stage_node   a node of that server                 rank      a rank of today's ways
 node         the frame round both: warm up, wait for the start, count, report
-processes    starts all of them alike              table     what was counted, as a result
+processes    starts all of them alike              counts    what is sent to a node, and back
+table        what was counted, as a result         heritage  puts it into docs/heritage.md
 """

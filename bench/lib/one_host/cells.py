@@ -1,4 +1,4 @@
-"""What one_host.py measures: operations, sizes and contenders, and the targets.
+"""The measurements of one_host.py: operations, sizes and contenders, and the targets.
 
 The targets are data so that a reader can check them against the results without reading code.
 """

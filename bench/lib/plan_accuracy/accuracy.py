@@ -95,7 +95,7 @@ class LinkAccuracy:
     recommended: list[PlannedWay] = field(default_factory=list)  # by round
 
     def choice(self, data: bool) -> PlannedWay:
-        """What most trials recommend of the ways that are measured: that of the first is one."""
+        """The recommendation of most trials; that of the first one is always among the ways."""
         ways = {way.kind: way for way in self.predicted if way.data is data}
         kinds = [way.kind for way in self.recommended if way.data is data and way.kind in ways]
         return ways[Counter(kinds).most_common(1)[0][0]]

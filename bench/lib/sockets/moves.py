@@ -1,4 +1,4 @@
-"""What the two ends of a sweep do with their sockets, in three forms. The clock is the sender's.
+"""The two ends of a sweep and their sockets, in three forms. The clock is the sender's.
 
     bulk     bytes one way, on one or more streams; over when the last one has been received
     trips    a message there, a message back, again and again
@@ -266,7 +266,7 @@ def receive_urgent(
     return {"delays": delays, "rate": rate, "right": into == PATTERN[:_BULK_FRAME]}
 
 
-# What rank 0 does, and what rank 1.
+# The work of rank 0, and that of rank 1 meanwhile.
 FORMS = {
     "bulk": (receive_bulk, send_bulk),
     "trips": (answer_trips, make_trips),
