@@ -105,9 +105,9 @@ echo "ended"
         text = listener.stacks()[0]
         assert stacks.NO_HANDLER in text
         assert {p.pid for p in processes.descendants(shim.pid)} == before
-        assert "was signalled" not in attempt.texts()
+        # Looked at before the stop, which may end the children a moment before the shell.
+        assert not {"was signalled", "ended"} & set(attempt.texts())
         stop(attempt, listener)
-        assert "ended" not in attempt.texts()
 
 
 def test_an_isolated_python_as_rank_gets_a_sentence(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 
 import wiiiiided.torch as wide
 from tests.kit.ranks import Rank, run_ranks
-from tests.train.test_checkpoints import Trained
+from tests.train.checkpoints.trained import Trained
 from wiiiiided.errors import HostError, UsageError
 
 ALONE = "ignore:torch.distributed is disabled"  # torch's warning that one process alone reads

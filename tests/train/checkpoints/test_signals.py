@@ -18,7 +18,7 @@ from torch import nn
 
 from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
 from tests.kit.shims import Attempt
-from tests.train.test_checkpoints import Trained
+from tests.train.checkpoints.trained import Trained
 from wiiiiided.torch import Between
 from wiiiiided.train.checkpoints import signals
 from wiiiiided.train.checkpoints.signals import StopSignals
