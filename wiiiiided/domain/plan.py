@@ -172,7 +172,7 @@ _decode = msgspec.json.Decoder(ProbeLine).decode
 
 
 def spell(line: ProbeLine) -> str:
-    """As a rank writes it."""
+    """The text of a line, as a rank writes it."""
     return MARK + msgspec.json.encode(line).decode()
 
 

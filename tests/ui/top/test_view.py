@@ -30,7 +30,7 @@ from wiiiiided.ui.top.ui import (
     Scene,
     Ui,
 )
-from wiiiiided.ui.top.view import natural, settled, view
+from wiiiiided.ui.top.view import clamp_scroll, natural, view
 
 NASTY = st.one_of(
     st.text(max_size=40),
@@ -203,7 +203,7 @@ def test_any_keys_on_any_screen_leave_one_that_can_be_drawn(scene: Scene, keys: 
     ui = scene.ui
     for key in keys:
         ui, _ = press(ui, key, scene.snapshot)
-        ui = settled(Scene(scene.snapshot, ui, scene.gone, scene.log), 80, 24)
+        ui = clamp_scroll(Scene(scene.snapshot, ui, scene.gone, scene.log), 80, 24)
     assert all(columns(text) <= 80 for text in whole(Scene(scene.snapshot, ui), 80, 24))
 
 

@@ -87,7 +87,7 @@ class Findings:
         self._found.append(_Finding(self.places.of(path), spell(path), message, suggestion))
 
     def warn(self, path: Path, message: str, suggestion: str) -> None:
-        """Note something about the key at `path` that may be meant so."""
+        """Note something about the key at `path` that is legal, but probably a mistake."""
         self._warned.append(_Finding(self.places.of(path), spell(path), message, suggestion))
 
     def missing(self, path: Path, message: str, suggestion: str) -> None:

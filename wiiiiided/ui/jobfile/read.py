@@ -31,7 +31,7 @@ _AT = re.compile(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", re
 
 
 class Examined(NamedTuple):
-    """A job, and notes on what in it may not be meant so."""
+    """A job, and warnings about probable mistakes in it."""
 
     spec: JobSpec
     warnings: tuple[Problem, ...] = ()

@@ -42,7 +42,7 @@ from wiiiiided.ui.top.order import selected_job, selected_node
 from wiiiiided.ui.top.paint import Painter
 from wiiiiided.ui.top.terminal import Terminal
 from wiiiiided.ui.top.ui import CancelJob, Detail, DrainNode, Quit, ResumeNode, Scene, Ui
-from wiiiiided.ui.top.view import settled, view
+from wiiiiided.ui.top.view import clamp_scroll, view
 
 IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the clock
 ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
@@ -223,7 +223,7 @@ class TopLoop:
             if key == "redraw":
                 self._terminal.forget()
             self._ui, action = press(self._ui, key, self._snapshot)
-            self._ui = settled(self._scene(), *self._terminal.size())
+            self._ui = clamp_scroll(self._scene(), *self._terminal.size())
             self._draw_at = 0.0
             if isinstance(action, Quit):
                 self._quit = True

@@ -61,7 +61,7 @@ def _plain() -> dict[str, str]:
 
 
 def _heat(palette: Palette, place: int) -> str:
-    """Of one of HEATS parts: green up to the middle, then yellow, then red."""
+    """The colour of one of HEATS parts: green up to the middle, then yellow, then red."""
     green, yellow, red = _HUES[palette][:3]
     if palette == "ansi":
         return green if place < 6 else yellow if place < 8 else red

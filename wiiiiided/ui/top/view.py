@@ -81,8 +81,8 @@ def view(scene: Scene, width: int, height: int) -> RenderableType:
     return screen
 
 
-def settled(scene: Scene, width: int, height: int) -> Ui:
-    """The ui with scrolling that ends where the text does: a key never scrolls beyond that."""
+def clamp_scroll(scene: Scene, width: int, height: int) -> Ui:
+    """The ui with its scroll positions within the text: a key never scrolls beyond its end."""
     ui = replace(learned(scene.ui, scene.snapshot), seen=scene.ui.seen)
     room = height - 2 - len(_banner(scene))
     top = 0
