@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 
 from tests.metrics.samples import empty_record, sample, steady
-from wiiiiided.domain.metrics import Rates
+from wiiiiided.domain.metrics import Rates, TrainingMetrics
 from wiiiiided.domain.node import Node
 from wiiiiided.metrics.attempt_metrics import AttemptMetrics
+from wiiiiided.metrics.rates import in_step
 from wiiiiided.metrics.snapshot import HISTORY, Health, NodeStatus, Trend, node_now
 
 A = Node("a", 4, 8 << 30)
@@ -40,6 +45,48 @@ def test_a_job_now_is_all_its_ranks_together() -> None:
         (0, "a", "lz4"),
         (1, "b", "none"),
     ]
+
+
+def together(seconds: float, **more: Any) -> Iterator[AttemptMetrics]:
+    """Three nodes whose ranks make each step together, in steps of uneven length, and are looked at
+    in different moments: after each second."""
+    chance = random.Random(5)
+    course = AttemptMetrics(empty_record(nodes=("a", "b", "c"), workers=3), 0.0, 0.0)
+    began = [0.0]
+    while began[-1] < seconds:
+        began.append(began[-1] + chance.choice([0.05, 0.1, 0.2]))
+    for second in range(1, int(seconds)):
+        for rank, node in enumerate("abc"):
+            at = second + 0.3 * rank
+            step = sum(begin <= at for begin in began) - 1
+            said = {"step": step, "samples": (rank + 1) * 8 * step, "said_at": began[step]}
+            course.take(at, {node: [sample(rank, at, operations=step, **said, **more)]})
+        yield course
+
+
+def test_nodes_of_one_synchronous_job_show_one_rate_of_steps() -> None:
+    for second, course in enumerate(together(20.0)):
+        rates = {node: course.rates(node) for node in "abc"}
+        if second < 2:
+            continue
+        (a,), (b,), (c,) = rates["a"], rates["b"], rates["c"]
+        assert a.steps == b.steps == c.steps != 0.0
+        assert a.samples is not None
+        assert (b.samples, c.samples) == pytest.approx((2 * a.samples, 3 * a.samples))
+        assert [rank.rates.steps for rank in course.now().ranks] == [a.steps] * 3
+
+
+def test_ranks_that_make_steps_of_their_own_have_rates_of_their_own() -> None:
+    *_, course = together(20.0, training=TrainingMetrics(own_steps=True))
+    assert len({one.steps for one in course.rates()}) > 1
+
+
+@pytest.mark.parametrize("behind", [0, 1000])
+def test_ranks_far_from_each_other_are_not_in_step(behind: int) -> None:
+    rates = {0: Rates(steps=9.0, samples=90.0), 1: Rates(steps=11.0, samples=22.0)}
+    found = in_step(rates, {0: 1000 - behind, 1: 1004})
+    assert (found == rates) is bool(behind)
+    assert behind or found[1] == Rates(steps=10.0, samples=20.0)
 
 
 def test_the_straggler_is_found_across_nodes_with_clocks_of_their_own() -> None:

@@ -18,7 +18,7 @@ from typing import Final
 
 from wiiiiided.domain.metrics import JobNow, RankNow, RankSample, Rates, RunRecord
 from wiiiiided.metrics.eta import Pace
-from wiiiiided.metrics.rates import RateMeter, metrics_of, together, total_of
+from wiiiiided.metrics.rates import RateMeter, in_step, metrics_of, together, total_of
 from wiiiiided.metrics.run_record import Recorder
 from wiiiiided.metrics.step_spread import StepsFinder
 from wiiiiided.metrics.straggler import StragglerFinder, StragglerVerdict
@@ -48,6 +48,7 @@ class AttemptMetrics:
         self.at = at
         self._came: dict[int, float] = {}  # rank → when its latest sample came
         self._meters: dict[int, RateMeter] = {}
+        self._rates: dict[int, Rates] = {}  # of the fresh ranks that have any
         self._finder = StragglerFinder()
         self._steps = StepsFinder()
         self._pace = Pace()
@@ -71,6 +72,7 @@ class AttemptMetrics:
                 ranks[sample.rank] = (node, sample)
         self.at, self.ranks = at, ranks
         self.fresh = {r: found for r, found in ranks.items() if at - self._came[r] <= STALE_S}
+        self._rates = self._fresh_rates()
         late = self._finder.take(at, measured(self.fresh)).straggler
         self._steps.take(at, self.fresh)
         self._pace.take(at, self.step)
@@ -104,11 +106,7 @@ class AttemptMetrics:
 
     def rates(self, node: str | None = None) -> list[Rates]:
         """The rates of each rank that has any, on one node or on all."""
-        return [
-            rates
-            for rank, (place, _) in self.fresh.items()
-            if (rates := self._meter(rank).rates) is not None and node in (None, place)
-        ]
+        return [rates for rank, rates in self._rates.items() if node in (None, self.fresh[rank][0])]
 
     def uses(self) -> tuple[float | None, int | None]:
         """Cores and bytes of memory, all ranks together."""
@@ -135,6 +133,13 @@ class AttemptMetrics:
             ranks=tuple(self._rank(rank) for rank in sorted(self.ranks)),
         )
 
+    def _fresh_rates(self) -> dict[int, Rates]:
+        found = {r: rates for r in self.fresh if (rates := self._meter(r).rates) is not None}
+        samples = {rank: self.fresh[rank][1] for rank in found}
+        if any(sample.training.own_steps for sample in samples.values()):
+            return found
+        return in_step(found, {r: one.step for r, one in samples.items() if one.step is not None})
+
     def _meter(self, rank: int) -> RateMeter:
         return self._meters.setdefault(rank, RateMeter())
 
@@ -144,11 +149,10 @@ class AttemptMetrics:
 
     def _rank(self, rank: int) -> RankNow:
         node, sample = self.ranks[rank]
-        rates = self._meter(rank).rates if rank in self.fresh else None
         return RankNow(
             rank=rank,
             node=node,
-            rates=rates or Rates(measured=False),
+            rates=self._rates.get(rank, Rates(measured=False)),
             step=sample.step,
             loss=sample.loss,
             diverged=sample.diverged,

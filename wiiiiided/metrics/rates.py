@@ -14,6 +14,10 @@ the time they took, whenever the daemon looked. It covers ten steps, or a minute
 longer: at a step every two seconds, nodes that are looked at in different moments of a step would
 show 0 and 0.5 by turns, and all take the same steps.
 
+Ranks of a synchronous job make each step together, but their rates are of other ten steps, and
+where a step takes longer than the one before they differ by a tenth. So ranks that are in step
+have one rate of steps, the mean of theirs, and each its own number of samples a step (`in_step`).
+
 Rejected: the difference of the last two samples (a step of ten seconds shows 0 0 0 … 100 %, and an
 even job of nine steps a second jumps between eight and ten).
 """
@@ -21,7 +25,7 @@ even job of nine steps a second jumps between eight and ten).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -31,6 +35,10 @@ from wiiiiided.domain.metrics import METRICS, Metrics, RankSample, Rates
 SMOOTH_S: Final = 0.9  # a rate covers this much at least: at 4 samples a second it would jump
 STALL_S: Final = 3.0  # with nothing moving for this long, and two periods, rates are what they are
 STEPS, STEPS_S = 10, 60.0  # a rate of steps covers so many, or two of them in so many seconds
+# Ranks are in step whose rates differ by so much of their mean, and whose steps by so many, or by
+# those of so many seconds: samples of two machines are that far apart.
+ALIKE, APART, APART_S = 0.3, 3, 3.0
+WAITS, WAITS_S = 4, 5.0  # the peer that is waited for is found over so many ends, so many seconds
 NOTABLE: Final = 0.05  # of the time: a peer that is waited for less is not named
 OVERDUE: Final = 3.0  # times the usual length of a step: the script has stopped
 
@@ -135,6 +143,26 @@ def together(rates: Sequence[Rates]) -> Rates:
     )
 
 
+def in_step(rates: Mapping[int, Rates], steps: Mapping[int, int]) -> dict[int, Rates]:
+    """The rates of ranks, by rank: with one rate of steps where all make their steps together."""
+    paces = {rank: rate.steps for rank, rate in rates.items() if rate.steps}
+    if len(paces) < 2 or len(paces) < len(rates) or not paces.keys() <= steps.keys():
+        return dict(rates)
+    mean = sum(paces.values()) / len(paces)
+    places = [steps[rank] for rank in paces]
+    if max(abs(pace - mean) for pace in paces.values()) > ALIKE * mean:
+        return dict(rates)
+    if max(places) - min(places) > APART + APART_S * mean:
+        return dict(rates)
+    return {rank: _at_pace(rate, paces[rank], mean) for rank, rate in rates.items()}
+
+
+def _at_pace(rate: Rates, pace: float, other: float) -> Rates:
+    """The rates of a rank that makes so many steps a second, with as many samples in each."""
+    samples = None if rate.samples is None else rate.samples / pace * other
+    return replace(rate, steps=other, samples=samples)
+
+
 def waited_most(old: RankSample, new: RankSample) -> int | None:
     """The peer that the rank waited for longest, if that was NOTABLE of the time at least."""
     waits = {peer: s - old.waited_for.get(peer, 0.0) for peer, s in new.waited_for.items()}
@@ -234,6 +262,7 @@ class RateMeter:
         self.rates: Rates | None = None  # None: only one sample so far
         self.waits_for: int | None = None  # the peer it waited for longest, if for any notably
         self._ends: deque[RankSample] = deque()  # samples at which something had just ended
+        self._waits: deque[RankSample] = deque()  # more of them
         self._period_s = 0.0  # between the last two of them
         self._spoken = ProgressRates()
 
@@ -249,6 +278,7 @@ class RateMeter:
         if not ends or ends[-1].pid != sample.pid:
             ends.clear()
             ends.append(sample)
+            self._waits = deque(ends)
             self.rates, self._period_s, self._spoken = None, 0.0, ProgressRates()
             self.waits_for = None
         elif moved(ends[-1], sample):
@@ -257,6 +287,9 @@ class RateMeter:
             while len(ends) > 2 and sample.at - ends[1].at >= SMOOTH_S:
                 ends.popleft()
             self.rates = between(ends[0], sample)
-            self.waits_for = waited_most(ends[0], sample)
+            self._waits.append(sample)
+            while len(self._waits) > WAITS + 1 and sample.at - self._waits[1].at >= WAITS_S:
+                self._waits.popleft()
+            self.waits_for = waited_most(self._waits[0], sample)
         elif sample.at - ends[-1].at > max(STALL_S, 2 * self._period_s):
             self.rates = between(ends[-1], sample)

@@ -255,8 +255,9 @@ def training() -> Snapshot:
     place = {"nodes": ("m1", "m2", "m3"), "workers": 3}
     row = replace(row, job=replace(row.job, name="charlm", why="runs on m1 m2 m3", **place))
     waits = "waits for 2 nodes; 0 of 3 are free (m1, m2, m3 run job 17)"
-    failed = ended(15, "failed", 1, name="small", why="rank 1 ended with exit code 1")
-    failed = replace(failed, error="ValueError: exploding gradients", ended_at=AT - 190)
+    error = "ValueError: exploding gradients"
+    why = f"on m2 rank 1 ended with exit code 1: {error}"  # as the daemon has it
+    failed = replace(ended(15, "failed", 1, name="small", why=why), error=error, ended_at=AT - 190)
     over = replace(ended(14, name="ddp"), ended_at=AT - 1900)
     rows = (row, queued(18, name="next", why=waits), JobRow(failed), JobRow(over))
     return snapshot(*nodes, jobs=rows)

@@ -59,10 +59,27 @@ def test_steps(step: int | None, total: int | None, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.412, "0.412"), (2.302585, "2.303"), (0.0, "0"), (1.5e-5, "1.5e-05"), (-3e9, "-3.0e+09")],
-)
-def test_losses(value: float, shown: str) -> None:
+    [
+        (0.412, "0.4120"), (2.302585, "2.303"), (2.3, "2.300"), (0.0, "0.000"), (1234.56, "1235"),
+        (1.5e-5, "1.5e-05"), (-3e9, "-3.0e+09"),
+    ],
+)  # fmt: skip
+def test_losses_have_one_width_whatever_their_digits(value: float, shown: str) -> None:
     assert formats.loss(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.5, "0.5"), (3.0, "3"), (0.0, "0"), (1e6, "1.0e+06")]
+)
+def test_other_metrics_have_the_digits_they_need(value: float, shown: str) -> None:
+    assert formats.figure(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.0, "0 B/s"), (61.2e6, "61.2 MB/s"), (None, "–"), (1e30, ">999 EB/s")]
+)
+def test_bytes_a_second_have_their_unit_apart(value: float | None, shown: str) -> None:
+    assert formats.byte_rate(value) == shown
 
 
 def test_a_moment_is_a_time_of_day_here() -> None:

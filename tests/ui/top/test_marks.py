@@ -59,12 +59,24 @@ def test_progress_is_full_at_its_end_only() -> None:
 
 def test_a_chart_says_its_largest_and_its_smallest() -> None:
     rows = [row.plain for row in Chart((4.0, 2.0, 1.0)).rows(30, 3)]
-    assert rows[0].startswith("4 │█")
-    assert rows[-1].startswith("1 │█")
+    assert rows[0].startswith("4.000 │█")
+    assert rows[-1].startswith("1.000 │█")
     assert rows[-1].endswith("▁")
     assert {len(row) for row in rows} == {30}
     assert [row.plain for row in Chart((math.nan,)).rows(30, 3)] == [" no values yet"]
     assert len(Chart((2.0, 2.0)).rows(30, 3)) == 3
+
+
+def test_the_labels_of_a_chart_are_of_what_is_drawn() -> None:
+    rows = [row.plain for row in Chart((9.0, 1.0) * 23).rows(30, 3)]  # two values a column
+    assert rows[0].startswith("5.000 │")
+    assert rows[-1].startswith("5.000 │")
+
+
+def test_a_chart_may_begin_at_a_given_value() -> None:
+    rows = [row.plain for row in Chart((100.0, 99.0), low=0.0).rows(30, 3)]
+    assert rows[-1].startswith("0.000 │")
+    assert set(rows[0].partition("│")[2]) <= set("▇█")  # a per cent less is no cliff
 
 
 def test_values_are_stretched_and_squeezed_in_order() -> None:

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.kit.conditions import wait_until
+from tests.kit.fake_daemon import FakeConnection
 from tests.ui.top import snapshots as s
 from tests.ui.top.kit import PATIENCE_S, Pushing, Screen
 from wiiiiided.cluster.rpc import messages as m
@@ -102,7 +103,7 @@ def test_the_loss_of_a_job_begins_where_its_record_does(daemon: Pushing, tmp_pat
     daemon.shown = s.training()
     daemon.answers(m.GetRecords, m.JobRecords(s.training().jobs[0].job, (), (record,)))
     with Screen(daemon.home, tmp_path, size=(120, 40)) as screen:
-        screen.shows("─ loss 9 → 0.352")
+        screen.shows("─ loss 9.000 → 0.3520")
 
 
 def test_x_cancels_a_job_after_a_yes(screen: Screen, daemon: Pushing) -> None:
@@ -189,6 +190,42 @@ def test_the_log_follows_the_selected_job(screen: Screen, daemon: Pushing) -> No
     screen.hides("hello from 18")
     assert {request.id for request in daemon.asked(m.Logs)} == {17, 18}
     assert all(request.follow and request.tail for request in daemon.asked(m.Logs))
+
+
+def test_a_log_that_was_scrolled_stays_there_and_anothers_begins_at_its_end(
+    screen: Screen, daemon: Pushing
+) -> None:
+    count = [40]
+
+    def logs(request: m.Logs, connection: FakeConnection) -> None:
+        lines = (s.line(f"{request.id}: line {n} of it", at=n) for n in range(count[0]))
+        connection.say(m.LogLines(tuple(lines)))
+        connection.link.recv(1)
+
+    daemon.does(m.Logs, logs)
+    screen.types("l")
+    screen.hides("─ log")
+    screen.types("l")
+    screen.shows("17: line 39 of it")
+    screen.types("\t" + UP * 4)
+    screen.shows("4 lines back")
+    daemon.stop()
+    screen.shows("out of touch")
+    count[0] += 3  # written meanwhile
+    daemon.start()
+    screen.hides("out of touch")
+    screen.shows("7 lines back")
+    screen.shows("17: line 35 of it")
+    screen.types("\t\t" + DOWN)
+    screen.shows("18: line 42 of it")
+    screen.hides("lines back")
+
+
+def test_an_answer_gives_the_keys_their_place_back(screen: Screen) -> None:
+    screen.types("s")
+    screen.shows("sorted by")
+    screen.hides("sorted by")
+    screen.shows(" q  quit")
 
 
 def test_a_flood_of_lines_holds_nothing_up(screen: Screen, daemon: Pushing) -> None:

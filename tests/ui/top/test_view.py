@@ -19,6 +19,7 @@ from wiiiiided.ui.top.column_memory import learned
 from wiiiiided.ui.top.keymap import KEYBOARD, MOVES, press
 from wiiiiided.ui.top.marks import COMPUTE, EXCHANGE, WAITING
 from wiiiiided.ui.top.paint import lines
+from wiiiiided.ui.top.ranks_pane import waited_for
 from wiiiiided.ui.top.ui import (
     Detail,
     Draining,
@@ -339,8 +340,51 @@ def test_what_stops_a_job_stands_where_its_progress_would() -> None:
     text = _shown(s.training())
     assert "waits for 2 nodes; 0 of 3 are free" in _row(text, " 18 next")
     failed = _row(text, " 15 small")
-    assert "ValueError: exploding gradients (rank 1 ended with exit code 1)" in failed
+    assert "ValueError: exploding gradients (on m2 rank 1 ended with exit code 1)" in failed
     assert failed.endswith("3m ago")
+    narrow = _shown(s.training(), width=40).splitlines()
+    assert any(" 15 small  ✗ ValueError: exp" in line for line in narrow)
+
+
+def test_a_cancelled_job_does_not_say_so_twice() -> None:
+    over = s.ended(19, "cancelled", why="cancelled by ada")
+    text = _shown(s.snapshot(s.node(), jobs=(JobRow(over),)))
+    assert "⊘ cancelled by ada" in " ".join(_row(text, " 19 digits").split())
+
+
+@pytest.mark.parametrize("width", range(40, 130, 3))
+def test_a_heading_is_whole_or_not_there(width: int) -> None:
+    (heading,) = (
+        line for line in _shown(s.training(), width=width).splitlines() if " job " in line[:12]
+    )
+    assert set(heading.strip("│ ").split()) <= {
+        *("job", "name", "state", "progress", "step", "loss", "rate", "eta"),
+    }
+
+
+@pytest.mark.parametrize(("width", "there"), [(80, True), (60, False)])
+def test_on_paper_the_rate_stays_longer_than_the_bytes(width: int, there: bool) -> None:
+    (first, *_) = _shown(s.training(), width=width, once=True).splitlines()
+    assert ("samples/s" in first) is there
+    assert "MB/s" not in first
+
+
+def test_a_rank_waits_for_the_one_at_the_end_of_the_chain() -> None:
+    def rank(number: int, peer: int | None, waiting: float) -> RankNow:
+        return RankNow(number, "abcd"[number], Rates(waiting=waiting), waits_for=peer)
+
+    ring = (rank(0, 1, 0.7), rank(1, 2, 0.75), rank(2, 0, 0.1), rank(3, None, 0.0))
+    assert waited_for(ring) == {0: 2, 1: 2}
+    assert waited_for(ring[:1]) == {0: 1}  # on a page that has no more ranks
+
+
+def test_on_a_narrow_screen_the_loss_lies_below_the_ranks() -> None:
+    scene = Scene(s.training(), log=s.training_log(), losses=s.training_losses())
+    rows = drawn(scene, 80, 41)
+    places = {name: at for at, row in enumerate(rows) for name in ("ranks", "loss", "log")
+              if row.startswith(f"╭─ {name}")}  # fmt: skip
+    assert places["ranks"] < places["loss"] < places["log"]
+    assert "╭─ loss" not in "\n".join(drawn(scene, 80, 40))
 
 
 def test_values_that_were_not_measured_are_dashes() -> None:
@@ -502,7 +546,7 @@ def test_details_open_on_any_size(size: tuple[int, int]) -> None:
 
 def test_the_details_of_a_node_say_its_codec_and_traffic() -> None:
     text = _shown(s.training(), focus="nodes", page="details")
-    for words in ("lz4: the link is slower than the codec", "24.9MB/s up", "2.0x", "rank 2"):
+    for words in ("lz4: the link is slower than the codec", "24.9 MB/s up", "2.0x", "rank 2"):
         assert words in text, words
 
 

@@ -89,8 +89,8 @@ def _node(node: NodeNow, scene: Scene, width: int) -> Iterator[RenderableType]:
         yield from _part("ranks")
         yield ranks_rows(here, scene, width)
     if nodes_pane.works(node) and node.history:
-        yield from _part(f"{node.unit} in the last {len(node.history)} samples")
-        yield Chart(node.history, "spark", CHART)
+        yield from _part(f"{node.unit}, the last {len(node.history)} values")
+        yield Chart(node.history, "spark", CHART, low=0.0)
 
 
 def _machine(node: NodeNow, scene: Scene) -> Iterator[Fact]:
@@ -119,9 +119,9 @@ def _work(node: NodeNow, scene: Scene, width: int) -> Iterator[Fact]:
     if not rates.measured:
         return
     yield from _time(rates, width)
-    up, down = formats.short(rates.wire_out), formats.short(rates.wire_in)
-    yield "network", Text(f"{up}B/s up, {down}B/s down")
-    yield "memory bus", Text(f"{formats.short(rates.shm)}B/s given to collectives")
+    up, down = formats.byte_rate(rates.wire_out), formats.byte_rate(rates.wire_in)
+    yield "network", Text(f"{up} up, {down} down")
+    yield "memory bus", Text(f"{formats.byte_rate(rates.shm)} given to collectives")
     if node.codec:
         yield "codec", _codec(node.codec, node.codec_why, scene)
         coding = f"{formats.percent(rates.encode)} % encoding, {formats.percent(rates.decode)} %"
@@ -184,7 +184,8 @@ def _about(row: JobRow, scene: Scene) -> Iterator[Fact]:
         yield "attempt", Text(attempts(job))
     if job.started_at is not None and scene.snapshot is not None:
         until = scene.snapshot.at + scene.since_s if job.ended_at is None else job.ended_at
-        yield "runs for", Text(format_duration(max(0.0, until - job.started_at)))
+        lasted = Text(format_duration(max(0.0, until - job.started_at)))
+        yield "runs for" if job.ended_at is None else "ran for", lasted
     if job.sweep:
         setting = ", ".join(f"{key} = {value}" for key, value in job.setting.items())
         yield "sweep", Text(words(f"{job.sweep}: {setting}", ascii_))
@@ -209,7 +210,7 @@ def _doing(row: JobRow, now: JobNow, scene: Scene, width: int) -> Iterator[Fact]
         yield "uses", Text(", ".join(uses))
     yield from _training(now, scene)
     for name, value in list(now.metrics.items())[:METRICS]:
-        shown = Text("nan", "bad") if value is None else Text(formats.loss(value))
+        shown = Text("nan", "bad") if value is None else Text(formats.figure(value))
         yield words(name, scene.ui.ascii), shown
 
 
@@ -244,12 +245,14 @@ def _told(detail: JobDetail, scene: Scene, width: int) -> Iterator[RenderableTyp
     if detail.error:
         yield from _part("error")
         for text in detail.error.splitlines()[-ERROR:]:
-            yield line((words(text, ascii_), "bad"))
+            yield Text(words(text, ascii_), "bad", overflow="fold")
     settings = list(_flat(detail.spec))
     if settings:
         yield from _part("settings")
         for key, value in settings:
-            yield line((f"{words(key, ascii_)} = ", "dim"), words(value, ascii_))
+            setting = Text.assemble((f"{words(key, ascii_)} = ", "dim"), words(value, ascii_))
+            setting.overflow = "fold"
+            yield setting
     if detail.story:
         yield from _part("story")
         yield from (_told_line(each, scene) for each in detail.story[-STORY:])

@@ -46,13 +46,27 @@ def rate(value: float | None, width: int) -> str:
     return short(found)[:width]
 
 
+def byte_rate(value: float | None) -> str:
+    """Bytes a second with their unit: 0 B/s, 61.2 MB/s."""
+    text = short(value)
+    if text == UNKNOWN:
+        return text
+    digits = text.rstrip("".join(_PREFIXES))
+    return f"{digits} {text[len(digits) :]}B/s"
+
+
 def loss(value: float | None) -> str:
-    """A loss in at most 8 columns."""
+    """A loss in at most 8 columns, with four digits always: 2.300, and not 2.3 between others."""
+    return figure(value, "#.4g")
+
+
+def figure(value: float | None, plain: str = ".4g") -> str:
+    """A number in at most 8 columns."""
     found = known(value)
     if found is None:
         return UNKNOWN
     if found == 0 or 1e-3 <= abs(found) < 1e4:
-        return f"{found:.4g}"[:8]
+        return f"{found:{plain}}"[:8].rstrip(".")
     return f"{found:.1e}"[:8]
 
 

@@ -70,7 +70,9 @@ ETA = 8
 WIDER = (
     *(("bar", 5), ("loss", 6), ("spark", 6), ("bar", 10), ("loss", 8), ("spark", 8), ("rate", 10)),
     *(("bar", 20), ("spark", 16), ("bar", 30), ("spark", 24), ("bar", 40), ("spark", 40)),
+    *(("bar", 60), ("spark", 60), ("bar", 80), ("spark", 100)),
 )
+PAPER = tuple(entry for entry in WIDER if entry[0] != "spark")  # losses are seen in a session
 HEADINGS = {"bar": "progress", "step": "step", "spark": "", "loss": "loss", "rate": "rate"}
 RIGHT = {"step", "rate"}
 
@@ -160,18 +162,19 @@ def _widths(scene: Scene, width: int) -> tuple[dict[str, int], dict[str, int]]:
     step = max(4, ui.seen.step)
     name = min(name, max(6, room - fixed - step - 8))
     middle = max(1, room - fixed - name - 1)
-    runs = fitted({"step": min(step, middle)}, WIDER, min(middle, 150))
+    runs = fitted({"step": min(step, middle)}, PAPER if ui.once else WIDER, middle)
     sizes = {"mark": 1, "id": number, "name": name, "state": state, "middle": middle}
     order = [key for key in HEADINGS if key in runs]
     return sizes | ({"eta": eta} if eta else {}), {key: runs[key] for key in order}
 
 
 def _headings(sizes: dict[str, int], runs: dict[str, int], by: str, arrow: str) -> RenderableType:
-    def text(key: str, name: str) -> str:
-        return f"{arrow}{name}" if by == key else name
+    def text(key: str, name: str, size: int = NAME_MOST) -> str:
+        shown = f"{arrow}{name}" if by == key else name
+        return shown if len(shown) <= size else ""
 
     middle: list[tuple[Mark, int]] = [
-        (cell((text(key, HEADINGS[key])[:size], "head"), right=key in RIGHT), size)
+        (cell((text(key, HEADINGS[key], size), "head"), right=key in RIGHT), size)
         for key, size in runs.items()
     ]
     parts: dict[str, Mark] = {
@@ -247,9 +250,11 @@ def reason(row: JobRow, in_ascii: bool) -> str:
     """Why a job waits or how it ended; of a failed job the exception's line first."""
     job = row.job
     why = "" if job.why == job.state else words(job.why, in_ascii)
+    if job.state in ENDED:  # "cancelled by ada" stands right beside "cancelled"
+        why = why.removeprefix(f"{job.state} ")
     error = words(job.error, in_ascii)
-    if error and error in why:
-        return why
+    if error:  # the daemon's sentence ends with it
+        why = why.replace(f": {error}", "", 1)
     return f"{error} ({why})" if error and why else error or why
 
 

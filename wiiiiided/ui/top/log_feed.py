@@ -34,6 +34,7 @@ class LogFeed:
         self._asked: int | None = None  # the job that the request is for
         self._lines: list[tuple[Moment, m.LogLine]] = []
         self._note = ""
+        self._known: Moment = (0, 0.0)  # the newest line before the log was opened again
         self._wanted = False  # a connection is to be opened
 
     def close(self) -> None:
@@ -41,9 +42,10 @@ class LogFeed:
             self.connection.close()
             self.connection = None
 
-    def want(self, job: int | None) -> None:
-        """Show this job's lines from now on; None: no job's."""
-        if job != self._job:
+    def want(self, job: int | None) -> bool:
+        """Show this job's lines from now on; None: no job's. Whether it is another than before."""
+        changes = job != self._job
+        if changes:
             self.close()
             self._lines.clear()
             self._job, self._wanted, self._note = job, job is not None, "opening"
@@ -51,6 +53,7 @@ class LogFeed:
             tail = lambda: (wanted, self._client.tailing(wanted, TAIL))  # noqa: E731
             if self._requests.run(REQUEST, tail):
                 self._asked, self._wanted = wanted, False
+        return changes
 
     def again(self) -> None:
         """Go on where the connection was lost: the daemon is back."""
@@ -69,11 +72,13 @@ class LogFeed:
             self._wanted = self._job is not None
             return
         self.close()
+        self._known = self._lines[-1][0] if self._lines else (0, 0.0)
         self._lines.clear()
         self.connection, self._note = connection, ""
 
     def read(self) -> int:
-        """Take the lines that have come, and say how many."""
+        """Take the lines that have come; the number of new ones. A log that is opened again begins
+        with lines that were there before."""
         count = 0
         if self.connection is None:
             return 0
@@ -81,7 +86,7 @@ class LogFeed:
             for answer in answers(self.connection):
                 if isinstance(answer, m.LogLines):
                     self._lines = merged(self._lines, answer.lines)
-                    count += len(answer.lines)
+                    count += sum((line.attempt, line.at) > self._known for line in answer.lines)
                 elif isinstance(answer, m.EndOfAnswers):
                     self.close()
                     self._note = OVER

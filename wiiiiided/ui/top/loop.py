@@ -46,6 +46,7 @@ from wiiiiided.ui.top.view import clamp_scroll, view
 
 IDLE_S = 1.0  # the longest wait: a silent daemon is noticed by looking at the clock
 ESCAPE_S = 0.05  # after which an ESC was the key, and not the beginning of a sequence
+ANSWER_S = 5.0  # an answer stands in the place of the keys for so long, or until a key
 LOG_S = 0.25  # between frames for log lines alone: a job may write thousands a second
 DETAIL_S = 3.0  # between two requests for the open page's facts
 DETAILS, RECORDS = "details", "loss of job "  # names of requests
@@ -138,6 +139,7 @@ class TopLoop:
         self._was_gone = False
         self._draw_at: float | None = 0.0  # when the next frame is due; None: nothing has changed
         self._drawn_at = 0.0
+        self._answer, self._answered_at = "", 0.0  # the message on the screen, and since when
         self._ended_by: int | None = None
         self._quit = False
 
@@ -289,14 +291,18 @@ class TopLoop:
         now = time.monotonic()
         self._watch.tick(now, self._ui.every_s)
         gone = self._watch.gone(now) is not None
+        if self._ui.message != self._answer:
+            self._answer, self._answered_at = self._ui.message, now
+        elif self._answer and now - self._answered_at >= ANSWER_S:
+            self._say("")
         due = self._drawn_at + IDLE_S  # clock, ages and countdown go on
         self._draw_at = due if self._draw_at is None else min(self._draw_at, due)
         if self._was_gone and not gone:
             self._log.again()
         self._was_gone = gone
         row = selected_job(self._snapshot, self._ui) if self._ui.log else None
-        if not gone or row is None:
-            self._log.want(row.job.id if row else None)
+        if (not gone or row is None) and self._log.want(row.job.id if row else None):
+            self._ui = replace(self._ui, log_back=0)  # of another job the newest lines
         if not gone:
             self._ask_details(now)
             self._ask_record()

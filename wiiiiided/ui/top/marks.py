@@ -160,26 +160,29 @@ class TimeBar(Mark):
 
 @dataclass(frozen=True)
 class Chart:
-    """An area from the smallest to the largest value; as high as `height` or its place says."""
+    """An area from `low`, or the smallest value, to the largest; as high as `height` or its place
+    says. Its labels are of what is drawn, means where values are more than columns."""
 
     values: Sequence[float]
     style: str = "loss"
     height: int | None = None
+    low: float | None = None
 
     def rows(self, width: int, height: int) -> list[Text]:
         known = [value for value in self.values if math.isfinite(value)]
         if not known or height < 1:
             return [Text(" no values yet", style="dim")]
-        high, low = max(known), min(known)
+        labels = [formats.loss(value) for value in (min(known), max(known))]
+        edge = max(map(len, labels)) if width >= AXIS_LEAST else 0
+        drawn = stretched(known, max(1, width - edge - 2 * bool(edge)))
+        high, low = max(drawn), min(drawn) if self.low is None else self.low
         names = [""] * height
-        if width >= AXIS_LEAST:
+        if edge:
             names[0], names[-1] = formats.loss(high), formats.loss(low)
-        edge = max(map(len, names))
-        room = max(1, width - edge - 2 * bool(edge))
-        shares = [_share(value, low, high) for value in stretched(known, room)]
+        shares = [_share(value, low, high) for value in drawn]
         return [
             Text.assemble(
-                (f"{name:>{edge}} │" if edge else "", "dim"),
+                (f"{name[:edge]:>{edge}} │" if edge else "", "dim"),
                 (_slice(shares, height, height - 1 - place), self.style),
                 no_wrap=True,
             )

@@ -1,7 +1,7 @@
 """The pane of nodes: a row each, their sum, and in the frame below them the straggler.
 
     ╭─ nodes 3 ───────────────────────────────────────────────────────────────────────────────────╮
-    │  node  state   samples/s           compute exchange waiting    up/s down/s  CPU       MEM    │
+    │  node  state   samples/s throughput compute exchange waiting   up/s down/s  CPU       MEM    │
     │▸ a *   ● ok        412.0 ▅▆▇▇▇▇    ▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▄▄▂▂▂▂    61.2M  60.8M  ━━━── 71% …      │
     │  c     ◄ slow      411.9 ▃▃▂▃▃▂    ▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▆▄    58.8M  59.3M  ━━━━━ 99% …      │
     │  total             823.9                                       120M   120M                  │
@@ -57,7 +57,7 @@ TITLES = {
     "name": "node",
     "state": "state",
     "rate": "rate",
-    "spark": "",
+    "spark": "throughput",
     "steps": "step/s",
     "time": "",
     "up": "up/s",
@@ -184,7 +184,7 @@ def _heading(key: str, size: int, unit: str, arrow: str) -> Mark:
     if key == "time":
         return _time_heading(size, arrow)
     text = unit if key == "rate" else TITLES[key]
-    if key == "state" and size < 5:
+    if key in ("state", "spark") and size < len(text):
         text = ""
     return cell(f"{arrow}{text}"[:size], style="head", right=key in RIGHT)
 
@@ -223,7 +223,7 @@ def _cells(node: NodeNow, scene: Scene, sizes: dict[str, int], unit: str) -> dic
     made["state"] = cell((f"{sign} {word}" if sizes["state"] > 1 else sign, style))
     made["age"] = cell((formats.age(age_s), "warn" if stale else "dim"), right=True)
     made["note"] = cell((words(node.note, scene.ui.ascii), "wait" if node.note else ""))
-    if lost and "note" not in sizes and "age" not in sizes:
+    if lost and "age" not in sizes:
         made["rate"] = cell((formats.age(age_s), "dim"), right=True)
     if not lost:
         made["cpu"], made["mem"] = ShareMeter(node.cpu), ShareMeter(node.memory_used)

@@ -1,4 +1,5 @@
-"""Beside each other, from 34 lines on: the ranks of the selected job, and its loss.
+"""From 34 lines on the ranks of the selected job, and beside them its loss; on a narrow screen it
+lies below them, from 41 lines on.
 
 ╭─ ranks 17 digits ────────────────────────────────────────╮╭─ loss 4.1 → 0.35 ─────────────╮
 │ rank  step  step time  where the time goes  waits for mem ││ 4.1  │█▅▃▂▂▁▁▁▁               │
@@ -7,6 +8,8 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from rich.console import Group, RenderableType
 from rich.layout import Layout
@@ -22,7 +25,10 @@ from wiiiiided.ui.top.pane import EDGES, fitted, framed, inside, line, short, ti
 from wiiiiided.ui.top.ui import Scene
 
 LEAST, MOST = 5, 9  # rows of ranks
+ROOMY = 32  # lines for all panes from which on these are shown
 BESIDE = 100  # columns from which on the loss stands beside the ranks
+BELOW = 7  # lines of the loss below the ranks, with its frame
+RANKS_LEAST = 63  # columns in which a rank's memory has room
 NODE_MOST = 12
 TITLES = {
     "rank": "rank",
@@ -49,23 +55,39 @@ def shown(scene: Scene) -> JobRow | None:
     return row if row is not None and row.now is not None and row.now.ranks else None
 
 
-def wanted(scene: Scene) -> int:
-    """The lines of the panes with their frame; 0: there is nothing to show."""
+def wanted(scene: Scene, width: int, room: int) -> int:
+    """The lines of the panes with their frames on a screen that has `room` for all panes; 0: there
+    is nothing to show."""
     row = shown(scene)
-    if row is None or row.now is None:
+    if row is None or room < ROOMY:
         return 0
-    return EDGES + 1 + min(MOST, max(LEAST, len(row.now.ranks)))
+    below = width < BESIDE and room >= ROOMY + BELOW and len(_losses(row, scene)) > 1
+    return _lines(row) + BELOW * below
+
+
+def _lines(row: JobRow) -> int:
+    """The lines of the ranks alone."""
+    return EDGES + 1 + min(MOST, max(LEAST, len(row.now.ranks if row.now else ())))
+
+
+def _losses(row: JobRow, scene: Scene) -> tuple[float, ...]:
+    return scene.losses.get(row.job.id, ())
 
 
 def panes(scene: Scene, width: int, height: int) -> RenderableType:
     row = shown(scene)
-    if row is None or row.now is None:
+    if row is None:
         return Text(" ")
-    losses = scene.losses.get(row.job.id, ())
-    if width < BESIDE or len(losses) < 2:
+    losses, lines, both = _losses(row, scene), _lines(row), Layout()
+    if len(losses) < 2 or (width < BESIDE and height < lines + BELOW):
         return _ranks(row, scene, width, height)
-    part = width * 3 // 5
-    both = Layout()
+    if width < BESIDE:
+        both.split_column(
+            Layout(_ranks(row, scene, width, lines), size=lines),
+            Layout(_loss(losses, scene, width)),
+        )
+        return both
+    part = max(RANKS_LEAST, width * 3 // 5)
     both.split_row(
         Layout(_ranks(row, scene, part, height), size=part),
         Layout(_loss(losses, scene, width - part)),
@@ -95,8 +117,9 @@ def ranks_rows(ranks: tuple[RankNow, ...], scene: Scene, room: int) -> Renderabl
     sizes = fitted({"rank": 5, "step": 6, "took": 9, "time": 8}, wider, room)
     sizes = {key: sizes[key] for key in TITLES if key in sizes}
     rows = [RowStrip([(_heading(key, size), size) for key, size in sizes.items()])]
+    found = waited_for(ranks)
     for rank in ranks:
-        cells = _cells(rank, scene)
+        cells = _cells(rank, found.get(rank.rank), scene)
         rows.append(RowStrip([(cells[key], size) for key, size in sizes.items()]))
     return Group(*rows)
 
@@ -106,11 +129,29 @@ def _heading(key: str, size: int) -> Mark:
     return cell(text[:size], style="head", right=key in RIGHT)
 
 
-def _cells(rank: RankNow, scene: Scene) -> dict[str, Mark]:
+def waited_for(ranks: Iterable[RankNow]) -> dict[int, int]:
+    """The rank for whose sake each rank waits. In a ring a rank waits for its neighbour, which may
+    only wait itself: of all that are waited for in turn, it is the one that waits least."""
+    known = {rank.rank: rank for rank in ranks}
+    found = {}
+    for rank in known.values():
+        chain, peer = [rank], rank.waits_for
+        while peer in known and known[peer] not in chain:
+            chain.append(known[peer])
+            peer = known[peer].waits_for
+        least = min(chain, key=lambda each: each.rates.waiting)
+        if peer is not None and peer not in known:  # a rank of another node, on a node's page
+            found[rank.rank] = peer
+        elif least is not rank:
+            found[rank.rank] = least.rank
+    return found
+
+
+def _cells(rank: RankNow, waited: int | None, scene: Scene) -> dict[str, Mark]:
     rates = rank.rates
     node = cut(words(rank.node, scene.ui.ascii), NODE_MOST)
     step = formats.UNKNOWN if rank.step is None else formats.steps(rank.step, None)
-    peer = formats.UNKNOWN if rank.waits_for is None else f"rank {rank.waits_for}"
+    peer = formats.UNKNOWN if waited is None else f"rank {waited}"
     memory = formats.UNKNOWN if rank.memory is None else format_size_compact(rank.memory)
     cores = formats.known(rank.cpu)
     unknown = cell((formats.UNKNOWN, "dim"))
@@ -120,7 +161,7 @@ def _cells(rank: RankNow, scene: Scene) -> dict[str, Mark]:
         "step": cell(step, right=True),
         "took": cell(formats.step_time(rates.steps), right=True),
         "time": TimeBar(rates.exchange, rates.waiting) if rates.measured else unknown,
-        "peer": cell((peer, "warn" if rank.waits_for is not None else "dim")),
+        "peer": cell((peer, "warn" if waited is not None else "dim")),
         "share": cell(formats.UNKNOWN if share is None else f"{100 * share:.3g} %", right=True),
         "cpu": cell(formats.UNKNOWN if cores is None else f"{cores:.1f}", right=True),
         "mem": cell(memory, right=True),

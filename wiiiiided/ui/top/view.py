@@ -4,7 +4,7 @@
      out of touch …                                  only when something is wrong
     ╭─ nodes ─╮                                      nodes, their sum, the straggler
     ╭─ jobs ──╮
-    ╭─ ranks ─╮╭─ loss ─╮                            of the selected job, from TALL lines on
+    ╭─ ranks ─╮╭─ loss ─╮                            of the selected job, where there is room
     ╭─ log ───╮                                      fills the rest
      q quit  ? help …                                or a question, a filter, an answer
 
@@ -41,14 +41,14 @@ from wiiiiided.ui.top.pane import EDGES, NAME_MOST, framed, inside, line, title,
 from wiiiiided.ui.top.ui import Draining, Question, Resuming, Scene, Ui
 
 SMALL = 12  # lines of a screen that has room for one pane only
-TALL = 34  # lines from which on ranks and loss of the selected job are shown
+TALL = ranks_pane.ROOMY + 2  # lines from which on ranks and loss of the selected job are shown
 LOG_LEAST, LOG_WORTH = 3, 5  # lines of the log with its frame: the least, and worth taking away for
 LOGGED = 18  # lines for panes from which on the log may take some away
 ENDLESS = 1 << 16
 REASON_LEAST = 12  # columns of one that is being typed
 KEYS = (
     *(("q", "quit"), ("?", "help"), ("↑↓", "select"), ("Tab", "pane"), ("↵", "details")),
-    *(("/", "filter"), ("s", "sort"), ("l", "log"), ("x", "cancel"), ("d", "drain")),
+    *(("l", "log"), ("x", "cancel"), ("/", "filter"), ("s", "sort"), ("d", "drain")),
     *(("p", "pause"), ("r", "reverse"), ("+/-", "rate")),
 )
 DESTRUCTIVE = ("x", "d")
@@ -89,7 +89,7 @@ def clamp_scroll(scene: Scene, width: int, height: int) -> Ui:
     if ui.page:
         count = len(lines(_page(scene, inside(width)), inside(width)))
         top = max(0, min(ui.page_top, count - (room - EDGES)))
-    log = _shares(scene, room).log
+    log = _shares(scene, width, room).log
     back = log_pane.furthest(scene, log) if log else 0
     return replace(ui, page_top=top, log_back=max(0, min(ui.log_back, back)))
 
@@ -97,9 +97,10 @@ def clamp_scroll(scene: Scene, width: int, height: int) -> Ui:
 def natural(scene: Scene, width: int) -> int:
     """Lines of a screen that shows everything and nothing else."""
     log = LOG_LEAST + 7 if scene.log and scene.log.lines else 0
-    panes = nodes_pane.wanted(scene) + jobs_pane.wanted(scene) + ranks_pane.wanted(scene)
+    ranks = ranks_pane.wanted(scene, width, ENDLESS)
+    panes = nodes_pane.wanted(scene) + jobs_pane.wanted(scene) + ranks
     need = 2 + len(_banner(scene)) + panes + log
-    return max(SMALL, need, TALL if ranks_pane.wanted(scene) else 0)
+    return max(SMALL, need, TALL + ranks_pane.BELOW * (width < ranks_pane.BESIDE) if ranks else 0)
 
 
 def _paper(scene: Scene, width: int) -> RenderableType:
@@ -122,7 +123,7 @@ def _body(scene: Scene, width: int, room: int) -> list[tuple[int, RenderableType
         return [(room, framed(content, title(kind, about, True), width, ui, focus=True))]
     if scene.snapshot is None:
         return [(room, line(" waiting for the daemon's metrics", style="dim"))]
-    shares = _shares(scene, room)
+    shares = _shares(scene, width, room)
     draw: list[tuple[int, Callable[[Scene, int, int], RenderableType]]] = [
         (shares.nodes, nodes_pane.pane),
         (shares.jobs, jobs_pane.pane),
@@ -142,7 +143,7 @@ def _page(scene: Scene, width: int) -> RenderableType:
     return details.page(scene, width)
 
 
-def _shares(scene: Scene, room: int) -> Shares:
+def _shares(scene: Scene, width: int, room: int) -> Shares:
     ui = scene.ui
     if room < SMALL - 2:
         focus = ui.focus if ui.focus != "log" or ui.log else "jobs"
@@ -150,7 +151,7 @@ def _shares(scene: Scene, room: int) -> Shares:
             room * (focus == "nodes"), room * (focus == "jobs"), 0, room * (focus == "log")
         )
     log = LOG_WORTH if ui.log and room >= LOGGED else 0
-    middle = ranks_pane.wanted(scene) if room >= TALL - 2 else 0
+    middle = ranks_pane.wanted(scene, width, room)
     left = room - log - middle
     for_nodes, for_jobs = _halves(left, nodes_pane.wanted(scene), jobs_pane.wanted(scene))
     spare = left - for_nodes - for_jobs
@@ -177,18 +178,20 @@ def _header(scene: Scene, width: int) -> RenderableType:
     ui, snapshot = scene.ui, scene.snapshot
     left: list[tuple[str, str]] = [(" WIIIIIDE ", "dim" if scene.gone else "logo")]
     right: list[tuple[str, str]] = []
+    totals = _totals(snapshot) if snapshot is not None else []
     if snapshot is not None:
         moment = snapshot.at + (0.0 if ui.once else scene.since_s)
         left += _counts(snapshot, scene)
-        right += _totals(snapshot)
+        right += totals
         right.append((formats.time_of_day(moment, scene.offset_s), ""))
     if not ui.once:
         right.append((f"{ui.every_s:g}s", "dim"))
     if ui.paused:
         right.append(("PAUSED", "warn"))
+    kept = len(right) - len(totals)  # clock, interval, PAUSED: the bytes go before the rate
     while _length(left) + _length(right) + 2 > width and len(left) + len(right) > 2:
-        if len(right) > 2 + ui.paused:
-            right.pop(len(right) - 3 - ui.paused)
+        if len(right) > kept:
+            right.pop(len(right) - kept - 1)
         elif len(left) > 2:
             left.pop()
         elif len(right) > 1:
@@ -239,7 +242,7 @@ def _totals(snapshot: Snapshot) -> list[tuple[str, str]]:
         text = formats.rate(rate, 9) if rate < 10_000 else f"{rate:,.0f}"
         parts.append((f"{text} samples/s", "spark"))
     if up:
-        parts.append((f"↑ {formats.short(up)}B/s", ""))
+        parts.append((f"↑ {formats.byte_rate(up)}", ""))
     return parts
 
 
@@ -263,7 +266,8 @@ def _footer(scene: Scene, width: int) -> RenderableType:
     if ui.question is not None:
         return _question(ui.question, ui.ascii, width)
     if ui.page:
-        return line(" ↑↓ scroll, any other key closes this page", style="bold")
+        text = " ↑↓ scroll, any other key closes this page"
+        return line(text if len(text) <= width else " ↑↓ scroll, others close", style="bold")
     pane = ui.nodes if ui.focus == "nodes" else ui.jobs
     if ui.typing:
         text = f" / {words(pane.filter, ui.ascii)}_   Enter keeps it  Esc shows all"
