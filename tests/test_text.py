@@ -22,6 +22,7 @@ from wiiiiided.text import (
     format_step_time,
     listed,
     pad,
+    plain,
     three_digits,
 )
 
@@ -154,6 +155,10 @@ def test_what_a_plan_measures_has_three_digits(said: str, meant: str) -> None:
 )
 def test_a_size_is_in_the_binary_unit_that_fits(size: int, text: str, compact: str) -> None:
     assert (format_size(size), format_size_compact(size)) == (text, compact)
+
+
+def test_a_sentence_that_is_kept_has_no_colours() -> None:
+    assert plain("\x1b[1;31mValueError\x1b[0m: \x1b[2Jbad") == "ValueError: ?[2Jbad"
 
 
 def test_one_and_many() -> None:

@@ -65,8 +65,9 @@ def without_overwritten(text: str) -> str:
 
 
 def plain(text: str, most: int = SENTENCE_CHARS) -> str:
-    """Untrusted text before it is kept or logged: one line, printable, of a length one reads."""
-    shown = "".join(char if char.isprintable() else "?" for char in text[:most])
+    """Untrusted text before it is kept or logged: one line, printable, without colours, of a length
+    one reads."""
+    shown = "".join(char if char.isprintable() else "?" for char in _SGR.sub("", text)[:most])
     return shown.encode("utf-8", "replace").decode()
 
 

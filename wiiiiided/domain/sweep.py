@@ -24,11 +24,11 @@ def sweep_id(number: int) -> str:
 
 
 def sweep_number(text: str) -> int | None:
-    """The number in s12; None when it is no sweep's id."""
+    """The number in s12, from 1 on; None when it is no sweep's id."""
     digits = text[1:]
     if text[:1] != "s" or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
         return None
-    return int(digits)
+    return int(digits) or None
 
 
 def short_names(keys: Iterable[str]) -> list[str]:

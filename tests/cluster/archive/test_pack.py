@@ -228,6 +228,17 @@ def test_our_own_ignore_file_is_heard_first(work: Path) -> None:
     assert shipped == ["a", "data/", "data/x", "data/x.log", "sub/"]
 
 
+def test_a_daemons_state_and_keys_never_travel(work: Path) -> None:
+    for home in ("home/state", "xdg/wiiiiide/daemon", "bare"):
+        write(work, {f"{home}/{name}": "" for name in ("state.sqlite", "lock", "node.key")})
+    write(work, {"home/jobs/1/order": "", "a": "1", "mine/state.sqlite": "1"})
+    assert names(work) == ["a", "mine/", "mine/state.sqlite", "xdg/"]
+    assert survey(str(work)).notes == tuple(
+        f"'{name}' is where a daemon keeps its state and keys: left out"
+        for name in ("bare", "home", "xdg/wiiiiide")
+    )
+
+
 def test_what_stays_can_be_asked_of_each_path_with_its_rule(work: Path) -> None:
     write(work, {".gitignore": "# no\n\n*.pt\n/gen/\n", "sub/.gitignore": "!a.pt\n"})
     write(work, {".wiiiiideignore": "big\n", "job-1/.wiiiiide-pulled": "", "env/pyvenv.cfg": ""})

@@ -27,6 +27,15 @@ def test_a_job_that_never_started_has_no_duration(cli: Cli, daemon: FakeDaemon) 
     assert cli("cancel", "17").err == "job 17 (digits) cancelled: left the queue\n"
 
 
+@pytest.mark.parametrize("words", [("cancel", "0"), ("cancel", "s0"), ("ps", "s0"), ("show", "0")])
+def test_no_job_and_no_sweep_has_the_number_0(
+    cli: Cli, daemon: FakeDaemon, words: tuple[str, str]
+) -> None:
+    result = cli(*words)
+    assert (result.code, daemon.requests) == (2, [])
+    assert f"'{words[1]}' is no" in result.err
+
+
 def test_now_is_passed_on(cli: Cli, daemon: FakeDaemon) -> None:
     daemon.answers(m.Cancel, ended(17, "cancelled", 137))
     assert cli("cancel", "--now", "17").code == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from tests.ui.cli.kit import Cli, Program
 from wiiiiided import __version__
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.ui.cli import command_table
+from wiiiiided.ui.cli.command_table import COMMANDS, load
 from wiiiiided.ui.cli.commands import why
 from wiiiiided.ui.cli.main import main
 
@@ -73,6 +76,18 @@ def test_on_a_terminal_every_flag_is_a_flag(
     shown = re.sub(r"\x1b\[[0-9;]*m", "", terminal.getvalue())
     assert "╭─ Options ─" in shown
     assert "<bool>" not in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_an_example_is_understood(name: str) -> None:
+    said = re.search(r"wiiiiide ([^)]*)", COMMANDS[name].example)
+    assert said is not None
+    words = shlex.split(said[1])
+    command, words = load(words[0]), words[1:]
+    while words and (inner := getattr(command, "commands", {}).get(words[0])) is not None:
+        command, words = inner, words[1:]
+    with command.make_context(name, words) as context:
+        assert context.params is not None
 
 
 def test_a_terminal_gets_help_in_panels_with_an_example(program: Program) -> None:
@@ -180,6 +195,39 @@ def test_a_bug_is_one_line_and_how_to_see_more(cli: Cli, monkeypatch: pytest.Mon
     assert "Traceback (most recent call last)" in cli("why", "17").err
     monkeypatch.setenv("WIIIIIDE_LOG", "nonsense")
     assert "Traceback" not in cli("why", "17").err
+
+
+@pytest.mark.parametrize("words", [("run", "true"), ("new",), ("report", "17", "-o", "x.html")])
+def test_a_current_folder_that_was_removed_is_a_sentence(
+    program: Program, daemon: FakeDaemon, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    daemon.answers(m.GetRecords, m.JobRecords(view(), (), ()))
+    command = shlex.join([sys.executable, "-m", "wiiiiided.ui.cli.main", *words])
+    script = f"mkdir gone && cd gone && rmdir ../gone && {command}"
+    done = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path, env=program.env, capture_output=True, text=True,
+        timeout=60,
+    )  # fmt: skip
+    assert "this is a bug" not in done.stderr
+    assert "the current folder was removed" in done.stderr
+
+
+def test_ctrl_c_while_the_program_is_imported_is_no_traceback(
+    program: Program, tmp_path: Path
+) -> None:
+    slow = "import sys, time\nprint('importing', flush=True)\ntime.sleep(60)\n"
+    (tmp_path / "typer.py").write_text(slow)
+    start = "import sys; from wiiiiided.ui.cli.start import main; sys.exit(main())"
+    path = os.pathsep.join([str(tmp_path), program.env.get("PYTHONPATH", "")])
+    with subprocess.Popen(
+        [sys.executable, "-c", start, "ps"], env={**program.env, "PYTHONPATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    assert (process.returncode, said) == (-signal.SIGINT, "")
 
 
 def test_a_closed_stdout_is_no_traceback(program: Program, daemon: FakeDaemon) -> None:

@@ -82,6 +82,11 @@ def test_where_there_is_no_telling_nothing_is_written(
     assert said in result.err
 
 
+def test_a_problem_names_no_line_of_a_file_that_is_not_written(cli: Cli, folder: Path) -> None:
+    result = cli("new", "nosuch.py")
+    assert result.err.startswith('wiiiiide new: "nosuch.py" is not in the working directory')
+
+
 def test_a_home_is_no_place_for_a_job(
     cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,6 +142,13 @@ def test_a_saved_file_elsewhere_leads_back_to_the_folder(cli: Cli, folder: Path)
     assert cli("check", "../other.toml").code == 0
 
 
+def test_what_cannot_be_saved_is_a_sentence(cli: Cli, folder: Path) -> None:
+    alone = cli("run", "--force", "python", "train.py")
+    assert (alone.code, "--force is for --save FILE" in alone.err) == (2, True)
+    inside = cli("run", "--save", ".", "python", "train.py")
+    assert (inside.code, ". is a folder" in inside.err) == (1, True)
+
+
 def test_no_file_is_replaced_without_being_told(cli: Cli, folder: Path) -> None:
     (folder / "job.toml").write_text("mine")
     words = ("run", "--save", "job.toml", "python", "train.py")

@@ -100,12 +100,23 @@ def test_a_job_that_goes_on_from_another_is_asked_for_as_such(
 ) -> None:
     refusal = m.Refusal(1, "job 3 has no checkpoints: it never ran")
     daemon.answers(m.SubmitResuming, refusal)
-    for number in ("3", "0"):
-        result = cli("submit", str(folder), "--resume", number)
-        assert (result.code, "it never ran" in result.err) == (1, True)
-    assert [request.resumes for request in daemon.asked(m.SubmitResuming)] == [3, 0]
-    bad = cli("submit", str(folder), "--resume", "s3")
-    assert (bad.code, "s3 is a sweep" in bad.err) == (2, True)
+    result = cli("submit", str(folder), "--resume", "3")
+    assert (result.code, "it never ran" in result.err) == (1, True)
+    assert [request.resumes for request in daemon.asked(m.SubmitResuming)] == [3]
+    for text, said in (("s3", "s3 is a sweep"), ("0", "'0' is not the number of a job")):
+        bad = cli("submit", str(folder), "--resume", text)
+        assert (bad.code, said in bad.err) == (2, True)
+
+
+def test_what_was_queued_is_known_where_stdout_is_full(
+    program: Program, daemon: FakeDaemon, folder: Path
+) -> None:
+    accepts(daemon)
+    with open("/dev/full", "w") as full:
+        result = program.run("submit", str(folder), stdout=full)
+    assert result.code == 1
+    assert "job 17 (digits)" in result.err
+    assert "cannot write the output: No space left on device" in result.err
 
 
 def test_on_a_terminal_it_is_friendly(program: Program, daemon: FakeDaemon, folder: Path) -> None:

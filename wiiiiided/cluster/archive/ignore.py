@@ -3,7 +3,7 @@
 Three sources of rules; the first one with a rule for a path decides:
 
     ALWAYS               names that are never shipped: repositories, caches, virtual environments;
-                         and what `pull` made, by the mark in it
+                         what `pull` made, by the mark in it; and a daemon's own files
     .wiiiiideignore      the deepest one first; `!data/` in it ships what git ignores
     .gitignore           the deepest one first, up to the root of the repository
 
@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pathspec import GitIgnoreSpec
+if TYPE_CHECKING:
+    from pathspec import GitIgnoreSpec
 
 OURS = ".wiiiiideignore"
 GITS = ".gitignore"
@@ -92,7 +93,7 @@ class Rules:
 
     def ignored_by(self, path: str, is_directory: bool) -> str | None:
         """The file that excludes this path: OURS, GITS, PULLED; "" for a path never shipped."""
-        if os.path.basename(path) in ALWAYS:
+        if os.path.basename(path) in ALWAYS or (is_directory and is_daemons(path)):
             return ""
         if is_directory and (mark := _mark(path)) is not None:
             return PULLED if mark == PULLED else ""
@@ -139,6 +140,15 @@ def left_out(directory: str, name: str) -> LeftOut | None:
     return None
 
 
+def is_daemons(path: str) -> bool:
+    """Whether a daemon keeps its state in this directory, or directly below: with it keys of the
+    cluster and of jobs would travel. A person's own daemon is below ~/.local/state."""
+    return any(
+        all(os.path.exists(os.path.join(path, inner, name)) for name in ("state.sqlite", "lock"))
+        for inner in ("", "state", "daemon")
+    )
+
+
 def _mark(path: str) -> str | None:
     """The file in this directory that says what it is: an environment, or results."""
     marks = ("pyvenv.cfg", PULLED)
@@ -155,6 +165,8 @@ def _spec(path: str) -> GitIgnoreSpec | None:
         raise BadRules(f"cannot read {path}: {problem.strerror}") from problem
     if len(text) > RULES_BYTES:
         raise BadRules(f"{path} has more than {RULES_BYTES} characters: it is no list of patterns")
+    from pathspec import GitIgnoreSpec  # a third of what `submit --help` would import
+
     try:
         return GitIgnoreSpec.from_lines(text.split("\n"))
     except ValueError as problem:

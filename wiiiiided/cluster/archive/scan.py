@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from wiiiiided.cluster.archive.ignore import OURS, BadRules, Rules
+from wiiiiided.cluster.archive.ignore import OURS, BadRules, Rules, is_daemons
 from wiiiiided.cluster.archive.safe_paths import link_stays
 from wiiiiided.cluster.archive.tar_entries import BLOCK
 from wiiiiided.errors import WiiiiideError
@@ -130,6 +130,8 @@ def _look(
         by = rules.ignored_by(full, is_directory)
         if by and "/" not in name:
             ignored.append((name + "/" * is_directory, by))
+        if by == "" and is_directory and is_daemons(full):
+            notes.append(f"{name!r} is where a daemon keeps its state and keys: left out")
         if by is not None or (is_link and _leads_to_venv(path)):
             return None
         target = os.readlink(path) if is_link else None

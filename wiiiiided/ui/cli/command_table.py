@@ -42,7 +42,7 @@ SECTIONS: dict[str, dict[str, CommandEntry]] = {
         ),
         "new": CommandEntry(
             "Write a job file for the script in this folder.",
-            "wiiiiide new train.py -n 2",
+            "wiiiiide new src/train.py",
         ),
         "check": CommandEntry(
             "Say whether a job file is right, without running it.",

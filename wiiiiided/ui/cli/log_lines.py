@@ -7,9 +7,9 @@
     b:4 │ epoch 1 loss 0.409          of a job on several nodes, each line with its node
     05:11:54.123 0 │ …                with -t, each with its time
 
-A rank's text is untrusted: it is cleaned here. Its colours pass on a terminal that shows any, and
-end with their line. Of a line that was overwritten with carriage returns, as progress bars do, the
-last version is shown.
+A rank's text is untrusted: it is cleaned here. Its colours pass on a terminal that shows any, end
+with their line, and are left out everywhere else. Of a line that was overwritten with carriage
+returns, as progress bars do, the last version is shown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from wiiiiided.cluster.rpc.messages import JobView, LogLine
 from wiiiiided.domain.exit_codes import NO_SUCH, USAGE
-from wiiiiided.text import cell, clean, clean_colours, columns, without_overwritten
+from wiiiiided.text import cell, clean_colours, columns, without_overwritten
 from wiiiiided.ui.cli import screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 
@@ -80,7 +80,7 @@ class Wanted:
             return False
         if self.since is not None and line.at < self.since:
             return False
-        shown = without_overwritten(line.text)
+        shown = clean_colours(without_overwritten(line.text), False)
         return self.pattern is None or self.pattern.search(shown) is not None
 
 
@@ -105,14 +105,13 @@ class Lines:
     def __init__(self, job: JobView | None = None, times: bool = False) -> None:
         self.job = job
         self._times = times
-        self._drawn = sys.stdout.isatty()  # colours of the job's own are left out, or pass
         self._in_traceback: set[int] = set()
         self._bar = "│" if screen.can_print("│", sys.stdout) else "|"
         self._dot = "·" if screen.can_print("·", sys.stdout) else "-"
 
     def put(self, line: LogLine) -> None:
         shown = without_overwritten(line.text)
-        text = clean_colours(shown, False) if self._drawn else clean(shown)
+        text = clean_colours(shown, False)
         bad = self._is_traceback(line, text)
         mark = {"out": self._bar, "err": "!", "note": self._dot}[line.stream]
         if bad:

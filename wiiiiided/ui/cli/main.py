@@ -1,7 +1,7 @@
 """`wiiiiide`: from the words of a command line to an exit code. Never a traceback.
 
     0 done · 1 job failed · 2 usage · 3 job file invalid · 4 no daemon · 5 not allowed
-    6 no such job or node · 7 can never run here · 124 timed out
+    6 no such job or node · 7 can never run here · 8 too many at once · 124 timed out
     130 interrupted · 141 the reader of the output is gone
 
 `run`, `wait` and `submit -f` end with the job's own code.
@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 from typing import Annotated, Any
 
@@ -79,6 +80,9 @@ def explain(problem: Exception) -> int:
         if hint := getattr(problem, "hint", ""):
             screen.say(hint)
         return int(getattr(problem, "code", USAGE if isinstance(problem, UsageError) else FAILED))
+    if isinstance(problem, FileNotFoundError) and not _has_current_folder():
+        screen.say("wiiiiide: the current folder was removed; cd to one that exists")
+        return FAILED
     if _verbose():
         import traceback  # it brings tokenize along, and is hardly ever wanted
 
@@ -86,6 +90,13 @@ def explain(problem: Exception) -> int:
     screen.say(f"wiiiiide: {type(problem).__name__}: {problem}")
     screen.say("this is a bug; run again with WIIIIIDE_LOG=verbose for the traceback")
     return FAILED
+
+
+def _has_current_folder() -> bool:
+    try:
+        return bool(os.getcwd())
+    except FileNotFoundError:
+        return False
 
 
 def _verbose() -> bool:

@@ -16,7 +16,7 @@ def job_id(text: str) -> int:
         raise typer.BadParameter(
             f"{text} is a sweep, and this is about one job; wiiiiide ps {text} lists its jobs"
         )
-    if not digits.isascii() or not digits.isdigit() or not 0 < len(digits) < 19:
+    if not digits.isascii() or not digits.isdigit() or not 0 < len(digits) < 19 or not int(digits):
         raise typer.BadParameter(f"{text!r} is not the number of a job; wiiiiide ps lists them")
     return int(digits)
 

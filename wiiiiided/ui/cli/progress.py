@@ -99,5 +99,6 @@ def _bar(what: str, counts: bool) -> Bar:
         redirect_stdout=False,
     )
     made.add_task(clean(what), total=None)
+    made.tasks[0].start_time = made.get_time() - SLOW_S  # when the work began
     made.start()
     return made

@@ -57,7 +57,8 @@ def command(
     paths = whose()
     daemon, problem = ask(paths)
     denied = isinstance(problem, NotAllowed)
-    findings = examine(gather(paths, daemon, str(problem or ""), denied))
+    with waiting("looking at this machine and its torch"):
+        findings = examine(gather(paths, daemon, str(problem or ""), denied))
     if with_peers and daemon is not None:
         with waiting("connecting to the other machines"):
             findings += look_around(paths, daemon)

@@ -59,7 +59,7 @@ def command(
     """Print what the workers of a job wrote, each line with its rank; "b:4" is rank 4, on node b.
 
     "0 │" is rank 0's stdout. "0 !" is its stderr, or a traceback. "0 ·" is a note about its log.
-    Control characters are shown as \\x1b and the like.
+    Colours pass on a terminal, other control characters are shown as \\x1b and the like.
     """
     chosen = [number(text, "--rank") for texts in rank or () for text in texts.split(",")]
     if chosen and all_ranks:

@@ -11,6 +11,7 @@ import shlex
 from typing import Annotated
 
 import typer
+from msgspec.structs import replace
 
 from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.errors import HostError
@@ -75,8 +76,9 @@ def command(
         examine(text, FILE, (), Shipped)
         with open(FILE, "x", encoding="utf-8") as file:
             file.write(text)
-    except Invalid as invalid:
-        return report(invalid, False)
+    except Invalid as invalid:  # of a file that is not written: it has no lines yet
+        named = (replace(one, file="wiiiiide new", line=None, key="") for one in invalid.problems)
+        return report(Invalid(named), False)
     except OSError as problem:
         raise HostError(f"cannot write {FILE}: {problem.strerror}") from problem
     screen.say(f"{FILE}: written; it runs {clean(shlex.join(words))} as one rank")

@@ -24,6 +24,7 @@ from wiiiiided.domain.plan import KeptPlan, PlanRow, TrialMeasures
 from wiiiiided.errors import HostError
 from wiiiiided.metrics import kept_plan
 from wiiiiided.metrics.plan import plan_rows
+from wiiiiided.text import count
 from wiiiiided.ui.cli import plan_lines, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.daemon import connect
@@ -143,15 +144,13 @@ def _usual(job: LoadedJob, client: Client) -> tuple[str, ...]:
 def _may_run(job: LoadedJob, chosen: Sequence[NodeView], yes: bool) -> bool:
     """Say what will run, and ask on a terminal."""
     names = " ".join(view.node.name for view in chosen)
+    if not yes and not screen.can_ask():
+        raise typer.BadParameter("there is no terminal to ask on: --yes runs the trial")
     screen.say(
         f"plan runs {toml(list(job.spec.run.command))} on {names}, some seconds on each machine "
         f"alone, in copies of {job.directory} of which nothing stays"
     )
-    if yes:
-        return True
-    if not screen.can_ask():
-        raise typer.BadParameter("there is no terminal to ask on: --yes runs the trial")
-    return screen.agreed("run it? [y/N]")
+    return yes or screen.agreed("run it? [y/N]")
 
 
 def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialMeasures:
@@ -162,7 +161,7 @@ def _probe(client: Client, job: LoadedJob, chosen: Sequence[NodeView]) -> TrialM
             _interrupted_by_any_end(),
             closing(TrialRun(client, job.spec, packed)) as trial,
         ):
-            with waiting(f"running the script on {len(nodes)} machines"):
+            with waiting(f"running the script on {count(len(nodes), 'machine')}"):
                 machines, script = trial.machines(nodes)
                 trial.close()
             with waiting("timing the links"):

@@ -71,6 +71,8 @@ def command(
         raise typer.BadParameter(
             "--save and --no-ship exclude each other: a job file ships the folder it is in"
         )
+    if force and save is None:
+        raise typer.BadParameter("--force is for --save FILE: it replaces that file")
     given = {f"run.command={toml(words)}": CALLED}
     if workers is not None:
         given[f"resources.workers_per_node={workers}"] = f"-n {workers}"
@@ -119,6 +121,8 @@ def _save(made: Callable[[], LoadedJob], path: str, force: bool, as_json: bool) 
         with open(path, "w" if force else "x", encoding="utf-8") as file:
             file.write(as_toml(msgspec.structs.replace(job.spec, run=run)))
     except FileExistsError:
+        if os.path.isdir(path):
+            raise HostError(f"{path} is a folder; --save needs the name of a file") from None
         raise HostError(f"{path} is there already; --force replaces it") from None
     except OSError as problem:
         raise HostError(f"cannot write {path}: {problem.strerror}") from problem

@@ -10,11 +10,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from wiiiiided.cluster.archive.pack import Packed
 from wiiiiided.cluster.client import Client, ClientError, DaemonLost, NoDaemon, Progress
 from wiiiiided.cluster.rpc.messages import Submitted
 from wiiiiided.domain.exit_codes import NEVER
@@ -47,6 +46,9 @@ from wiiiiided.ui.cli.options import DryRun, Json
 from wiiiiided.ui.cli.progress import counted
 from wiiiiided.ui.cli.sections import put
 from wiiiiided.ui.jobfile.problem import Invalid
+
+if TYPE_CHECKING:
+    from wiiiiided.cluster.archive.pack import Packed
 
 Result = TypeVar("Result")
 
@@ -263,9 +265,10 @@ def _tell(
     elif sys.stdout.isatty() and not following:
         screen.put(clean(with_start(sentence, submitted.starts)))
     else:
+        # First on stderr: where stdout cannot be written to, it is known what was queued.
+        screen.say(with_start(sentence, submitted.starts))
         if not following:
             screen.put(str(submitted.id))
-        screen.say(with_start(sentence, submitted.starts))
 
 
 def send(
