@@ -24,7 +24,7 @@ from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.local_link import Link
 from wiiiiided.backend.engine.mailbox import Mailbox
 from wiiiiided.backend.engine.operation import Operation, Until
-from wiiiiided.backend.engine.remote_link import Wide
+from wiiiiided.backend.engine.remote_members import RemoteMembers
 from wiiiiided.backend.net.link import WideLink
 from wiiiiided.backend.net.tuning import SILENT_AFTER_S
 from wiiiiided.backend.shm import stats
@@ -73,7 +73,7 @@ class Group:
         self.timeout_s = membership.timeout_s
         self.links = links
         self.team = team
-        self.wide = Wide(self, hosts) if len(hosts) > 1 else None
+        self.wide = RemoteMembers(self, hosts) if len(hosts) > 1 else None
         self.mailbox = Mailbox(self)
         self.queue: deque[Operation] = deque()
         self.gone: dict[int, str] = {}  # members that will never arrive again, and how they went

@@ -34,12 +34,12 @@ from typing import Any
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, meet, remote_members
 from wiiiiided.backend.collectives.wide.exchange_plan import PieceExchange, as_hosts, exchange
 from wiiiiided.backend.collectives.wide.small_all_reduce import queued_items, run_batch
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import BatchItem, Plan, Wait
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction
 from wiiiiided.backend.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
@@ -69,7 +69,7 @@ class SmallWideAllReduce:
         dtype: np.dtype[Any],
         count: int,
     ) -> None:
-        self._group, self._wide, self._call = group, across(group), call
+        self._group, self._wide, self._call = group, remote_members(group), call
         self._reduction, self._dtype, self._count = reduction, dtype, count
         self._carried = [reduction.carried(dtype, len(ranks)) for ranks in self._wide.hosts]
         self._turns = [[slot[:count] for slot in turn] for turn in group.team.small.turns(dtype)]
@@ -120,7 +120,7 @@ class _AllReducePipeline:
     def __init__(
         self, group: Group, call: CallSignature, x: Array, reduction: Reduction, root: int
     ) -> None:
-        self._group, self._wide, self._team = group, across(group), group.team
+        self._group, self._wide, self._team = group, remote_members(group), group.team
         self._call, self._x, self._reduction = call, x, reduction
         self._alone = group.team.size == 1
         self._cuts = pieces(x.size, group.team.staging_bytes // x.itemsize)

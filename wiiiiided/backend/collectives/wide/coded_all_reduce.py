@@ -26,7 +26,7 @@ import numpy as np
 
 from wiiiiided.backend.collectives.local.relay import relay, room
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.collectives.wide.barrier import across
+from wiiiiided.backend.collectives.wide.barrier import remote_members
 from wiiiiided.backend.collectives.wide.segment_exchange import (
     HostSegment,
     count_pieces,
@@ -69,7 +69,7 @@ def coded_all_reduce(
     residuals: HostResiduals,
 ) -> Plan:
     """The plan. `combine` makes of a host's arrays what is added up over the hosts."""
-    team, wide = group.team, across(group)
+    team, wide = group.team, remote_members(group)
     yield from _reduce_share(team, call, x, combine)
     begin, end = share_bounds(x.size, team.size)[team.rank]
     left = wide.buffer("residuals of a share", 4 * (end - begin)).view(np.float32)

@@ -19,11 +19,11 @@ import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
 from wiiiiided.backend.collectives.wide.all_reduce import SmallWideAllReduce
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, meet, remote_members
 from wiiiiided.backend.collectives.wide.exchange_plan import as_hosts, carriers
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
@@ -58,7 +58,7 @@ class _ReduceScatterPipeline:
         output: Array,
         reduction: Reduction,
     ) -> None:
-        self._group, self._team, self._wide = group, group.team, across(group)
+        self._group, self._team, self._wide = group, group.team, remote_members(group)
         self._call, self._inputs, self._reduction = call, inputs, reduction
         self._output = output
         # An output that is part of an input may not change before that is sent.

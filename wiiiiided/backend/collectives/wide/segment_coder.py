@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from wiiiiided.backend.collectives.wide.barrier import FLIGHT
-from wiiiiided.backend.engine.remote_link import Wide
+from wiiiiided.backend.engine.remote_members import RemoteMembers
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.slots import Array
 
@@ -29,7 +29,7 @@ _SAMPLE: Final = 1024
 class SegmentCoder:
     """A codec, and rings for what it has coded."""
 
-    def __init__(self, wide: Wide, codec: GradientCodec) -> None:
+    def __init__(self, wide: RemoteMembers, codec: GradientCodec) -> None:
         self.codec, self._wide = codec, wide
         self._host, self._hosts = wide.host, len(wide.hosts)
         self._raw = self._coded = 0

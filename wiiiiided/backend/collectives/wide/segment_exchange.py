@@ -42,11 +42,11 @@ from typing import Final
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, meet, remote_members
 from wiiiiided.backend.collectives.wide.segment_coder import SegmentCoder
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Wait
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm import stats
 from wiiiiided.backend.shm.board import CallSignature
@@ -100,7 +100,7 @@ class _SegmentExchange:
         segments: Sequence[HostSegment],
         codec: GradientCodec | None,
     ) -> None:
-        self._group, self._wide, self._call = group, across(group), call
+        self._group, self._wide, self._call = group, remote_members(group), call
         self._host, self._hosts = self._wide.host, len(self._wide.hosts)
         self._split = self._hosts > 2
         self._pieces = [piece for segment in segments for piece in _cut(segment, codec)]

@@ -1,4 +1,4 @@
-"""A group's way to its members on other hosts: which ranks it sends to, and what is expected.
+"""A group's members on other hosts: which ranks this one sends to, and what it expects of them.
 
     host 0   ranks 0 1 2       rank 1's counterpart on host 1 is rank 4 (place 1), on host 2 rank 5:
     host 1   ranks 3 4         place p talks for its host to those places q of another whose
@@ -63,8 +63,8 @@ class Ticket:
         self.done = True
 
 
-class Wide:
-    """One member's end of what goes between hosts."""
+class RemoteMembers:
+    """The members on other hosts, as one rank of the group sees them: frames to and from them."""
 
     def __init__(self, group: Group, hosts: Sequence[Sequence[int]]) -> None:
         self._group = group
