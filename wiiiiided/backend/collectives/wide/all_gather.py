@@ -19,7 +19,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import as_hosts, carriers
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
@@ -93,7 +99,9 @@ class _AllGatherPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._x, not alone, put, self._post_first
+        )
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):

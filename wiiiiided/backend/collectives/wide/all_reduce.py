@@ -34,7 +34,13 @@ from typing import Any
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import PieceExchange, as_hosts, exchange
 from wiiiiided.backend.collectives.wide.small_all_reduce import queued_items, run_batch
 from wiiiiided.backend.engine.group import Group
@@ -171,7 +177,9 @@ class _AllReducePipeline:
             if not self._alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not self._alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._x, not self._alone, put, self._post_first
+        )
         a, w, v, count = self._ahead, self._flight, self._back, len(self._cuts)
         first, board = self._team.board.step, self._team.board
         for turn in range(count + 2 * a + w + v):

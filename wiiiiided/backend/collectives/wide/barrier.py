@@ -41,7 +41,7 @@ def _post_nothing(_: int) -> None:
     pass
 
 
-def meet(
+def open_collective(
     group: Group,
     call: CallSignature,
     x: Array,
@@ -77,7 +77,7 @@ def remote_members(group: Group) -> RemoteMembers:
 
 def barrier(group: Group, call: CallSignature) -> Plan:
     """Done when all ranks have called it."""
-    yield from meet(group, call, _EMPTY, False)
+    yield from open_collective(group, call, _EMPTY, False)
 
 
 def monitored_barrier(group: Group) -> Plan:

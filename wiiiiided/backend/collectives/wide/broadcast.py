@@ -19,7 +19,12 @@ from __future__ import annotations
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
 from wiiiiided.backend.engine.remote_members import Ticket
@@ -81,7 +86,7 @@ class _BroadcastPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not alone, put, self._post)
+        yield from open_collective(self._group, self._call, self._x, not alone, put, self._post)
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):

@@ -18,7 +18,7 @@ from wiiiiided.backend.collectives.local.all_to_all import check_counts
 from wiiiiided.backend.collectives.local.scatter import scatter as local_scatter
 from wiiiiided.backend.collectives.pieces import pieces
 from wiiiiided.backend.collectives.wide.all_gather import all_gather
-from wiiiiided.backend.collectives.wide.barrier import meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import open_collective, remote_members
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Until
 from wiiiiided.backend.engine.remote_members import Ticket
@@ -40,7 +40,7 @@ def gather(
             tickets.receive(rank, outputs[rank])
     elif root not in team.ranks:
         tickets.send(root, x)
-    yield from meet(group, call, x, False, post=tickets.post)
+    yield from open_collective(group, call, x, False, post=tickets.post)
     tickets.pump()
     if root in team.ranks:
         yield from local_all_gather(team, call, x, [outputs[r] for r in team.ranks if outputs])
@@ -57,7 +57,7 @@ def scatter(
             tickets.send(rank, inputs[rank])
     elif root not in team.ranks:
         tickets.receive(root, output)
-    yield from meet(group, call, output, False, post=tickets.post)
+    yield from open_collective(group, call, output, False, post=tickets.post)
     tickets.pump()
     if root in team.ranks:
         near = [inputs[r] for r in team.ranks if inputs]
@@ -73,7 +73,7 @@ def all_to_all(
     for rank in remote_members(group).barriers_entered:
         tickets.receive(rank, outputs[rank])
         tickets.send(rank, inputs[rank])
-    yield from meet(group, call, outputs[0], False, post=tickets.post)
+    yield from open_collective(group, call, outputs[0], False, post=tickets.post)
     # Sizes may differ from pair to pair: every rank sees all of them before anything is sent.
     mine = np.array([x.size for x in [*inputs, *outputs]], _COUNT)
     rows = [np.empty(2 * size, _COUNT) for _ in range(size)]

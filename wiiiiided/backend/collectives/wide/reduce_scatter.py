@@ -19,7 +19,13 @@ import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
 from wiiiiided.backend.collectives.wide.all_reduce import SmallWideAllReduce
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import as_hosts, carriers
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
@@ -102,7 +108,9 @@ class _ReduceScatterPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._output, not alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._output, not alone, put, self._post_first
+        )
         a, w = self._ahead, self._flight
         first, board = team.board.step, team.board
         for turn in range(count + a + w):

@@ -42,7 +42,12 @@ from typing import Final
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, meet, remote_members
+from wiiiiided.backend.collectives.wide.barrier import (
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.segment_coder import SegmentCoder
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Wait
@@ -127,7 +132,7 @@ class _SegmentExchange:
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: a rank without memory for it fails the group, not only itself
-        yield from meet(self._group, self._call, _EMPTY, False, post=self._post_first)
+        yield from open_collective(self._group, self._call, _EMPTY, False, post=self._post_first)
         count, w = len(self._pieces), FLIGHT
         v = w if self._split else 0
         for turn in range(count + w + v if count else 0):
