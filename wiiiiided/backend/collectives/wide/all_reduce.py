@@ -235,10 +235,10 @@ class _AllReducePipeline:
         base = work.own[0]
         self._incoming[k] = [
             self._wide.post(
-                leg.rank, self._sequence, 0, k,
-                self._heard_of(k, leg.host)[leg.begin - base : leg.end - base],
+                part.rank, self._sequence, 0, k,
+                self._heard_of(k, part.host)[part.begin - base : part.end - base],
             )
-            for leg in work.receives
+            for part in work.receives
         ]  # fmt: skip
 
     def _post_results(self, k: int) -> None:
@@ -246,8 +246,8 @@ class _AllReducePipeline:
         results = self._exchange(k).results if self._wide.host in self._needing else ()
         into = self._result(k)
         self._collected[k] = [
-            self._wide.post(leg.rank, self._sequence, 1, k, into[leg.begin : leg.end])
-            for leg in results
+            self._wide.post(part.rank, self._sequence, 1, k, into[part.begin : part.end])
+            for part in results
         ]
 
     def _reduce(self, k: int) -> None:
@@ -265,8 +265,8 @@ class _AllReducePipeline:
                     ]
                     self._reduction.partial(parts, sums[low:high])
         self._outgoing[k] = [
-            self._wide.send(leg.rank, self._sequence, 0, k, sums[leg.begin : leg.end])
-            for leg in work.sends
+            self._wide.send(part.rank, self._sequence, 0, k, sums[part.begin : part.end])
+            for part in work.sends
         ]
 
     def _combine(self, k: int) -> None:
@@ -299,9 +299,11 @@ class _AllReducePipeline:
             self._reduction.final(parts, result)
         if self._back:
             self._outgoing[k] = [
-                wide.send(leg.rank, self._sequence, 1, k, result[leg.begin - low : leg.end - low])
-                for leg in work.returns
-                if leg.host in self._needing
+                wide.send(
+                    part.rank, self._sequence, 1, k, result[part.begin - low : part.end - low]
+                )
+                for part in work.returns
+                if part.host in self._needing
             ]
 
     def _take(self, k: int) -> None:
