@@ -34,7 +34,7 @@ from wiiiiided.backend.shm import stats
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost, UsageError
 from wiiiiided.train.layout import ParameterPart, Row
-from wiiiiided.train.memory import meet
+from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.shared_model import SharedParameters
 from wiiiiided.train.state import Piece, SharedState
 
@@ -105,10 +105,10 @@ class AsyncStep:
 
     def _begin(self, inner: Callable[[], Any]) -> None:
         """The first step: the state comes into being."""
-        meet(self._group, _FIRST)
+        host_barrier(self._group, _FIRST)
         if self._place == 0:
             self._write(inner)
-        meet(self._group, _FIRST)
+        host_barrier(self._group, _FIRST)
         if not self._state.is_shared:
             self._state.share()
         self._has_begun = True

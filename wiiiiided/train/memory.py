@@ -11,7 +11,7 @@ A *place* is a rank's number among those of its host. Every word has one writer.
 two copies because a rank may write its next one while a slower rank still reads this one; it
 cannot be two ahead, since all meet between two records.
 
-A step is one operation of the group's board with two meetings (`StepMeeting`):
+A step is one operation of the group's board with two barriers (`StepBarrier`):
 
     a rank that updates       arrive ── wait for all ── average, update ── arrive ── wait for all
     one that has no part      arrive ─ arrive ───────────────────────────────────── wait for all
@@ -22,7 +22,7 @@ Torn steps. A rank writes `began = n` before it meets the others for step n, and
 after its last weight. A weight is written only after all have met: so if all have begun step n and
 not all have completed it, the weights may be neither those of step n-1 nor those of step n,
 whatever ended the step: an exception, a Ctrl-C, a SIGKILL. If one has not begun, they are whole.
-It may still begin, and find all others in the meeting, after one of them has left it with an error
+It may still begin, and find all others in the barrier, after one of them has left it with an error
 and looks at the weights: that one has written `left = n` first, and a rank that has met the others
 writes no weight of a step that one has left. Each writes its word before it reads the other's.
 
@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from wiiiiided.backend.collectives.local.barrier import barrier as host_barrier
+from wiiiiided.backend.collectives.local.barrier import barrier
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.shm.board import CallSignature
@@ -64,7 +64,7 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Record(NamedTuple):
-    """A rank's record at a meeting: words, and a byte for each parameter."""
+    """A rank's record at a barrier: words, and a byte for each parameter."""
 
     words: Words
     present: Bytes
@@ -85,13 +85,13 @@ def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
         raise op.error
 
 
-def meet(group: Group, call: CallSignature) -> None:
+def host_barrier(group: Group, call: CallSignature) -> None:
     """Wait until all ranks of this host have called the same."""
-    run_plan(group, call.text, host_barrier(group.team, call))
+    run_plan(group, call.text, barrier(group.team, call))
 
 
-class StepMeeting:
-    """The two meetings of a step. No other operation of the group may come between them."""
+class StepBarrier:
+    """The two barriers of a step. No other operation of the group may come between them."""
 
     def __init__(self, group: Group, call: CallSignature) -> None:
         self._group, self._team, self._call = group, group.team, call
@@ -257,10 +257,10 @@ class HostMemory:
         """All weights as bytes."""
         return self.common.bytes[self._weights_at : self._weights_at + self.area_bytes]
 
-    # -- meetings ----
+    # -- records ----
 
     def write_record(self, words: Words, present: Bytes) -> None:
-        """This rank's record for the others at the next meeting; it stays until the one after."""
+        """This rank's record for the others at the next barrier; it stays until the one after."""
         self._parity ^= 1
         mine = self._records[self._parity][self.place]
         mine.words[:] = words
@@ -280,11 +280,11 @@ class HostMemory:
     # -- torn steps ----
 
     def begin(self, step: int) -> None:
-        """This rank goes to meet the others; with the last step's number: it does not."""
+        """Note that this rank enters the barrier of a step; with the last one's number: none."""
         self.began[self.place] = step
 
     def leave(self, step: int) -> None:
-        """An error ended this rank's meeting for a step: no rank that begins now may write."""
+        """Note that an error has ended this rank's barrier: none that begins the step may write."""
         self.left[self.place] = step
         self.fence()  # written before `whole` reads what has begun
 

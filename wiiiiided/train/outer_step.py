@@ -50,7 +50,7 @@ from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.fragments import Fragment, Fragments
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
-from wiiiiided.train.memory import Common, meet, run_plan
+from wiiiiided.train.memory import Common, host_barrier, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
@@ -141,7 +141,7 @@ class OuterStep:
         self._loads = shared.memory.loads()
         self.wishes_save = self.save_wished = SaveWish.NO
         self._take_anchor()
-        meet(group, _WRITTEN)
+        host_barrier(group, _WRITTEN)
 
     def _link_group(self) -> Group:
         """The group of fragments under way: a program's own operations do not queue behind them."""
@@ -300,7 +300,7 @@ class OuterStep:
         """From the weights that all hosts have loaded."""
         self._loads = self.shared.memory.loads()
         self._take_anchor()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
 
     def take_loaded(self) -> None:
         """Every rank has loaded the model, the first of each host the optimizer."""
@@ -397,7 +397,7 @@ class OuterStep:
         memory, number = self.shared.memory, self._inner.number
         memory.begin(number + 1)
         try:
-            meet(self.shared.group, _EXCHANGED)
+            host_barrier(self.shared.group, _EXCHANGED)
             memory.check_left(number + 1)
         except BaseException:
             memory.leave(number + 1)
@@ -406,7 +406,7 @@ class OuterStep:
         if self._outer.step(fragment, self._length):
             memory.mark_fresh(number)
         write()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
         memory.begin(number)
         if memory.is_fresh(number):
             self._outer.share()
@@ -570,7 +570,7 @@ class OuterStep:
         else:
             for fragment in self._fragments.all:
                 fragment.take_anchor()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
         self.shared.weights.remember()
 
     def _go_on(self, outer: Mapping[str, Any], cut: Mapping[str, Any]) -> None:

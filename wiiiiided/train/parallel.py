@@ -41,7 +41,7 @@ from wiiiiided.train.checkpoints.saving import Saver
 from wiiiiided.train.checks import MARK, Updates, agree, check_floats, check_states, refuse
 from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.loop_step import LoopStep
-from wiiiiided.train.memory import meet
+from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.optimizer import divide
 from wiiiiided.train.outer_step import OuterStep, spread_model
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
@@ -129,7 +129,7 @@ class Parallel:
         if "1" in states:
             state.take(0)
         self._shared.weights.remember()
-        meet(group, _START)
+        host_barrier(group, _START)
 
     # -- calls of users ----
 
@@ -169,12 +169,12 @@ class Parallel:
                 "between two exchanges. Change them before wide.parallel()"
             )
         weights, number = self._shared.weights, self._steps.number
-        meet(self._group, _MODIFY)
+        host_barrier(self._group, _MODIFY)
         writer = self._memory.place == 0
         if not writer:
             weights.point_at_copies()
         self._memory.begin(number + 1)
-        meet(self._group, _MODIFY)  # all copies are made before the first write
+        host_barrier(self._group, _MODIFY)  # all copies are made before the first write
         try:
             yield
         finally:
@@ -182,7 +182,7 @@ class Parallel:
                 weights.point()
         if writer:
             weights.check_memory()
-        meet(self._group, _MODIFIED)
+        host_barrier(self._group, _MODIFIED)
         self._memory.begin(number)
         self._shared.spread_weights(0)
         weights.remember()
@@ -370,7 +370,7 @@ class Parallel:
             self._load_host_state(saved["run"])
         self._loop.load(saved["run"])
         self._loop_step.load_noise(saved["run"])
-        meet(self._group, _RESUMED)
+        host_barrier(self._group, _RESUMED)
         self._shared.weights.remember()
         if (mine := saved["rng"].get(self._rank)) is not None:
             set_rng_state(mine)

@@ -24,7 +24,7 @@ from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.gradients import GradientStore, HostRows
 from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
-from wiiiiided.train.memory import Bytes, HostMemory, meet
+from wiiiiided.train.memory import Bytes, HostMemory, host_barrier
 from wiiiiided.train.optimizer import shown
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.weights import SharedWeights
@@ -55,7 +55,7 @@ class SharedParameters:
         if self.process_group.rank() == 0:
             self.weights.fill()
         self.spread_weights(0)
-        meet(self.group, _START)
+        host_barrier(self.group, _START)
         self.weights.point()
 
     def spread_weights(self, source: int) -> None:

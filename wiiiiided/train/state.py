@@ -33,7 +33,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.agreement import spread, tell_all
 from wiiiiided.train.layout import ParameterPart, offsets
-from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.memory import Common, host_barrier
 
 _FILLED: Final = CallSignature.of("optimizer state of wide.parallel")
 _NUMBERS: Final[tuple[type, ...]] = (float, int, bool)  # whole up to 2**53
@@ -159,7 +159,7 @@ class SharedState:
                 at = (piece.part.parameter, key)
                 if value is not None and self._local.get(at) is not value:
                     self._keep(piece, at, state, value)
-        meet(self._group, _FILLED)
+        host_barrier(self._group, _FILLED)
         self._show()
 
     def take(self, source: int) -> None:
@@ -177,7 +177,7 @@ class SharedState:
             self._fill(self._kinds[at], self._views[at], value, parameter)
         if common is not None and self._process_group.size() > self._group.team.size:
             spread(self._process_group, common.bytes, source)
-        meet(self._group, _FILLED)
+        host_barrier(self._group, _FILLED)
         self._pieces_state.clear()
         self._optimizer.state.clear()
         self._show()

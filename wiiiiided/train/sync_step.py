@@ -1,11 +1,11 @@
 """One step of all ranks together, from gradients to weights.
 
-    meet      all ranks have their gradients where others can read them; what must agree is compared
+    barrier   all ranks have their gradients where others can read them; what must agree is compared
     average   each rank its part of all ranks' gradients (`gradients`)
     update    … and that part of the weights, with the user's own optimizer
-    meet      all parts are written: the next forward reads them where they lie
+    barrier   all parts are written: the next forward reads them where they lie
 
-Ranks tell each other a *record* at a meeting: words, and a byte for each parameter that
+Ranks tell each other a *record* at a barrier: words, and a byte for each parameter that
 says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
 Every rank looks at the same records and decides the same: go on, raise, or first take over what
 a rank has loaded and then meet again.
@@ -30,7 +30,7 @@ from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_tol
 from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.gradients import Weights
 from wiiiiided.train.group_settings import GroupSettings
-from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
+from wiiiiided.train.memory import WORDS, Bytes, Record, StepBarrier, host_barrier
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 from wiiiiided.train.shared_model import SharedModel, no_gradients
 from wiiiiided.train.training_metrics import tell_balance, tell_noise
@@ -65,7 +65,7 @@ class SyncStep:
         self._has_buffers = any(True for _ in model.buffers()) and shared.process_group.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.process_group)
-        self._meeting = StepMeeting(shared.group, _STEP)
+        self._step_barrier = StepBarrier(shared.group, _STEP)
         self._here = list(shared.layout.ranks[shared.layout.host])
         # Of a small model some ranks update nothing: they need not be there while others do.
         self._idle = shared.alone and shared.divided and not shared.pieces
@@ -88,7 +88,7 @@ class SyncStep:
     # -- calls of users ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """The divided optimizer calls this in place of its own step."""
+        """Run a step of all ranks: the divided optimizer calls this in place of its own step."""
         number = self.number + 1
         self._memory.begin(number)
         try:
@@ -99,7 +99,7 @@ class SyncStep:
             else:
                 present = self._exchange(_STEP)
                 self._memory.check_left(number)
-        except UsageError:  # before the meeting, or of all ranks alike: no rank goes on to write
+        except UsageError:  # before the barrier, or of all ranks alike: no rank goes on to write
             self._memory.begin(self.number)
             raise
         except BaseException:
@@ -120,7 +120,7 @@ class SyncStep:
         self._clock.stepped(None)
 
     def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
-        """This rank's part of the weights, and the meeting after it."""
+        """This rank's part of the weights, and the barrier after it."""
         shared = self._shared
         if self._factor is not None:
             shared.scale_average(present, self._factor)
@@ -130,9 +130,9 @@ class SyncStep:
             self._memory.mark_fresh(number)
         self._memory.complete(number)
         if shared.alone:
-            self._meeting.leave()
+            self._step_barrier.leave()
         else:
-            meet(shared.group, _WRITTEN)
+            host_barrier(shared.group, _WRITTEN)
 
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
         """Clip the averaged gradient and return its norm."""
@@ -141,8 +141,8 @@ class SyncStep:
         total = self._norm(present, kind) * before
         if error_if_nonfinite and not bool(torch.isfinite(total)):
             raise UsageError(f"the norm of the averaged gradient is {float(total)}")
-        # Applied in the step, when all meet again: until then a rank may throw its gradient away
-        # and begin another backward, which writes where the average lies.
+        # Applied in the step, after its barrier: until then a rank may throw its gradient away and
+        # begin another backward, which writes where the average lies.
         self._factor = before * torch.clamp(max_norm / (total + 1e-6), max=1.0)
         return total
 
@@ -193,7 +193,7 @@ class SyncStep:
         self._shared.weights.loaded()
 
     def loaded_optimizer(self) -> None:
-        """This rank has loaded the optimizer: at the next meeting the others take it over."""
+        """This rank has loaded the optimizer: at the next barrier the others take it over."""
         self._flags |= _LOADED_OPTIMIZER
 
     def take_loaded(self) -> None:
@@ -209,17 +209,17 @@ class SyncStep:
             self._shared.state.refresh()
         return make()
 
-    # -- the meeting ----
+    # -- the barrier ----
 
     def _exchange(self, call: CallSignature) -> Bytes:
-        """Meet, compare what must agree, average. Returns which parameters have a gradient."""
+        """Compare what must agree, and average; returns which parameters have a gradient."""
         while True:
-            alike, records = self._meet(call)
+            alike, records = self._exchange_records(call)
             if alike or self._may_go_on(records):
                 break
             if call is _STEP and self._shared.alone:
-                self._meeting.leave()  # without having written anything
-            self._settle(records)
+                self._step_barrier.leave()  # without having written anything
+            self._resolve_differences(records)
         anywhere: Bytes = self._present
         weights: Weights = None
         self.save_wished = SaveWish.NO
@@ -273,12 +273,12 @@ class SyncStep:
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""
         self._write_record()
-        self._meeting.pass_by()
+        self._step_barrier.pass_by()
         self.save_wished = SaveWish.NO
         if self._flags & ~_NEW or not self._memory.all_alike():
             records = self._memory.records()
             if not self._may_go_on(records):
-                self._settle(records)
+                self._resolve_differences(records)
                 return False
             self._hear_noise(records)
             self._hear_wishes(records)
@@ -291,19 +291,19 @@ class SyncStep:
         self._flags, self._factor = 0, None
         return True
 
-    def _meet(self, call: CallSignature) -> tuple[bool, list[Record]]:
-        """Whether all have told the same and nothing special, and every rank's record."""
+    def _exchange_records(self, call: CallSignature) -> tuple[bool, list[Record]]:
+        """Wait for all ranks; whether they told the same and nothing special, and their records."""
         self._write_record()
         special = self._flags & ~_NEW
         if self._shared.alone:
             if call is _STEP:
-                self._meeting.enter()
+                self._step_barrier.enter()
             else:
-                meet(self._shared.group, call)
+                host_barrier(self._shared.group, call)
             records = self._memory.records()
             alike = not special and self._memory.all_alike()
         else:
-            meet(self._shared.group, call)
+            host_barrier(self._shared.group, call)
             mine = self._memory.records()[self._memory.place]
             raw = np.concatenate([mine.words.view(np.uint8), mine.present])
             found = gather(self._shared.process_group, torch.from_numpy(raw)).numpy()
@@ -356,7 +356,7 @@ class SyncStep:
         self._flags = 0
         return True
 
-    def _settle(self, records: Sequence[Record]) -> None:
+    def _resolve_differences(self, records: Sequence[Record]) -> None:
         """Take over what ranks have loaded; raise what does not fit together."""
         self._take_over(records)
         ages = {int(record.words[_FLAGS]) & (_NEW | _AVERAGED) for record in records} - {0}
@@ -383,7 +383,7 @@ class SyncStep:
         return ages
 
     def _take_over(self, records: Sequence[Record]) -> None:
-        """Take over the state that ranks have loaded since the last meeting; then all must have the
+        """Take over the state that ranks have loaded since the last barrier; then all must have the
         same settings.
         """
         flags = [int(record.words[_FLAGS]) for record in records]
@@ -396,7 +396,7 @@ class SyncStep:
             )
         if loaders and not self._shared.alone:
             self._shared.spread_weights(loaders[0])
-            meet(self._shared.group, _LOADED)
+            host_barrier(self._shared.group, _LOADED)
             self._shared.weights.remember()
         if loaders and self._when_loaded is not None:
             self._when_loaded()

@@ -1,7 +1,7 @@
 """When a run saves, and how: a copy between two steps, written while training goes on.
 
     step n ── due? ─┬─ scheduler, evaluation … ─┬─ next batch ── forward ── backward ── step n+1
-                    │ all ranks know            │ save: generators of all ranks ─ meet
+                    │ all ranks know            │ save: generators of all ranks ─ barrier
                                                 │ place 0 copies its host's state, starts the writer
                                                 └─ no rank can write a weight before place 0 steps
 
@@ -48,7 +48,7 @@ from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy, SaveWish
 from wiiiiided.train.checkpoints.signals import StopSignals
 from wiiiiided.train.data.shared_memory import available_bytes
-from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.memory import Common, host_barrier
 from wiiiiided.train.residuals import HostNumber
 from wiiiiided.train.rng import rng_state
 
@@ -178,7 +178,7 @@ class Saver:
         if self._is_trial:
             return
         self._lay_down_rng()
-        meet(self._group, _SAVE)
+        host_barrier(self._group, _SAVE)
         if self._group.team.rank == 0:
             if waits:
                 self._end_writer()
