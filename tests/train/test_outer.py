@@ -478,7 +478,7 @@ def test_where_none_has_samples_all_count_alike() -> None:
 
 
 def _overflows(me: Rank) -> None:
-    """One host leaves out a step, the last one of a round."""
+    """One host skips a step, the last one of a round."""
     model = _net()
     optimizer = _sgd(model.parameters())
     run = parallel(model, optimizer, between=Between(every=2))

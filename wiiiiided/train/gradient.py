@@ -68,7 +68,7 @@ class Store(Protocol):
     def label(self, i: int) -> str: ...
     def add(self, i: int, gradient: torch.Tensor, alpha: float = 1) -> None: ...
     def parts(self, i: int) -> list[torch.Tensor]: ...
-    def when_left_out(self) -> None: ...
+    def on_skipped_step(self) -> None: ...
 
 
 class UnaveragedGradient(torch.Tensor):
@@ -194,7 +194,7 @@ class ScatteredGradient(UnaveragedGradient):
 
 
 def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, scale: torch.Tensor) -> None:
-    """GradScaler's: a step is left out where a gradient is not finite, by all ranks or by none."""
+    """Unscale for GradScaler: all ranks skip the step if a gradient is not finite, or none does."""
     ours = [g for g in gradients if isinstance(g, UnaveragedGradient)]
     parts = [part for g in ours for part in g.parts]
     plain = [g for g in gradients if not isinstance(g, UnaveragedGradient)]
@@ -202,7 +202,7 @@ def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, scale: torc
     _UNSCALE([*parts, *plain], found_inf, scale)
     dist.all_reduce(found_inf, dist.ReduceOp.MAX, ours[0].group)
     if bool(found_inf) and not known:
-        ours[0]._store.when_left_out()
+        ours[0]._store.on_skipped_step()
 
 
 def _flat(args: Any) -> list[Any]:

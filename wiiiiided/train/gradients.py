@@ -105,11 +105,11 @@ class GradientStore:
         names: Sequence[str],
         layout: HostRows,
         between: Between,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called on every rank before GradScaler leaves out a step."""
+        """`on_skipped_step`: called on every rank before GradScaler skips a step."""
         self._memory, self._process_group, self._group = memory, process_group, group
-        self.when_left_out = when_left_out
+        self.on_skipped_step = on_skipped_step
         self._parameters, self._names, self._layout = parameters, names, layout
         me, places = memory.place, range(memory.places)
         self._rows = [memory.row(me, sender) for sender in places]

@@ -38,7 +38,7 @@ class LoopStep:
         self._steps, self._data, self._saver = steps, loop.data, saver
         self._optimizer, self._scheduler, self._say = optimizer, loop.scheduler, say
         self._before = 0  # steps that were made before this process began
-        self._is_left_out = False  # the step that the last batch was for
+        self._is_skipped = False  # the step that the last batch was for
         if loop.data is not None:
             loop.data.attach(self)
 
@@ -63,7 +63,7 @@ class LoopStep:
 
     def weigh(self) -> None:
         """Before gradients are averaged: by the samples of this rank, unless the script says."""
-        if self._data is not None and self._steps.samples is None and not self._is_left_out:
+        if self._data is not None and self._steps.samples is None and not self._is_skipped:
             self._steps.count_samples(float(self._data.samples_of_step()))
 
     # -- calls of the divided optimizer ----
@@ -74,12 +74,12 @@ class LoopStep:
         self._steps.step(inner)
         self._end()
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step: its samples are gone, and hosts may meet after it."""
+    def skipped(self) -> None:
+        """GradScaler skips a step: its samples are gone, and hosts may meet after it."""
         self._begin()
-        self._steps.left_out()
+        self._steps.skipped()
         self._end()
-        self._is_left_out = True
+        self._is_skipped = True
 
     def _begin(self) -> None:
         self.between_steps()  # of a rank that had no batch, and so no forward
@@ -131,7 +131,7 @@ class LoopStep:
 
     def between_steps(self) -> None:
         """All that belongs to the last step has been done: save, if it is time."""
-        self._is_left_out = False
+        self._is_skipped = False
         if self._saver is not None:
             self._saver.save_pending(self.number)
 

@@ -97,10 +97,10 @@ class OuterStep:
         group: Group,
         between: Between,
         loop: TrainingLoop,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called when GradScaler leaves out a step of this host, and calls
-        `left_out`. A collective call. All hosts have the same weights."""
+        """`on_skipped_step`: called when GradScaler skips a step of this host, and calls
+        `skipped`. A collective call. All hosts have the same weights."""
         self._model, self._process_group, self._group, self._between = (
             model,
             process_group,
@@ -111,7 +111,7 @@ class OuterStep:
         self._wide = group.wide
         host = side_group(self, process_group, group.team.ranks, group)
         shared = self.shared = SharedModel(
-            model, optimizer, host, host.engine_group, Between(), when_left_out
+            model, optimizer, host, host.engine_group, Between(), on_skipped_step
         )
         self._inner = SyncStep(shared, model, False, self._begin_anew)
         tell_own_steps()
@@ -134,7 +134,7 @@ class OuterStep:
         self._first_settings = self._settings.digest()
         self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
-        self._left_out = 0  # steps that GradScaler did not let happen
+        self._skipped_steps = 0  # by GradScaler
         self._unsent: list[float] = []  # by fragment: samples since it was sent
         self._busy_s = 0.0  # in the exchanges of this round
         self._origin = 0.0  # of weights that were loaded in this round, a digest
@@ -175,11 +175,11 @@ class OuterStep:
         self._inner.step(inner)
         self._count_step(samples)
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step of this host; others make it, and exchange after it."""
+    def skipped(self) -> None:
+        """GradScaler skips a step of this host; others make it, and exchange after it."""
         samples = self._inner.samples
-        self._inner.left_out()
-        self._left_out += 1
+        self._inner.skipped()
+        self._skipped_steps += 1
         self._count_step(samples)
 
     def ran_out(self) -> bool:
@@ -235,7 +235,7 @@ class OuterStep:
     def number(self) -> int:
         """Of the last step; where hosts make different numbers of them, of all together."""
         found = self._rounds.global_steps(self._steps)
-        return self._inner.number + self._left_out if found is None else found
+        return self._inner.number + self._skipped_steps if found is None else found
 
     @property
     def shares(self) -> tuple[float, ...]:

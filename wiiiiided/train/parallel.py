@@ -95,12 +95,12 @@ class Parallel:
                 check_states(states, group)
                 spread_model(model, process_group)
                 self._steps = OuterStep(
-                    *(model, optimizer, process_group, group, between, loop, self._left_out)
+                    *(model, optimizer, process_group, group, between, loop, self._on_skipped_step)
                 )
                 shared = self._steps.shared
             else:
                 shared = SharedModel(
-                    *(model, optimizer, process_group, group, between, self._left_out)
+                    *(model, optimizer, process_group, group, between, self._on_skipped_step)
                 )
                 self._steps = SyncStep(shared, model)
             self._group = shared.group
@@ -431,10 +431,10 @@ class Parallel:
         if prefix == self._copy.prefix:
             self._copy = None
 
-    def _left_out(self) -> None:
-        """GradScaler leaves out a step."""
+    def _on_skipped_step(self) -> None:
+        """GradScaler skips a step."""
         assert not isinstance(self._steps, AsyncStep)
-        (self._loop_step or self._steps).left_out()
+        (self._loop_step or self._steps).skipped()
 
     def loading_model(self) -> None:
         """This rank begins to load the model, or a part of it."""

@@ -82,16 +82,16 @@ class SharedModel(SharedParameters):
         process_group: dist.ProcessGroup,
         group: Group,
         between: Between,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called before GradScaler leaves out a step. A collective call."""
+        """`on_skipped_step`: called before GradScaler skips a step. A collective call."""
         super().__init__(model, optimizer, process_group, group)
         self.divided = type(optimizer) in ELEMENTWISE
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
             *(self.memory, process_group, group, self.parameters, self.names, self.layout),
-            *(between, when_left_out),
+            *(between, on_skipped_step),
         )
         self._divide()
 

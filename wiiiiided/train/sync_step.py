@@ -114,8 +114,8 @@ class SyncStep:
             self._shared.state.share()
         self._shared.weights.remember()
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step of all ranks: what was said of it is not of the next."""
+    def skipped(self) -> None:
+        """GradScaler skips a step of all ranks: what was said of it is not of the next."""
         self.samples, self.save_wished = None, SaveWish.NO
         self._clock.stepped(None)
 
