@@ -24,7 +24,7 @@ async_step      each rank at its own pace, within a bound
 optimizer       the optimizer's work divided over the ranks of a host
 state           its state in shared memory, whole on every rank
 group_settings  learning rates and the like, which all ranks must share
-agreement       ranks tell each other small things
+small_collectives all_gather and broadcast of what ranks must know of each other
 checkpoints     the whole state of each host on its disk, and back
 data            the data set once a host
 """

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.between import Between
+from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.training_loop import TrainingLoop
 
 # Optimizers of torch that treat each element by itself.
@@ -152,7 +152,7 @@ def agree(
     rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
     mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]
-    texts = tell_all(group, "\n".join([rest, *mine]))
+    texts = all_gather_text(group, "\n".join([rest, *mine]))
     first = texts[0].split("\n")
     for rank, text in enumerate(texts):
         lines = text.split("\n")

@@ -21,7 +21,6 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import Outer
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.fragments import Fragment
@@ -30,6 +29,7 @@ from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.optimizer import shown
 from wiiiiided.train.round_length import outer_constants
 from wiiiiided.train.shared_model import SharedModel
+from wiiiiided.train.small_collectives import all_gather_rows
 from wiiiiided.train.state import Piece, SharedState
 
 
@@ -70,7 +70,7 @@ class OuterOptimizer:
                 "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
             )
         settings = GroupSettings(self._own, process_group)
-        told = gather(process_group, torch.tensor([settings.digest()])).flatten().tolist()
+        told = all_gather_rows(process_group, torch.tensor([settings.digest()])).flatten().tolist()
         if len(set(told)) > 1:
             raise settings.difference()
 

@@ -44,7 +44,6 @@ from wiiiiided.backend.collectives.dispatch import all_gather
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.fragments import Fragment, Fragments
@@ -65,6 +64,7 @@ from wiiiiided.train.round_report import (
 from wiiiiided.train.rounds import DataRounds, StepRounds
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.side_groups import side_group
+from wiiiiided.train.small_collectives import all_gather_rows
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 from wiiiiided.train.training_metrics import tell_own_steps, tell_round
@@ -78,8 +78,8 @@ _EXCHANGED: Final = CallSignature.of("weights of other hosts")
 _WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
 
 
-def spread_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> None:
-    """Rank 0's parameters and buffers to all ranks. A collective call."""
+def broadcast_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> None:
+    """Send rank 0's parameters and buffers to all ranks. A collective call."""
     source = dist.get_global_rank(process_group, 0)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel():
@@ -154,7 +154,7 @@ class OuterStep:
     def _first_length(self, model: torch.nn.Module, found: str) -> int:
         """Rank 0's: what `plan` has found may differ from host to host."""
         mine = first_length(self._between.every or 1, found, shape_of(model.named_parameters()))
-        return int(gather(self._process_group, torch.tensor([mine]))[0])
+        return int(all_gather_rows(self._process_group, torch.tensor([mine]))[0])
 
     def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:
         if loop.data is None:
@@ -551,7 +551,7 @@ class OuterStep:
         origin = _digest(outer["anchor"])
         place = [outer["steps"], cut.get("slot", 0), (cut.get("under_way") or {}).get("fragment")]
         row = [origin, is_mine, *(-1 if at is None else at for at in place)]
-        told = gather(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
+        told = all_gather_rows(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
         check_origins([row[0] for row in told])
         self._fragments.arrive()  # a fragment of the old weights is dropped
         if self.residuals is not None:

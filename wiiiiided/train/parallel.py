@@ -30,7 +30,6 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train import training_metrics
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
@@ -43,11 +42,12 @@ from wiiiiided.train.gradients import GradientStore
 from wiiiiided.train.loop_step import LoopStep
 from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.optimizer import divide
-from wiiiiided.train.outer_step import OuterStep, spread_model
+from wiiiiided.train.outer_step import OuterStep, broadcast_model
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.rng import rng_state, set_rng_state
 from wiiiiided.train.script_notes import notes
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
+from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 
@@ -77,7 +77,7 @@ class Parallel:
         agree(process_group, named_parameters(model), optimizer, updates, between, loop)
         if not between.is_plain and group.wide is None and process_group.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
-        states = tell_all(process_group, "1" if optimizer.state else "0")
+        states = all_gather_text(process_group, "1" if optimizer.state else "0")
         self._model, self._group = model, group
         notes.has_data |= loop.data is not None
         self._loop, self._rank = loop, process_group.rank()
@@ -93,7 +93,7 @@ class Parallel:
             if between.is_seldom and group.wide is not None:
                 check_floats(named_parameters(model))
                 check_states(states, group)
-                spread_model(model, process_group)
+                broadcast_model(model, process_group)
                 self._steps = OuterStep(
                     *(model, optimizer, process_group, group, between, loop, self._on_skipped_step)
                 )
@@ -184,7 +184,7 @@ class Parallel:
             weights.check_memory()
         host_barrier(self._group, _MODIFIED)
         self._memory.begin(number)
-        self._shared.spread_weights(0)
+        self._shared.broadcast_weights(0)
         weights.remember()
 
     @property

@@ -19,13 +19,13 @@ import torch.distributed as dist
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import spread
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.gradients import GradientStore, HostRows
 from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
 from wiiiiided.train.memory import Bytes, HostMemory, host_barrier
 from wiiiiided.train.optimizer import shown
+from wiiiiided.train.small_collectives import broadcast_bytes
 from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.weights import SharedWeights
 
@@ -54,14 +54,14 @@ class SharedParameters:
         self.weights = SharedWeights(self.memory, self.names, self.parameters)
         if self.process_group.rank() == 0:
             self.weights.fill()
-        self.spread_weights(0)
+        self.broadcast_weights(0)
         host_barrier(self.group, _START)
         self.weights.point()
 
-    def spread_weights(self, source: int) -> None:
-        """One rank's host's weights to all hosts. Ranks of a host write the same to one place."""
+    def broadcast_weights(self, source: int) -> None:
+        """Send the weights of one rank's host to all hosts. A host's ranks write the same bytes."""
         if self.group.wide is not None and self.memory.area_bytes:
-            spread(self.process_group, self.memory.weights(), source)
+            broadcast_bytes(self.process_group, self.memory.weights(), source)
 
     def check_groups(self) -> None:
         """Raise if the optimizer has other parameters than it had."""

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
-from wiiiiided.train.agreement import gather
+from wiiiiided.train.small_collectives import all_gather_rows
 
 _MOST: Final = 62  # groups of the same ranks that are looked at: bits of a word
 
@@ -51,7 +51,7 @@ def side_group(
     members = [dist.get_global_rank(process_group, rank) for rank in ranks]
     known = _made.setdefault((tuple(members), group.timeout_s), [])
     mine = sum(1 << i for i, made in enumerate(known[:_MOST]) if made.is_free)
-    told = gather(process_group, torch.tensor([mine])).flatten().tolist()
+    told = all_gather_rows(process_group, torch.tensor([mine])).flatten().tolist()
     free = functools.reduce(operator.and_, (told[rank] for rank in ranks))
     at = (free & -free).bit_length() - 1 if free else len(known)
     made = known[at].process_group if free else _new_group(members, group.timeout_s)

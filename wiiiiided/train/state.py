@@ -31,9 +31,9 @@ import torch.distributed as dist
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import spread, tell_all
 from wiiiiided.train.layout import ParameterPart, offsets
 from wiiiiided.train.memory import Common, host_barrier
+from wiiiiided.train.small_collectives import all_gather_text, broadcast_bytes
 
 _FILLED: Final = CallSignature.of("optimizer state of wide.parallel")
 _NUMBERS: Final[tuple[type, ...]] = (float, int, bool)  # whole up to 2**53
@@ -176,7 +176,7 @@ class SharedState:
         for at, (value, parameter) in loaded.items():
             self._fill(self._kinds[at], self._views[at], value, parameter)
         if common is not None and self._process_group.size() > self._group.team.size:
-            spread(self._process_group, common.bytes, source)
+            broadcast_bytes(self._process_group, common.bytes, source)
         host_barrier(self._group, _FILLED)
         self._pieces_state.clear()
         self._optimizer.state.clear()
@@ -192,7 +192,8 @@ class SharedState:
         except UsageError as error:
             problem = str(error)
         told = [
-            json.loads(text) for text in tell_all(self._process_group, json.dumps([problem, rows]))
+            json.loads(text)
+            for text in all_gather_text(self._process_group, json.dumps([problem, rows]))
         ]
         if problem := next((theirs for theirs, _ in told if theirs), ""):
             raise UsageError(problem)

@@ -25,7 +25,6 @@ import torch.distributed as dist
 from wiiiiided import log
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.gradients import Weights
@@ -33,6 +32,7 @@ from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepBarrier, host_barrier
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 from wiiiiided.train.shared_model import SharedModel, no_gradients
+from wiiiiided.train.small_collectives import all_gather_rows
 from wiiiiided.train.training_metrics import tell_balance, tell_noise
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -152,7 +152,7 @@ class SyncStep:
         total = norms.max() if most else norms.pow(kind).sum()
         # Every host has the whole gradient: the ranks of the first host make it up.
         first = list(self._shared.layout.ranks[0])
-        chosen = gather(self._shared.process_group, total.reshape(1)).flatten()[first]
+        chosen = all_gather_rows(self._shared.process_group, total.reshape(1)).flatten()[first]
         norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
         whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
         return norm if whole else norm.float()
@@ -306,7 +306,7 @@ class SyncStep:
             host_barrier(self._shared.group, call)
             mine = self._memory.records()[self._memory.place]
             raw = np.concatenate([mine.words.view(np.uint8), mine.present])
-            found = gather(self._shared.process_group, torch.from_numpy(raw)).numpy()
+            found = all_gather_rows(self._shared.process_group, torch.from_numpy(raw)).numpy()
             head = WORDS * 8
             records = [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
             alike = not special and bool((found == found[0]).all())
@@ -395,7 +395,7 @@ class SyncStep:
                 "count, has not: load it on rank 0, or on all ranks"
             )
         if loaders and not self._shared.alone:
-            self._shared.spread_weights(loaders[0])
+            self._shared.broadcast_weights(loaders[0])
             host_barrier(self._shared.group, _LOADED)
             self._shared.weights.remember()
         if loaders and self._when_loaded is not None:
@@ -405,7 +405,7 @@ class SyncStep:
             self._shared.state.take(loaders[0])
             self._settings.take(loaders[0])
             mine = torch.tensor([self._settings.digest()])
-            digests = gather(self._shared.process_group, mine).flatten().tolist()
+            digests = all_gather_rows(self._shared.process_group, mine).flatten().tolist()
         else:
             digests = [int(record.words[_SETTINGS]) for record in records]
         if len(set(digests)) > 1:

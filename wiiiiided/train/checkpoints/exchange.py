@@ -28,10 +28,10 @@ from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.config import Config
 from wiiiiided.errors import HostError, WiiiiideError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints.file import NewestFile, check
 from wiiiiided.train.checkpoints.writer import make_folder, sync_folder, temporary_name
 from wiiiiided.train.residuals import HostNumber
+from wiiiiided.train.small_collectives import all_gather_text
 
 _PIECE: Final = 16 << 20  # bytes of a message
 CANNOT_SAVE: Final = "save: the files of before stay"
@@ -60,7 +60,7 @@ class FileExchange:
 
     def tell(self, text: str) -> list[str]:
         """Every rank's text. A collective call."""
-        return [text] if self._process_group is None else tell_all(self._process_group, text)
+        return [text] if self._process_group is None else all_gather_text(self._process_group, text)
 
     def settle(self, problem: str, what: str) -> None:
         """Raise on all ranks if one of them has a problem. A collective call."""

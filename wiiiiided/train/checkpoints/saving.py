@@ -41,7 +41,6 @@ from wiiiiided.backend.shm.segment import Segment, page_up
 from wiiiiided.backend.wire.tensors import pack, unpack
 from wiiiiided.domain.disk_room import room_on
 from wiiiiided.errors import HostError, UsageError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints import writer
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, candidates
 from wiiiiided.train.checkpoints.owner import FileOwner
@@ -51,6 +50,7 @@ from wiiiiided.train.data.shared_memory import available_bytes
 from wiiiiided.train.memory import Common, host_barrier
 from wiiiiided.train.residuals import HostNumber
 from wiiiiided.train.rng import rng_state
+from wiiiiided.train.small_collectives import all_gather_text
 
 _SAVE: Final = CallSignature.of("a checkpoint of wide.parallel")
 _SPARE_BYTES: Final = 1 << 20  # a scheduler's state may grow
@@ -84,7 +84,7 @@ class Saver:
         self._is_prepared = False
         self._prepared: Future[Segment | None] | None = None  # the memory that a thread looks for
         self._last_step, self._last_s = 0, time.monotonic()
-        self._token = tell_all(process_group, os.urandom(8).hex())[0]
+        self._token = all_gather_text(process_group, os.urandom(8).hex())[0]
         self._pending, self._is_begun = SaveWish.NO, False
         self._asked: list[int] = []  # the step after which the script asked for a save to come
         say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
@@ -105,7 +105,7 @@ class Saver:
             self._signals.listen()
         if self._is_begun:
             return
-        for said in tell_all(self._process_group, self._in_the_way()):
+        for said in all_gather_text(self._process_group, self._in_the_way()):
             if said:
                 raise UsageError(said)
         self._is_begun = True
@@ -186,7 +186,7 @@ class Saver:
             if waits:
                 self._end_writer()
         if waits:
-            tell_all(self._process_group, "")
+            all_gather_text(self._process_group, "")
             self._signals.saved(step)
 
     def _lay_down_rng(self) -> None:
