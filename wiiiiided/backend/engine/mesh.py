@@ -30,7 +30,7 @@ from wiiiiided.backend.engine.local_link import Card
 from wiiiiided.backend.net.acceptor import ConnectAttempt, Endpoint
 from wiiiiided.backend.net.handoff_listener import HandoffListener
 from wiiiiided.backend.net.link import WideLink, is_silence
-from wiiiiided.backend.net.link_probe import Gauge
+from wiiiiided.backend.net.link_monitor import LinkMonitor
 from wiiiiided.backend.net.stream import Stream
 from wiiiiided.backend.shm import stats
 from wiiiiided.backend.wire.handshake import ConnectionClaim
@@ -75,7 +75,7 @@ class Mesh:
         self._early: dict[int, list[tuple[WideLink, Header, memoryview]]] = {}
         self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
         self._open: dict[str, tuple[str, int]] = {}  # where the endpoint listens, by address
-        self._gauges: dict[str, Gauge] = {}  # by the peer's uid
+        self._monitors: dict[str, LinkMonitor] = {}  # by the peer's uid
         self._chunks: dict[str, Chunks] = {}  # the same
         self._codec_told = ""
         process.driver.add_patrol(self._tell_codec)
@@ -151,7 +151,7 @@ class Mesh:
         link = WideLink(data, watch, peer, self, Encoder(config.codec))
         self.links[peer.uid] = link
         self._chunks[peer.uid] = Chunks(self._process, link)
-        self._gauges[peer.uid] = Gauge(link, config.checksum)
+        self._monitors[peer.uid] = LinkMonitor(link, config.checksum)
         self._poller.add(data.fileno(), lambda events: self._on_data(link, events))
         self._poller.add(watch.fileno(), lambda events: self._on_watch(link, events))
         # TLS may have decrypted the first frames along with the handshake: nothing would tell.
@@ -167,7 +167,7 @@ class Mesh:
                 link.data.sent_bytes,
                 link.data.received_bytes,
                 link.encoder.reason,
-                self._gauges[uid].checksum.reason,
+                self._monitors[uid].checksum.reason,
                 link.gradients,
             )
             for uid, link in self.links.items()
@@ -248,7 +248,7 @@ class Mesh:
         words = self._process.driver.page.words  # as they leave: encoded, with headers
         words[stats.WIRE_OUT] += link.data.sent_bytes - before
         words[stats.ENCODE_NS] += link.encoding_ns()
-        for change in self._gauges[link.peer.uid].look():
+        for change in self._monitors[link.peer.uid].look():
             log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {change}")
         self._note(link)
 
@@ -417,7 +417,7 @@ class Mesh:
         self._drop(link)
         if self.links.get(link.peer.uid) is link:
             uid = link.peer.uid
-            del self.links[uid], self._gauges[uid], self._chunks[uid]
+            del self.links[uid], self._monitors[uid], self._chunks[uid]
         self._process.members_gone(link, how)
 
     def _drop(self, link: WideLink) -> None:

@@ -16,8 +16,8 @@ from wiiiiided.backend.net.tcp_rate import LinkRate
 LOOK_BYTES: Final = 2 << 20
 
 
-class Gauge:
-    """One link's. `checksum` is the setting: auto, on or off."""
+class LinkMonitor:
+    """Measures one link. `checksum` is the setting: auto, on or off."""
 
     def __init__(self, link: WideLink, checksum: str) -> None:
         self._link, self._setting, self._rate = link, checksum, LinkRate()
