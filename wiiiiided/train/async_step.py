@@ -35,8 +35,8 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost, UsageError
 from wiiiiided.train.layout import ParameterPart, Row
 from wiiiiided.train.memory import host_barrier
+from wiiiiided.train.optimizer_state import Piece, SharedState
 from wiiiiided.train.shared_model import SharedParameters
-from wiiiiided.train.state import Piece, SharedState
 
 _FIRST: Final = CallSignature.of("the first optimizer.step() of wide.parallel")
 _LOOK_NS: Final = 50_000_000  # how often sockets are looked at: for ranks that died or left

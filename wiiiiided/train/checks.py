@@ -8,7 +8,6 @@ that the rank and the parameter that differ are named everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -19,6 +18,7 @@ from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.between import Between
 from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.updates import Updates
 
 # Optimizers of torch that treat each element by itself.
 ELEMENTWISE: Final = frozenset(
@@ -29,25 +29,6 @@ ELEMENTWISE: Final = frozenset(
     }
 )
 MARK = "_wiiiiide_parallel"  # on a model and an optimizer that have been given to parallel()
-
-
-@dataclass(frozen=True)
-class Updates:
-    """How ranks update the weights."""
-
-    how: str = "sync"
-    staleness: int = 16  # steps that a rank may be ahead of the slowest; asynchronous ones only
-
-    def __post_init__(self) -> None:
-        if self.how not in ("sync", "async"):
-            raise UsageError(f'updates={self.how!r} is not known; use "sync" or "async"')
-        if not isinstance(self.staleness, int) or not 1 <= self.staleness < 1 << 31:
-            raise UsageError(f"staleness={self.staleness!r} is not a whole number from 1 on")
-
-    @property
-    def sync(self) -> bool:
-        """Whether all ranks step together."""
-        return self.how == "sync"
 
 
 def refuse(

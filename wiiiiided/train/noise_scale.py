@@ -8,7 +8,7 @@ of b_i samples, and their average by samples is one of all B together: two equat
 and the noise scale is S / |G|²: below it a larger batch is worth its samples, above it hardly
 (McCandlish et al., 2018). Where hosts exchange coded gradients the average has errors beside the
 noise, and its square those of it: what takes its place is the product of the average with each
-host's exact sum, less what that host's own coding has added (`gradients`).
+host's exact sum, less what that host's own coding has added (`gradient_store`).
 
 Both are noisy, and their ratio biased: each is averaged over the measurements before the ratio is
 taken.

@@ -27,10 +27,10 @@ from wiiiiided.train.fragments import Fragment
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.optimizer import shown
+from wiiiiided.train.optimizer_state import Piece, SharedState
 from wiiiiided.train.round_length import outer_constants
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.small_collectives import all_gather_rows
-from wiiiiided.train.state import Piece, SharedState
 
 
 class OuterOptimizer:

@@ -37,8 +37,8 @@ from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.resuming import Resumer
 from wiiiiided.train.checkpoints.safetensors import export, head_of
 from wiiiiided.train.checkpoints.saving import Saver
-from wiiiiided.train.checks import MARK, Updates, agree, check_floats, check_states, refuse
-from wiiiiided.train.gradients import GradientStore
+from wiiiiided.train.checks import MARK, agree, check_floats, check_states, refuse
+from wiiiiided.train.gradient_store import GradientStore
 from wiiiiided.train.loop_step import LoopStep
 from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.optimizer import divide
@@ -50,6 +50,7 @@ from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_pa
 from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.updates import Updates
 
 _MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
 _MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")

@@ -21,12 +21,12 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
-from wiiiiided.train.gradients import GradientStore, HostRows
+from wiiiiided.train.gradient_store import GradientStore, HostRows
 from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
 from wiiiiided.train.memory import Bytes, HostMemory, host_barrier
 from wiiiiided.train.optimizer import shown
+from wiiiiided.train.optimizer_state import Piece, SharedState
 from wiiiiided.train.small_collectives import broadcast_bytes
-from wiiiiided.train.state import Piece, SharedState
 from wiiiiided.train.weights import SharedWeights
 
 _START: Final = CallSignature.of("wide.parallel()")

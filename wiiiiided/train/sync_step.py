@@ -1,7 +1,7 @@
 """One step of all ranks together, from gradients to weights.
 
     barrier   all ranks have their gradients where others can read them; what must agree is compared
-    average   each rank its part of all ranks' gradients (`gradients`)
+    average   each rank its part of all ranks' gradients (`gradient_store`)
     update    … and that part of the weights, with the user's own optimizer
     barrier   all parts are written: the next forward reads them where they lie
 
@@ -27,7 +27,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 from wiiiiided.train.checkpoints.policy import SaveWish
-from wiiiiided.train.gradients import Weights
+from wiiiiided.train.gradient_store import Weights
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.memory import WORDS, Bytes, Record, StepBarrier, host_barrier
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured

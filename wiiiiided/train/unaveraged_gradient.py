@@ -62,8 +62,8 @@ _ADD = frozenset([_T.add_, _T.__iadd__])
 _UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 
 
-class Store(Protocol):
-    """Where gradients lie (`gradients.GradientStore`)."""
+class GradientOwner(Protocol):
+    """The object that keeps the memory of gradients (`gradient_store.GradientStore`)."""
 
     def label(self, i: int) -> str: ...
     def add(self, i: int, gradient: torch.Tensor, alpha: float = 1) -> None: ...
@@ -75,17 +75,17 @@ class UnaveragedGradient(torch.Tensor):
     """One parameter's gradient on this rank, until the step averages it."""
 
     # Weakly: through `p.grad` torch keeps this object where Python's collector does not see it.
-    store: weakref.ref[Store]
+    store: weakref.ref[GradientOwner]
     number: int  # the parameter's, in the store
     reduced: bool  # the average has been made (by clip_grad_norm_): nothing may be added any more
     group: dist.ProcessGroup  # of the ranks that must agree on inf
 
-    def _belongs(self, store: Store, number: int, group: dist.ProcessGroup) -> None:
+    def _belongs(self, store: GradientOwner, number: int, group: dist.ProcessGroup) -> None:
         self.store, self.number = weakref.ref(store), number
         self.group, self.reduced = group, False
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> GradientOwner:
         store = self.store()
         assert store is not None, "a model whose weights are shared keeps its gradients"
         return store
@@ -157,7 +157,7 @@ class StagedGradient(UnaveragedGradient):
 
     @staticmethod
     def __new__(
-        cls, store: Store, number: int, slot: torch.Tensor, group: dist.ProcessGroup
+        cls, store: GradientOwner, number: int, slot: torch.Tensor, group: dist.ProcessGroup
     ) -> StagedGradient:
         made: StagedGradient = torch.Tensor._make_subclass(cls, slot)
         made._belongs(store, number, group)
@@ -169,7 +169,7 @@ class ScatteredGradient(UnaveragedGradient):
 
     @staticmethod
     def __new__(
-        cls, store: Store, number: int, like: torch.Tensor, group: dist.ProcessGroup
+        cls, store: GradientOwner, number: int, like: torch.Tensor, group: dist.ProcessGroup
     ) -> ScatteredGradient:
         made: ScatteredGradient = torch.Tensor._make_wrapper_subclass(
             cls, like.size(), strides=like.stride(), dtype=like.dtype, device=like.device

@@ -36,10 +36,14 @@ from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
 from wiiiiided.train.between import Between
-from wiiiiided.train.gradient import ScatteredGradient, StagedGradient, UnaveragedGradient
 from wiiiiided.train.layout import PlacedPart, Row, segments
 from wiiiiided.train.memory import HostMemory, run_plan
 from wiiiiided.train.residuals import Residuals, elements_before
+from wiiiiided.train.unaveraged_gradient import (
+    ScatteredGradient,
+    StagedGradient,
+    UnaveragedGradient,
+)
 
 # Sum and division of a block are done while it is in the L2 cache.
 BLOCK_BYTES: Final = 256 * 1024
