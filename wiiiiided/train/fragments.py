@@ -39,7 +39,7 @@ from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost
-from wiiiiided.train.data.places import PlaceRange
+from wiiiiided.train.data.places import IndexRange
 from wiiiiided.train.memory import Common, run_plan
 from wiiiiided.train.residuals import Residuals
 
@@ -67,8 +67,8 @@ class Fragment:
     def __init__(
         self,
         number: int,
-        span: PlaceRange,
-        share: PlaceRange,
+        span: IndexRange,
+        share: IndexRange,
         whole: torch.Tensor,
         buffers: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
@@ -145,7 +145,7 @@ class Fragments:
             chosen: CallSignature.of(_EXCHANGE if chosen is None else f"{_EXCHANGE}, {chosen.name}")
             for chosen in (None, codec)
         }
-        spans = [PlaceRange(*bounds) for bounds in share_bounds(anchor.numel(), count)]
+        spans = [IndexRange(*bounds) for bounds in share_bounds(anchor.numel(), count)]
         longest = max(span.size for span in spans)
         team = group.team
         held = longest if count > 1 else 0
@@ -155,7 +155,7 @@ class Fragments:
         buffers = floats[:longest], floats[longest:]
         self.all = [
             Fragment(
-                *(number, span, PlaceRange(*share_bounds(span.size, team.size)[team.rank])),
+                *(number, span, IndexRange(*share_bounds(span.size, team.size)[team.rank])),
                 *(anchor[span.begin : span.end], buffers),
             )
             for number, span in enumerate(spans)

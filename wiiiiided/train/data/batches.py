@@ -40,7 +40,7 @@ from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
 from wiiiiided.train.data.loader_worker import begin_worker, starting_workers
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
-from wiiiiided.train.data.places import PlaceRange, PlacesLeft
+from wiiiiided.train.data.places import IndexRange, PlacesLeft
 from wiiiiided.train.data.rounds import HostRound, HostSizes, rounds_from
 from wiiiiided.train.script_notes import notes
 
@@ -382,7 +382,7 @@ class Batches:
     def _left(self, position: int, stretches: Iterable[Any]) -> PlacesLeft:
         """The places that hosts have left behind, as they were saved."""
         try:
-            left = tuple(PlaceRange(int(begin), int(end)) for begin, end in stretches)
+            left = tuple(IndexRange(int(begin), int(end)) for begin, end in stretches)
         except (TypeError, ValueError):
             raise UsageError("this is no state of wide.Batches") from None
         tail = position + sum(stretch.size for stretch in left)
