@@ -40,7 +40,7 @@ from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost
 from wiiiiided.train.data.places import IndexRange
-from wiiiiided.train.memory import Common, run_plan
+from wiiiiided.train.memory import MappedMemory, run_plan
 from wiiiiided.train.residuals import Residuals
 
 _EXCHANGE: Final = "the exchange of weights in optimizer.step()"
@@ -149,7 +149,7 @@ class Fragments:
         longest = max(span.size for span in spans)
         team = group.team
         held = longest if count > 1 else 0
-        self._memory = Common(group, _NAME, 8 * team.size + 4 * (longest + held))
+        self._memory = MappedMemory(group, _NAME, 8 * team.size + 4 * (longest + held))
         self._arrived = self._memory.bytes[: 8 * team.size].view(np.int64)
         floats = torch.from_numpy(self._memory.bytes[8 * team.size :].view(np.float32))
         buffers = floats[:longest], floats[longest:]

@@ -133,7 +133,7 @@ class StepBarrier:
         self._verify()
 
 
-class Common:
+class MappedMemory:
     """Memory that every rank of this host maps whole."""
 
     def __init__(self, group: Group, what: str, nbytes: int) -> None:
@@ -167,11 +167,11 @@ class Common:
             )
 
 
-_in_children: weakref.WeakSet[Common] = weakref.WeakSet()
+_in_children: weakref.WeakSet[MappedMemory] = weakref.WeakSet()
 _registered: list[Callable[[], None]] = []
 
 
-def _private_after_fork(memory: Common) -> None:
+def _private_after_fork(memory: MappedMemory) -> None:
     _in_children.add(memory)
     if not _registered:
         os.register_at_fork(after_in_child=_make_all_private)
@@ -199,8 +199,8 @@ class HostMemory:
         self._records_at = _COUNTERS * aligned(8 * self.places)
         self._weights_at = self._records_at + 2 * self.places * self._record_bytes
         self._rows, total = self._place_rows(rows, self._weights_at + self.area_bytes)
-        self.common = Common(group, "memory of wide.parallel", total)
-        words = self.common.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
+        self.mapped = MappedMemory(group, "memory of wide.parallel", total)
+        words = self.mapped.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
         (
             self.began,
             self.completed,
@@ -211,7 +211,7 @@ class HostMemory:
             self.pauses,
         ) = (row[: self.places] for row in words[: _COUNTERS - 1])
         at = (_COUNTERS - 1) * aligned(8 * self.places)
-        self.progress = FutexWord(self.common.segment.map, at)
+        self.progress = FutexWord(self.mapped.segment.map, at)
         self._order = threading.Lock()
         self._records = [
             [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
@@ -233,29 +233,29 @@ class HostMemory:
 
     def _record(self, parity: int, place: int, count: int) -> Record:
         at = self._records_at + (parity * self.places + place) * self._record_bytes
-        raw = self.common.bytes[at : at + self._record_bytes]
+        raw = self.mapped.bytes[at : at + self._record_bytes]
         return Record(raw[: WORDS * 8].view(np.int64), raw[WORDS * 8 : WORDS * 8 + count])
 
     def _table(self, parity: int) -> Bytes:
         """All records of one parity, one row a place."""
         size = self.places * self._record_bytes
         at = self._records_at + parity * size
-        return self.common.bytes[at : at + size].reshape(self.places, -1)
+        return self.mapped.bytes[at : at + size].reshape(self.places, -1)
 
     # -- where things lie ----
 
     def weight(self, parameter: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A parameter's weights, flat."""
-        return self.common.tensor(self._weights_at + self.offsets[parameter], count, dtype)
+        return self.mapped.tensor(self._weights_at + self.offsets[parameter], count, dtype)
 
     def row(self, owner: int, sender: int) -> torch.Tensor:
         """The gradients, as bytes, that `sender` has of what `owner` updates."""
         begin, end = self._rows[owner][sender]
-        return self.common.tensor(begin, end - begin, torch.uint8)
+        return self.mapped.tensor(begin, end - begin, torch.uint8)
 
     def weights(self) -> Bytes:
         """All weights as bytes."""
-        return self.common.bytes[self._weights_at : self._weights_at + self.area_bytes]
+        return self.mapped.bytes[self._weights_at : self._weights_at + self.area_bytes]
 
     # -- records ----
 

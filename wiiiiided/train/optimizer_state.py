@@ -32,7 +32,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train.layout import ParameterPart, offsets
-from wiiiiided.train.memory import Common, host_barrier
+from wiiiiided.train.memory import MappedMemory, host_barrier
 from wiiiiided.train.small_collectives import all_gather_text, broadcast_bytes
 
 _FILLED: Final = CallSignature.of("optimizer state of wide.parallel")
@@ -88,7 +88,7 @@ class SharedState:
         self._group, self._process_group, self._optimizer = group, process_group, optimizer
         self._parameters, self._pieces, self._divided = parameters, pieces, divided
         self._pieces_state: State = defaultdict(dict)
-        self._commons: list[Common] = []  # kept: a forked child makes them its own
+        self._memories: list[MappedMemory] = []  # kept: a forked child makes them its own
         self._kinds: dict[tuple[int, str], StateEntry] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # flat
         self._local: dict[
@@ -170,13 +170,13 @@ class SharedState:
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if value is not None and self._process_group.rank() == source
         }
-        for kept in (self._kinds, self._views, self._local, self._commons):
+        for kept in (self._kinds, self._views, self._local, self._memories):
             kept.clear()
-        common = self._make(self._union(loaded))
+        memory = self._make(self._union(loaded))
         for at, (value, parameter) in loaded.items():
             self._fill(self._kinds[at], self._views[at], value, parameter)
-        if common is not None and self._process_group.size() > self._group.team.size:
-            broadcast_bytes(self._process_group, common.bytes, source)
+        if memory is not None and self._process_group.size() > self._group.team.size:
+            broadcast_bytes(self._process_group, memory.bytes, source)
         host_barrier(self._group, _FILLED)
         self._pieces_state.clear()
         self._optimizer.state.clear()
@@ -220,17 +220,17 @@ class SharedState:
             return StateEntry(parameter, key, "like", dtype_name, tuple(whole.shape))
         return StateEntry(parameter, key, "tensor", dtype_name, tuple(value.shape))
 
-    def _make(self, kinds: list[StateEntry]) -> Common | None:
+    def _make(self, kinds: list[StateEntry]) -> MappedMemory | None:
         if not kinds:
             return None
         at, total = offsets([kind.count * kind.torch_dtype.itemsize for kind in kinds])
-        common = Common(self._group, "optimizer state of wide.parallel", max(total, 1))
-        self._commons.append(common)
+        memory = MappedMemory(self._group, "optimizer state of wide.parallel", max(total, 1))
+        self._memories.append(memory)
         for kind, offset in zip(kinds, at, strict=True):
             where = (kind.parameter, kind.key)
             self._kinds[where] = kind
-            self._views[where] = common.tensor(offset, kind.count, kind.torch_dtype)
-        return common
+            self._views[where] = memory.tensor(offset, kind.count, kind.torch_dtype)
+        return memory
 
     def _fill(self, kind: StateEntry, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
         if kind.kind == "number":

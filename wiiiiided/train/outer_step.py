@@ -49,7 +49,7 @@ from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.fragments import Fragment, Fragments
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
-from wiiiiided.train.memory import Common, host_barrier, run_plan
+from wiiiiided.train.memory import MappedMemory, host_barrier, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
@@ -120,7 +120,9 @@ class OuterStep:
         self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]
         self._begins = [int(at) for at in np.cumsum([0, *counts])]
-        self._memory = Common(group, "weights on which all hosts agreed", 4 * self._begins[-1])
+        self._memory = MappedMemory(
+            group, "weights on which all hosts agreed", 4 * self._begins[-1]
+        )
         self._anchor = torch.from_numpy(self._memory.bytes.view(np.float32))
         codec = between.codec()
         self._exact_left = between.warmup_steps

@@ -47,7 +47,7 @@ from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy, SaveWish
 from wiiiiided.train.checkpoints.signals import StopSignals
 from wiiiiided.train.data.shared_memory import available_bytes
-from wiiiiided.train.memory import Common, host_barrier
+from wiiiiided.train.memory import MappedMemory, host_barrier
 from wiiiiided.train.residuals import HostNumber
 from wiiiiided.train.rng import rng_state
 from wiiiiided.train.small_collectives import all_gather_text
@@ -79,7 +79,7 @@ class Saver:
         )
         self._policy, self.folder = policy, policy.path
         self.number = HostNumber.of(group)
-        self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
+        self._rng = MappedMemory(group, "random generators", _RNG_BYTES * group.team.size)
         self._image: Segment | None = None
         self._is_prepared = False
         self._prepared: Future[Segment | None] | None = None  # the memory that a thread looks for
