@@ -111,7 +111,7 @@ class Fragment:
             here.copy_(sent.add_(self.anchor[where]))
 
 
-class _Flight:
+class _PendingExchange:
     """An exchange on this rank. `op` is None where it ended before the state was saved."""
 
     def __init__(self, fragment: Fragment, op: Operation | None) -> None:
@@ -165,7 +165,7 @@ class Fragments:
             fragment.stretches += _stretches(fragment, parameters)
             fragment.segments += self._segments(fragment, residuals)
         self._number = 0  # of the last exchange
-        self._flight: _Flight | None = None
+        self._pending: _PendingExchange | None = None
         self.waited_s = self.link_s = 0.0  # for exchanges, and what they took, since `begin_times`
 
     def _segments(self, fragment: Fragment, residuals: Residuals | None) -> Iterator[HostSegment]:
@@ -187,18 +187,18 @@ class Fragments:
 
     def send(self, fragment: Fragment, weight: float, exact: bool) -> None:
         """Begin the sum of a fragment over all hosts; no other may be under way."""
-        assert self._flight is None
+        assert self._pending is None
         fragment.fill_delta(weight, keep=True)
         problem = self._group.problem()
         op = Operation(self._group, _NAME, fragment.delta.numel() * 4, self._plan(fragment, exact))
         if problem is not None:
             raise self._group.error_for(op, problem)
-        self._flight = _Flight(fragment, op)
+        self._pending = _PendingExchange(fragment, op)
         self._group.loop.submit(op)
 
     def exchange(self, fragment: Fragment, weight: float, exact: bool) -> None:
         """Sum a fragment over all hosts, and wait for it; no other may be under way."""
-        assert self._flight is None
+        assert self._pending is None
         fragment.fill_delta(weight, keep=False)
         begun = time.monotonic()
         run_plan(self._group, _NAME, self._plan(fragment, exact), fragment.delta.numel() * 4)
@@ -218,25 +218,25 @@ class Fragments:
 
     def arrive(self) -> Fragment | None:
         """Wait for the fragment that is under way, and return it; None: there is none."""
-        if self._flight is None:
+        if self._pending is None:
             return None
         begun = time.monotonic()
-        self._flight.wait()
+        self._pending.wait()
         self.waited_s += time.monotonic() - begun
-        fragment, self._flight = self._flight.fragment, None
+        fragment, self._pending = self._pending.fragment, None
         return fragment
 
     # -- saving and loading what is under way ----
 
     def state(self) -> dict[str, object] | None:
         """The fragment under way, with the parts of all ranks of this host; None: there is none."""
-        if self._flight is None:
+        if self._pending is None:
             return None
-        self._flight.wait()
+        self._pending.wait()
         self._wait_for_host()
-        count = self._flight.fragment.span.size
+        count = self._pending.fragment.span.size
         mean, sent = (buffer[:count].clone() for buffer in self._buffers)
-        return {"fragment": self._flight.fragment.number, "mean": mean, "sent": sent}
+        return {"fragment": self._pending.fragment.number, "mean": mean, "sent": sent}
 
     def _wait_for_host(self) -> None:
         """Wait until every rank of this host has its part of the exchange."""
@@ -263,7 +263,7 @@ class Fragments:
         mine.sent.copy_(sent[share])
         self._number += 1
         self._arrived[self._group.team.rank] = self._number
-        self._flight = _Flight(mine, None)
+        self._pending = _PendingExchange(mine, None)
 
 
 def _stretches(fragment: Fragment, parameters: Sequence[torch.Tensor]) -> Iterator[WeightStretch]:
