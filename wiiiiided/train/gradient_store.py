@@ -201,10 +201,12 @@ class GradientStore:
         for held, part in self._held_parts(i):
             held.add_(flat[part.begin : part.end], alpha=alpha)
 
-    def taker(self, i: int) -> Callable[[torch.Tensor], None]:
+    def gradient_hook(self, i: int) -> Callable[[torch.Tensor], None]:
         """The hook on a parameter: a backward has come to it."""
         slot = self._staged[i]
-        return _Taker(self, i) if slot is None else _StagedTaker(self.pending[i], slot)
+        return (
+            _GradientHook(self, i) if slot is None else _StagedGradientHook(self.pending[i], slot)
+        )
 
     def parts(self, i: int) -> list[torch.Tensor]:
         """Where this rank's gradient of a parameter lies, flat, in parts."""
@@ -465,7 +467,7 @@ class GradientStore:
                     rounded.copy_(torch.from_numpy(sums[begin : begin + part.count]))
 
 
-class _Taker:
+class _GradientHook:
     """Takes the gradient of a parameter whose gradients lie in parts."""
 
     def __init__(self, store: GradientStore, number: int) -> None:
@@ -479,7 +481,7 @@ class _Taker:
         store.keep(self._number, gradient)
 
 
-class _StagedTaker:
+class _StagedGradientHook:
     """Takes the gradient of a parameter whose gradients lie in one place. Made for speed."""
 
     def __init__(self, pending: UnaveragedGradient, slot: torch.Tensor) -> None:

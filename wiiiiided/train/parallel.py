@@ -399,7 +399,7 @@ class Parallel:
         for i, parameter in list(self._unhooked.items()):
             if parameter.requires_grad and parameter.is_leaf:
                 del self._unhooked[i]
-                parameter.register_post_accumulate_grad_hook(self._gradients.taker(i))  # type: ignore[no-untyped-call,union-attr]
+                parameter.register_post_accumulate_grad_hook(self._gradients.gradient_hook(i))  # type: ignore[no-untyped-call,union-attr]
 
     def before_forward(self) -> None:
         """A training forward begins."""
