@@ -432,7 +432,7 @@ class Mesh:
         """The last group is closed: what we sent must arrive, then the links end."""
         for link in list(self.links.values()):
             link.send(Header(FrameKind.BYE))
-        self._settle()
+        self._drain()
         for link in list(self.links.values()):
             self._drop(link)
         self.links.clear()
@@ -442,15 +442,15 @@ class Mesh:
         if self.endpoint is not None:
             self.endpoint.close()
 
-    def _settle(self) -> None:
-        """Until the peers' kernels have it all, as long as one of them takes some of it.
+    def _drain(self) -> None:
+        """Wait until the peers' kernels have it all, as long as one of them takes some of it.
 
         All links at once: peers that end as well read only those that they look at, and of many
         silent ones each would be waited for.
         """
         least, since = float("inf"), time.monotonic()
         while time.monotonic() - since < DRAIN_S:
-            left = sum(link.unsettled() for link in self.links.values())
+            left = sum(link.unacknowledged() for link in self.links.values())
             if not left:
                 return
             if left < least:

@@ -141,8 +141,8 @@ class WideLink:
             self._decoding.divert()
         self.data.divert(group)
 
-    def unsettled(self) -> int:
-        """Before the end: bytes that the peer's kernel has not got yet; 0: all of it, or gone.
+    def unacknowledged(self) -> int:
+        """How many bytes, before the end, the peer's kernel has not got; 0: none, or it is gone.
 
         Bytes unread when we close would have our kernel reset the connection, and throw
         away what is still on its way to the peer: so they are read and dropped. The watch

@@ -72,7 +72,7 @@ class OneFile:
         if self._exchange.writes(self._path, token):
             image = self._image(number, digest, token, value)
             problem = self._write(image)
-        self._exchange.settle(problem, CANNOT_SAVE)
+        self._exchange.raise_any_problem(problem, CANNOT_SAVE)
 
     def _image(self, number: int, digest: str, token: str, value: dict[str, Any]) -> FileImage:
         exchange = self._exchange

@@ -88,8 +88,8 @@ class RoundEnd(NamedTuple):
     is_epochs_last: bool  # nothing of the epoch is left
 
 
-def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]) -> RoundEnd:
-    """Every host has trained so many batches since the round at `position` began."""
+def round_end(position: int, end: int, sizes: HostSizes, made: Sequence[int]) -> RoundEnd:
+    """Where rounds end once hosts have made so many batches since the one at `position` began."""
     missing, left = list(made), []
     found = None
     for found in rounds_from(position, end, sizes):
