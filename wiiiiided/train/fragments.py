@@ -155,8 +155,11 @@ class Fragments:
         buffers = floats[:longest], floats[longest:]
         self.all = [
             Fragment(
-                *(number, span, IndexRange(*share_bounds(span.size, team.size)[team.rank])),
-                *(anchor[span.begin : span.end], buffers),
+                number,
+                span,
+                share=IndexRange(*share_bounds(span.size, team.size)[team.rank]),
+                whole=anchor[span.begin : span.end],
+                buffers=buffers,
             )
             for number, span in enumerate(spans)
         ]

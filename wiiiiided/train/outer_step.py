@@ -101,17 +101,18 @@ class OuterStep:
     ) -> None:
         """`on_skipped_step`: called when GradScaler skips a step of this host, and calls
         `skipped`. A collective call. All hosts have the same weights."""
-        self._model, self._process_group, self._group, self._between = (
-            model,
-            process_group,
-            group,
-            between,
-        )
+        self._model, self._between = model, between
+        self._process_group, self._group = process_group, group
         assert group.wide is not None
         self._wide = group.wide
         host = side_group(self, process_group, group.team.ranks, group)
         shared = self.shared = SharedModel(
-            model, optimizer, host, host.engine_group, Between(), on_skipped_step
+            model,
+            optimizer,
+            process_group=host.process_group,
+            group=host.group,
+            between=Between(),
+            on_skipped_step=on_skipped_step,
         )
         self._inner = SyncStep(shared, model, False, self._begin_anew)
         tell_own_steps()
@@ -128,8 +129,12 @@ class OuterStep:
         self._exact_left = between.warmup_steps
         self.residuals = self._make_residuals() if codec is not None else None
         self._fragments = Fragments(
-            *(self._link_group(), shared.parameters, self._anchor),
-            *(between.fragments, self.residuals, codec),
+            self._link_group(),
+            shared.parameters,
+            self._anchor,
+            count=between.fragments,
+            residuals=self.residuals,
+            codec=codec,
         )
         self._outer = OuterOptimizer(between.outer, self._fragments.all, shared, process_group)
         self._settings = GroupSettings(optimizer, process_group)
@@ -149,9 +154,8 @@ class OuterStep:
         """The group of fragments under way: a program's own operations do not queue behind them."""
         if self._between.fragments == 1:
             return self._group
-        made = side_group(self, self._process_group, range(self._process_group.size()), self._group)
-        group: Group = made.engine_group
-        return group
+        everyone = range(self._process_group.size())
+        return side_group(self, self._process_group, everyone, self._group).group
 
     def _first_length(self, model: torch.nn.Module, found: str) -> int:
         """Rank 0's: what `plan` has found may differ from host to host."""

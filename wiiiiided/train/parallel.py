@@ -96,12 +96,23 @@ class Parallel:
                 check_states(states, group)
                 broadcast_model(model, process_group)
                 self._steps = OuterStep(
-                    *(model, optimizer, process_group, group, between, loop, self._on_skipped_step)
+                    model,
+                    optimizer,
+                    process_group,
+                    group,
+                    between=between,
+                    loop=loop,
+                    on_skipped_step=self._on_skipped_step,
                 )
                 shared = self._steps.shared
             else:
                 shared = SharedModel(
-                    *(model, optimizer, process_group, group, between, self._on_skipped_step)
+                    model,
+                    optimizer,
+                    process_group,
+                    group,
+                    between=between,
+                    on_skipped_step=self._on_skipped_step,
                 )
                 self._steps = SyncStep(shared, model)
             self._group = shared.group

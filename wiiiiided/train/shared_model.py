@@ -90,8 +90,14 @@ class SharedModel(SharedParameters):
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
-            *(self.memory, process_group, group, self.parameters, self.names, self.layout),
-            *(between, on_skipped_step),
+            self.memory,
+            process_group,
+            group,
+            parameters=self.parameters,
+            names=self.names,
+            layout=self.layout,
+            between=between,
+            on_skipped_step=on_skipped_step,
         )
         self._divide()
 
@@ -129,14 +135,12 @@ class SharedModel(SharedParameters):
             Piece(part, self._piece_tensor(part), part.parameter not in before) for part in parts
         ]
         self.state = SharedState(
-            *(
-                self.group,
-                self.process_group,
-                self.optimizer,
-                self.parameters,
-                self.pieces,
-                self.divided,
-            )
+            self.group,
+            self.process_group,
+            self.optimizer,
+            self.parameters,
+            self.pieces,
+            self.divided,
         )
         numbers = {id(p): i for i, p in enumerate(self.parameters)}
         places = {piece.part.parameter: k for k, piece in enumerate(self.pieces)}
