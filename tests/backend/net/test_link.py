@@ -211,14 +211,12 @@ def test_what_shrinks_travels_small_and_what_does_not_travels_as_it_is() -> None
     assert (second.codec, second.length) == (0, 50_000)
 
 
-def test_the_counters_say_what_travelled_and_what_it_was() -> None:
+def test_the_counters_say_what_travelled() -> None:
     network, a, b = linked(2, "lz4", QUICK)
     piece(a.link, 1, 0, bytes(10_000))
     piece(a.link, 1, 1, bytes(100))  # too small to be encoded
     run_until_idle(network, a, b)
     coded = b.receiver.got[0][0].length
-    assert (a.link.encoder.raw_bytes, a.link.encoder.wire_bytes) == (10_100, coded + 100)
-    assert (b.link.decoder.raw_bytes, b.link.decoder.wire_bytes) == (10_000, coded)
     assert a.link.data.sent_bytes == b.link.data.received_bytes == 2 * HEADER_BYTES + coded + 100
     assert a.link.watch.sent_bytes == b.link.data.sent_bytes == 0
 

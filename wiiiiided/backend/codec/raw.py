@@ -14,12 +14,8 @@ class Raw:
 
     number = 0
     name = "none"
-    exact = True
 
-    def bound(self, nbytes: int) -> int:
-        return nbytes
-
-    def encode(self, source: memoryview, into: memoryview | None, info: PieceInfo) -> Buffer | None:
+    def encode(self, source: memoryview, info: PieceInfo) -> Buffer | None:
         return source
 
     def decode(self, source: memoryview, into: memoryview, info: PieceInfo) -> None:

@@ -187,12 +187,6 @@ class Endpoint:
         self._watch_it(pending)
         return attempt
 
-    def give_up(self, attempt: ConnectAttempt) -> None:
-        """No caller waits for it any more."""
-        for pending, other in list(self._outgoing.values()):
-            if other is attempt:
-                self._drop(pending, HandshakeFailed("it was given up"))
-
     def tick(self) -> None:
         """Time passes: about five times a second while links are made, later once a second."""
         now = self._clock()
