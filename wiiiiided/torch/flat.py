@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wiiiiided.backend.shm.kernels import carrier
+from wiiiiided.backend.shm.kernels import carrier, dtype_name
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
 
@@ -70,4 +70,4 @@ def same_shape_dtype(name: str, tensors: Sequence[Any]) -> None:
 
 
 def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"

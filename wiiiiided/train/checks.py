@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.train.between import Between
 from wiiiiided.train.small_collectives import all_gather_text
@@ -147,7 +148,7 @@ def agree(
 
 
 def _kind(parameter: torch.Tensor) -> str:
-    kind = f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
+    kind = f"{dtype_name(parameter.dtype)}{list(parameter.shape)}"
     order = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
     return f"{kind}{order}{'' if parameter.requires_grad else ', frozen'}"
 
@@ -157,7 +158,7 @@ def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
     for name, parameter in parameters.items():
         if parameter.dtype is torch.float64 or not parameter.is_floating_point():
             raise UsageError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: with `every` hosts "
+                f"{name} is {dtype_name(parameter.dtype)}: with `every` hosts "
                 "average weights in float32; use float32 or half precision"
             )
 

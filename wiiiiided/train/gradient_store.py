@@ -32,7 +32,7 @@ from wiiiiided.backend.collectives.wide.segment_exchange import (
 )
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
-from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
+from wiiiiided.backend.shm.kernels import Combine, carrier, combiner, dtype_name
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
 from wiiiiided.train.between import Between
@@ -345,7 +345,7 @@ class GradientStore:
         """Where this host's sums go: what is rounded at the end only, to float32 of its own."""
         if self._layout.alone or dtype.itemsize >= 4:
             return carrier(self._rows[self._out_place][begin:end].view(dtype))
-        name = _name(dtype)
+        name = dtype_name(dtype)
         if name not in self._wide:
             nbytes = self._layout.mine.nbytes // dtype.itemsize * 4
             self._wide[name] = np.zeros(nbytes // 4, np.float32)
@@ -422,7 +422,7 @@ class GradientStore:
 
     def _host_segments(self, present: Presence) -> list[HostSegment]:
         layout = self._layout
-        dtypes = [_name(p.dtype) for p in self._parameters]
+        dtypes = [dtype_name(p.dtype) for p in self._parameters]
         sizes = [p.element_size() for p in self._parameters]
         chosen = [int(i) for i in np.flatnonzero(present)]
         found, first = [], 0
@@ -517,10 +517,6 @@ def _squared(block: Array) -> float:
 
 def _product(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(one.dot(other))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _weighted_sum(rows: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor) -> None:

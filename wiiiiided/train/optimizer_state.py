@@ -30,6 +30,7 @@ import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import UsageError
 from wiiiiided.train.layout import ParameterPart, offsets
 from wiiiiided.train.memory import MappedMemory, host_barrier
@@ -214,11 +215,11 @@ class SharedState:
                 "dense tensors and numbers can be shared between ranks. Use another optimizer, or "
                 "DistributedDataParallel over this backend"
             )
-        dtype_name = str(value.dtype).removeprefix("torch.")
+        name = dtype_name(value.dtype)
         if value.shape == holder.shape and value.dim():
             whole = self._parameters[parameter]
-            return StateEntry(parameter, key, "like", dtype_name, tuple(whole.shape))
-        return StateEntry(parameter, key, "tensor", dtype_name, tuple(value.shape))
+            return StateEntry(parameter, key, "like", name, tuple(whole.shape))
+        return StateEntry(parameter, key, "tensor", name, tuple(value.shape))
 
     def _make(self, kinds: list[StateEntry]) -> MappedMemory | None:
         if not kinds:

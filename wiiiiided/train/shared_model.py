@@ -18,6 +18,7 @@ import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import UsageError
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
@@ -109,7 +110,7 @@ class SharedModel(SharedParameters):
     def _lay_out(self) -> HostRows:
         """Where every host's gradients lie: the same on all ranks."""
         counts = [p.numel() for p in self.parameters]
-        dtypes = [str(p.dtype).removeprefix("torch.") for p in self.parameters]
+        dtypes = [dtype_name(p.dtype) for p in self.parameters]
         sizes = [p.element_size() for p in self.parameters]
         wide, team = self.group.wide, self.group.team
         hosts = [team.ranks] if wide is None else wide.hosts
