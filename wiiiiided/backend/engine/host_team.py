@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from wiiiiided.backend.engine.operation import Until, Wait
+from wiiiiided.backend.engine.operation import Until, Wait, different_calls
 from wiiiiided.backend.engine.shared_tensors import Offer, Place, Placement, SharedTensors
 from wiiiiided.backend.shm.board import Board, CallSignature, board_bytes
 from wiiiiided.backend.shm.segment import Segment
@@ -29,7 +29,6 @@ from wiiiiided.backend.shm.slots import (
     staging_shape,
 )
 from wiiiiided.backend.wire.local_frame import Frame, FrameKind
-from wiiiiided.errors import Mismatch
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import GroupMembership
@@ -136,10 +135,9 @@ class Team:
         """All ranks have arrived: they must have called the same."""
         other = self.board.dissenter(call, self.parity)
         if other >= 0:
-            raise Mismatch(
-                f"the ranks of group {self.name} called different operations: "
-                f"rank {self.ranks[self.rank]} {call.text}; "
-                f"rank {self.ranks[other]} {self.board.call_of(other, self.parity)}"
+            theirs = self.board.call_of(other, self.parity)
+            raise different_calls(
+                self.name, self.ranks[self.rank], call.text, self.ranks[other], theirs
             )
 
     def places(self) -> list[Place]:

@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from wiiiiided.backend.codec.interface import PieceInfo
-from wiiiiided.backend.engine.operation import Until
+from wiiiiided.backend.engine.operation import Until, different_calls
 from wiiiiided.backend.shm.board import CALL_BYTES, CallSignature
 from wiiiiided.backend.shm.kernels import DTYPE_NAMES
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 from wiiiiided.backend.wire.header import MAX_PAYLOAD, Header
 from wiiiiided.backend.wire.local_frame import FrameKind
-from wiiiiided.errors import BadFrame, Mismatch
+from wiiiiided.errors import BadFrame
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import Group
@@ -135,11 +135,8 @@ class RemoteMembers:
         for h, there in said.items():
             if there.digest != call.digest:
                 text = there.text.rstrip(b"\0").decode(errors="replace")
-                raise Mismatch(
-                    f"the ranks of group {self._group.membership.name} called different "
-                    f"operations: rank {self._group.rank} {call.text}; "
-                    f"rank {self.counterparts[h]} {text}"
-                )
+                name, me = self._group.membership.name, self._group.rank
+                raise different_calls(name, me, call.text, self.counterparts[h], text)
         return said
 
     def with_mates(self, ranks: list[int]) -> list[int]:

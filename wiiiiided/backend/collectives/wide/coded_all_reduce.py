@@ -92,24 +92,26 @@ def _reduce_share(team: Team, call: CallSignature, x: Array, combine: Combine) -
     most = elements // size  # a slot holds a part for each rank
     cuts = pieces(longest, most)
 
-    def part(r: int, k: int) -> Array:
-        (low, high), (begin, end) = shares[r], cuts[k]
-        return x[min(low + begin, high) : min(low + end, high)]
-
     def put(k: int, slots: list[Array]) -> None:
         for r in range(size):
             if r != me:
-                theirs = part(r, k)
+                theirs = _cut_out(x, shares[r], cuts[k])
                 slots[me][r * most : r * most + theirs.size] = theirs
 
     def take(k: int, slots: list[Array]) -> None:
-        mine = part(me, k)
+        mine = _cut_out(x, shares[me], cuts[k])
         here = slice(me * most, me * most + mine.size)
         # Into my slot, where none has put anything: an operand must not change before it is read.
         combine([mine if r == me else slots[r][here] for r in range(size)], slots[me][here])
         mine[:] = slots[me][here]
 
     yield from relay(team, call, x, PRIVATE, large, len(cuts), put, take)
+
+
+def _cut_out(x: Array, share: tuple[int, int], cut: tuple[int, int]) -> Array:
+    """A piece of a share; `cut`: within the longest share, of which this one may be shorter."""
+    (low, high), (begin, end) = share, cut
+    return x[min(low + begin, high) : min(low + end, high)]
 
 
 def _gather_shares(team: Team, call: CallSignature, x: Array) -> Plan:
@@ -121,18 +123,14 @@ def _gather_shares(team: Team, call: CallSignature, x: Array) -> Plan:
     large, most = room(team, x, longest * x.itemsize)
     cuts = pieces(longest, most)
 
-    def part(r: int, k: int) -> Array:
-        (low, high), (begin, end) = shares[r], cuts[k]
-        return x[min(low + begin, high) : min(low + end, high)]
-
     def put(k: int, slots: list[Array]) -> None:
-        mine = part(me, k)
+        mine = _cut_out(x, shares[me], cuts[k])
         slots[me][: mine.size] = mine
 
     def take(k: int, slots: list[Array]) -> None:
         for r in range(team.size):
             if r != me:
-                theirs = part(r, k)
+                theirs = _cut_out(x, shares[r], cuts[k])
                 theirs[:] = slots[r][: theirs.size]
 
     yield from relay(team, call, x, PRIVATE, large, len(cuts), put, take)
