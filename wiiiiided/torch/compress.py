@@ -66,7 +66,7 @@ class CompressedGradients:
             model.register_comm_hook(self, lambda state, bucket: state.average(bucket))
 
     def _enter(self, process_group: WiiiiideProcessGroup) -> None:
-        """A group whose residuals begin at zero. A collective call."""
+        """Enter a group, whose residuals begin at zero. A collective call."""
         self._process_group, group = process_group, process_group.engine_group
         self._residuals: Residuals | None = None
         self._combine = combiner("AVG", torch.float32, group.size)

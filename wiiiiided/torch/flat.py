@@ -59,7 +59,7 @@ def flatten_each(tensors: Sequence[torch.Tensor], copy_backs: list[CopyBack] | N
 
 
 def same_shape_dtype(name: str, tensors: Sequence[Any]) -> None:
-    """A list whose tensors must be alike."""
+    """Raise unless all tensors of a list have one shape and dtype."""
     first = tensors[0]
     for tensor in tensors:
         if tensor.dtype != first.dtype or tensor.numel() != first.numel():

@@ -126,7 +126,7 @@ def agree(
     between: Between,
     loop: TrainingLoop,
 ) -> None:
-    """All ranks must have the same model, optimizer and settings. A collective call."""
+    """Raise unless all ranks have the same model, optimizer and settings. A collective call."""
     found = optimizer.param_groups
     how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
     how += "" if between.is_plain else f", between={between}"
@@ -154,7 +154,7 @@ def _kind(parameter: torch.Tensor) -> str:
 
 
 def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Hosts average weights in float32."""
+    """Raise if a parameter cannot be averaged in float32, as hosts average weights."""
     for name, parameter in parameters.items():
         if parameter.dtype is torch.float64 or not parameter.is_floating_point():
             raise UsageError(
@@ -164,7 +164,7 @@ def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
 
 
 def check_states(told: Sequence[str], group: Group) -> None:
-    """Each host goes on with the optimizer state that its first rank has; all do, or none."""
+    """Raise if some hosts' optimizers have a state and some have none: first ranks' count."""
     assert group.wide is not None
     firsts = [ranks[0] for ranks in group.wide.hosts]
     without = [rank for rank in firsts if told[rank] == "0"]

@@ -88,7 +88,7 @@ class Fragment:
                 yield here, slice(at + low, at + low + here.numel())
 
     def fill_delta(self, weight: float, keep: bool) -> None:
-        """The change of this host's weights, as far as this host counts.
+        """Write the change of this host's weights, as far as this host counts.
 
         `keep`: also the weights as they are, since they may change before the others' are there.
         """
@@ -118,7 +118,7 @@ class _PendingExchange:
         self.fragment, self._op = fragment, op
 
     def wait(self) -> None:
-        """Until this rank's part has ended; raises what it failed with."""
+        """Wait until this rank's part has ended; raises what it failed with."""
         if self._op is None:
             return
         self._op.group.loop.wait(self._op)

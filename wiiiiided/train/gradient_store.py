@@ -223,7 +223,7 @@ class GradientStore:
             yield held[part.begin : part.end], part
 
     def let_go(self) -> None:
-        """Before a backward: the memory of gradients that are discarded may be used for others."""
+        """Free, before a backward, the memory of gradients that were discarded."""
         for i in self._private:
             if self._parameters[i].grad is None:
                 self._held[i] = None
@@ -288,7 +288,7 @@ class GradientStore:
         return _stretch(row, at, part.count, self._parameters[part.parameter].dtype)
 
     def _add_up_runs(self, present: Presence) -> None:
-        """All ranks have the same gradients, and count alike."""
+        """Add up the gradients where all ranks have the same ones, and count alike."""
         key = present.tobytes()
         if key not in self._runs:
             if len(self._runs) >= _MOST_KEPT:
@@ -352,7 +352,7 @@ class GradientStore:
         return self._wide[name][begin // dtype.itemsize : end // dtype.itemsize]
 
     def _add_up_parts(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
-        """Ranks differ in what they have, or in what they count for."""
+        """Add up the gradients where ranks differ in which they have, or in what they count for."""
         ranks = self._layout.ranks[self._layout.host]
         for k, (part, at, private) in enumerate(self._layout.mine.placed):
             if not anywhere[part.parameter]:
@@ -441,7 +441,7 @@ class GradientStore:
         return found
 
     def _make_residuals(self) -> Residuals:
-        """Of all parts of this host, in the order of places and rows."""
+        """Make the residuals of all parts of this host, in the order of places and rows."""
         parts = [placed.part for row in self._layout.here for placed in row.placed]
         return Residuals(self._group, parts, self._parameters, self._names)
 
@@ -457,7 +457,7 @@ class GradientStore:
         )
 
     def _round(self) -> None:
-        """Half precision, summed over all hosts, becomes what the optimizer takes."""
+        """Round sums of half precision over all hosts to what the optimizer takes."""
         for name, sums in self._wide.items():
             dtype: torch.dtype = getattr(torch, name)
             for part, at, _ in self._layout.mine.placed:
@@ -520,7 +520,7 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> float:
 
 
 def _weighted_sum(rows: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor) -> None:
-    """Each row by its weight, summed block by block in float32 or wider; nothing: zeros."""
+    """Sum rows by their weights, block by block in float32 or wider; nothing: zeros."""
     wide = torch.float64 if out.dtype is torch.float64 else torch.float32
     step = BLOCK_BYTES // wide.itemsize
     for at in range(0, out.numel(), step):

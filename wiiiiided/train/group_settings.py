@@ -39,7 +39,7 @@ class GroupSettings:
         return self._digest
 
     def _told(self) -> list[dict[str, Any]]:
-        """Of each group what can be told in words; a learning rate may be a tensor."""
+        """The settings of each group that can be told in words; a learning rate may be a tensor."""
         return [
             {
                 key: float(value) if isinstance(value, torch.Tensor) else value
@@ -67,7 +67,7 @@ class GroupSettings:
         return Mismatch("the ranks' optimizers have different settings")
 
     def take(self, source: int) -> None:
-        """One rank alone has loaded the optimizer: its settings for all. A collective call."""
+        """Take the settings of one rank, which has loaded the optimizer. A collective call."""
         theirs = json.loads(all_gather_text(self._process_group, json.dumps(self._told()))[source])
         for group, settings in zip(self._optimizer.param_groups, theirs, strict=True):
             for key, value in settings.items():

@@ -44,11 +44,11 @@ class LoopStep:
 
     @property
     def number(self) -> int:
-        """Of the last step, counted from the beginning of training."""
+        """The number of the last step, counted from the beginning of training."""
         return self._before + self._steps.number
 
     def go_on_after(self, step: int) -> None:
-        """The next step is the one after this."""
+        """Count on from this step."""
         self._before = step - self._steps.number
 
     def noise_state(self) -> dict[str, Any]:
@@ -62,14 +62,14 @@ class LoopStep:
             self._steps.noise.load(saved.get("noise_scale", {}))
 
     def weigh(self) -> None:
-        """Before gradients are averaged: by the samples of this rank, unless the script says."""
+        """Weight this rank's gradient by its samples, unless the script says by how many."""
         if self._data is not None and self._steps.samples is None and not self._is_skipped:
             self._steps.count_samples(float(self._data.samples_of_step()))
 
     # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """A step of all ranks, and what follows from it."""
+        """Make a step of all ranks, and what follows from it."""
         self._begin()
         self._steps.step(inner)
         self._end()
@@ -102,7 +102,7 @@ class LoopStep:
         self._hear()
 
     def _hear(self) -> None:
-        """Whether one of all ranks wanted a checkpoint."""
+        """Tell the saver whether one of all ranks wanted a checkpoint."""
         if self._saver is not None and self._is_common and self._steps.number:
             self._saver.stepped(self.number, self._steps.save_wished)
 
@@ -114,7 +114,7 @@ class LoopStep:
                 self._hear()
 
     def _divide(self, data: Batches, steps: SyncStep) -> None:
-        """The next batch, as all ranks have heard and decided alike."""
+        """Divide the next batch, as all ranks have heard and decided alike."""
         size, why = data.batch_size, ""
         if data.adaptive is not None and steps.noise is not None:
             size, why = data.adaptive.follow(size, steps.noise.value)

@@ -71,7 +71,7 @@ class Record(NamedTuple):
 
 
 def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
-    """A blocking operation of the group; raises what it failed with."""
+    """Run a blocking operation of the group; raises what it failed with."""
     seq = group.number()
 
     def make() -> Operation:
@@ -101,11 +101,11 @@ class StepBarrier:
         run_plan(self._group, self._call.text, self._enter())
 
     def leave(self) -> None:
-        """This rank's part is done: wait for all others'."""
+        """Wait until all other ranks have done their parts, as this one has."""
         run_plan(self._group, self._call.text, self._leave())
 
     def pass_by(self) -> None:
-        """Both at once, for a rank that has no part."""
+        """Enter and leave at once, for a rank that has no part."""
         self._group.number()  # the numbers of operations stay the same on all ranks
         run_plan(self._group, self._call.text, self._pass_by())
 
@@ -153,7 +153,7 @@ class MappedMemory:
             return torch.from_numpy(raw).view(dtype)
 
     def make_private(self) -> None:
-        """In a forked child: the same addresses, with memory of its own behind them."""
+        """Put a forked child's own memory behind the same addresses."""
         address = self.bytes.__array_interface__["data"][0]
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
@@ -260,7 +260,7 @@ class HostMemory:
     # -- records ----
 
     def write_record(self, words: Words, present: Bytes) -> None:
-        """This rank's record for the others at the next barrier; it stays until the one after."""
+        """Write this rank's record for the next barrier; it stays until the one after."""
         self._parity ^= 1
         mine = self._records[self._parity][self.place]
         mine.words[:] = words
@@ -289,7 +289,7 @@ class HostMemory:
         self.fence()  # written before `whole` reads what has begun
 
     def check_left(self, step: int) -> None:
-        """All have met for a step: raise if one has left since. Else this rank may write."""
+        """Raise if a rank has left a step since all met for it. Else this rank may write."""
         self.fence()
         if int(self.left.max()) == step:
             rank = self._group.team.ranks[int(self.left.argmax())]
@@ -301,15 +301,15 @@ class HostMemory:
             pass
 
     def complete(self, step: int) -> None:
-        """This rank's weights of that step are written."""
+        """Note that this rank's weights of that step are written."""
         self.completed[self.place] = step
 
     def mark_fresh(self, step: int) -> None:
-        """In that step this rank's optimizer has made state that is not shared yet."""
+        """Note that in that step this rank's optimizer has made state that is not shared yet."""
         self._fresh[self.place] = step
 
     def is_fresh(self, step: int) -> bool:
-        """Whether any rank's has, once all have met again."""
+        """Whether any rank's optimizer has, after the next barrier."""
         marked: list[int] = self._fresh.tolist()
         return step in marked
 
@@ -328,11 +328,11 @@ class HostMemory:
     # -- loading ----
 
     def begin_load(self) -> None:
-        """This rank begins to load weights: the others need not wonder which rank changes them."""
+        """Note that this rank begins to load weights, so that others need not wonder."""
         self._loaded[self.place] |= 1  # odd: it is loading
 
     def end_load(self) -> None:
-        """This rank has loaded weights."""
+        """Note that this rank has loaded weights."""
         self._loaded[self.place] = (self._loaded[self.place] | 1) + 1
 
     @property

@@ -59,7 +59,7 @@ class NoiseScale:
         self._is_known = False
 
     def add(self, own: float, mean: float, sizes: BatchSizes) -> None:
-        """One step's squared norms: of ranks' gradients, in the mean, and of their average."""
+        """Add one step's squared norms: of ranks' gradients, in the mean, and of their average."""
         noise = (own - mean) / (sizes.inverse - 1 / sizes.total)
         kept = _KEPT if self._is_known else 0.0
         self._noise = kept * self._noise + (1 - kept) * noise
@@ -68,7 +68,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """In samples; None: not known yet, or the noise hides the gradient altogether."""
+        """The noise scale in samples; None: not known yet, or the noise hides the gradient."""
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None
 
     def state(self) -> dict[str, float]:

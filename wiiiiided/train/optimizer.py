@@ -85,7 +85,7 @@ class DividedOptimizer(torch.optim.Optimizer):
         return copyreg.__newobj__, (own,), self.__getstate__()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """On all ranks, or on one: the others take it over at the next step."""
+        """Load a state on all ranks, or on one: the others take it over at the next step."""
         self.__dict__[MARK].stepper.check_load()
         super().load_state_dict(state_dict)
         self.__dict__[MARK].stepper.loaded_optimizer()

@@ -114,7 +114,7 @@ class SharedState:
     # -- after a step ----
 
     def look(self) -> bool:
-        """After this rank's part of a step: whether there is state that is not shared yet."""
+        """Look, after this rank's part of a step, whether there is state that is not shared yet."""
         fresh = False
         for piece in self._pieces:
             state = self.working.get(piece.tensor)
@@ -129,7 +129,7 @@ class SharedState:
         return fresh
 
     def _keep(self, piece: Piece, at: tuple[int, str], state: dict[str, Any], value: Any) -> None:
-        """The optimizer put a new value in place of the shared one."""
+        """Keep a new value that the optimizer put in place of the shared one."""
         kind, view = self._kinds[at], self._views[at]
         if kind.kind == "number":
             if piece.first:
@@ -164,7 +164,7 @@ class SharedState:
         self._show()
 
     def take(self, source: int) -> None:
-        """All state anew, as rank `source` has it (it has loaded it). A collective call."""
+        """Take the whole state of rank `source`, which has loaded it. A collective call."""
         loaded = {
             (i, key): (value, parameter)
             for i, parameter in enumerate(self._parameters)
@@ -242,7 +242,7 @@ class SharedState:
             view.view(kind.shape).copy_(value)
 
     def _hand_out(self) -> None:
-        """The working state of this rank's pieces, from the shared one."""
+        """Make the working state of this rank's pieces from the shared one."""
         pieces = {piece.part.parameter: piece for piece in self._pieces}  # one of a parameter
         for at, kind in self._kinds.items():
             piece = pieces.get(at[0])
@@ -262,7 +262,7 @@ class SharedState:
     # -- looking at it ----
 
     def _show(self) -> None:
-        """Every parameter's whole state in optimizer.state, where programs expect it."""
+        """Put every parameter's whole state into optimizer.state, where programs expect it."""
         worked_with = set() if self._divided else {piece.part.parameter for piece in self._pieces}
         for at, value in self._whole():
             if at[0] not in worked_with:

@@ -108,7 +108,7 @@ class OuterOptimizer:
     # -- saving and loading ----
 
     def state_dict(self) -> dict[str, Any]:
-        """As of one parameter, which is the whole anchor."""
+        """The state as of one parameter, which is the whole anchor."""
         self._state.refresh()
         saved = copy.deepcopy(self._own.state_dict())
         for held in saved["param_groups"]:
@@ -133,7 +133,7 @@ class OuterOptimizer:
         )
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Of each fragment what is not divided, and which names it has."""
+        """The state of each fragment that is not divided, and the names of what is."""
         self._state.refresh()
         state = copy.deepcopy(self._own.state_dict())["state"]
         return [

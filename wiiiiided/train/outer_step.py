@@ -176,7 +176,7 @@ class OuterStep:
     # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """A step of this host, and the exchange if it is the last of its round."""
+        """Make a step of this host, and the exchange if it is the last of its round."""
         samples = self._inner.samples
         self._inner.step(inner)
         self._count_step(samples)
@@ -239,7 +239,7 @@ class OuterStep:
 
     @property
     def number(self) -> int:
-        """Of the last step; where hosts make different numbers of them, of all together."""
+        """The number of the last step; where hosts make different numbers, of all together."""
         found = self._rounds.global_steps(self._steps)
         return self._inner.number + self._skipped_steps if found is None else found
 
@@ -264,12 +264,12 @@ class OuterStep:
 
     @property
     def noise(self) -> NoiseScale | None:
-        """Of this host's gradients."""
+        """The noise scale of this host's gradients."""
         return self._inner.noise
 
     @property
     def samples(self) -> float | None:
-        """Of this rank's batch, for the next step."""
+        """The samples of this rank's batch, for the next step."""
         return self._inner.samples
 
     def count_samples(self, count: float) -> None:
@@ -303,7 +303,7 @@ class OuterStep:
             self._since = time.monotonic()
 
     def begin_round(self) -> None:
-        """From the weights that all hosts have loaded."""
+        """Begin a round from the weights that all hosts have loaded."""
         self._loads = self.shared.memory.loads()
         self._take_anchor()
         host_barrier(self.shared.group, _WRITTEN)
@@ -399,7 +399,7 @@ class OuterStep:
             self._write(fragment, fragment.add_anchor)
 
     def _write(self, fragment: Fragment, write: Callable[[], None]) -> None:
-        """The outer optimizer's step on this rank's share of a fragment, and the weights of it."""
+        """Make the outer step on this rank's share of a fragment, and write its weights."""
         memory, number = self.shared.memory, self._inner.number
         memory.begin(number + 1)
         try:
@@ -471,13 +471,13 @@ class OuterStep:
         self._count_anew()
 
     def _count_anew(self) -> None:
-        """A round begins."""
+        """Count from zero: a round begins."""
         self._steps = self._leg = self._counted_steps = 0
         self._samples = self._busy_s = 0.0
         self._fragments.begin_times()
 
     def _tell_round(self, told: Sequence[RoundReport]) -> None:
-        """For `wiiiiide top`. Since this round's last step the rank has waited and exchanged."""
+        """Tell `wiiiiide top` of a round, since whose last step this rank has only exchanged."""
         now = time.monotonic()
         compute = (self._since - self._round_since) / max(now - self._round_since, 1e-9)
         samples, rank = [row.samples for row in told], self._process_group.rank()
@@ -489,7 +489,7 @@ class OuterStep:
         self._round_since = now
 
     def _take_anchor(self) -> None:
-        """The weights of this host are those on which all agree."""
+        """Take this host's weights as the anchor: all hosts agree on them."""
         self._fragments.arrive()  # a fragment of the old weights is dropped
         for parameter, begin in zip(self.shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
@@ -590,5 +590,5 @@ class OuterStep:
 
 
 def _digest(anchor: torch.Tensor) -> float:
-    """Of an anchor, as a number above 0 that a float64 holds."""
+    """A digest of an anchor, as a number above 0 that a float64 holds."""
     return float(1 + zlib.crc32(anchor.float().contiguous().numpy().data))

@@ -155,7 +155,7 @@ class Parallel:
         self._steps.count_samples(float(count))
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For scripts that have it: gradients are exchanged in `step` alone, so nothing is done."""
+        """Do nothing, for scripts that call it: gradients are exchanged in `step` alone."""
         return contextlib.nullcontext()
 
     def clip_grad_norm_(
@@ -282,7 +282,7 @@ class Parallel:
             self._residuals.load_state_dict(saved)
 
     def agree(self) -> None:
-        """With `every`: end the round now, on all ranks, after a step.
+        """End the round now, on all ranks, after a step. For runs with `every`.
 
         All hosts exchange what they have, and have the same weights afterwards. Without `every`
         they have them after every step.
@@ -364,7 +364,7 @@ class Parallel:
         return {**found, "run": HostNumber.of(self._group).state({}), "rng": {}}
 
     def _load(self, saved: Mapping[str, Any]) -> None:
-        """All ranks have the same state before them. One rank of a host writes the weights."""
+        """Load a state that all ranks have before them. One rank of a host writes the weights."""
         assert self._loop_step is not None
         self._loop.check(saved["run"])
         model, writes = saved["model"], self._memory.place == 0
@@ -458,7 +458,7 @@ class Parallel:
 
 
 def _say(process_group: dist.ProcessGroup, group: Group, text: str) -> None:
-    """To the log, by one rank."""
+    """Write a line into the log, by one rank."""
     if process_group.rank() == 0:
         log.tell(group.who, text)
 

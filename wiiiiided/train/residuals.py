@@ -65,7 +65,7 @@ class Residuals:
         self._floats: Floats = self._memory.bytes.view(np.float32)
 
     def stretch(self, begin: int, count: int) -> Floats:
-        """So many residuals, counted over all parts."""
+        """A stretch of so many residuals, counted over all parts."""
         return self._floats[begin : begin + count]
 
     # -- saving and loading ----

@@ -222,5 +222,5 @@ def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def no_gradients(count: int) -> Bytes:
-    """Of so many parameters, none has a gradient."""
+    """The presence of gradients where none of so many parameters has one."""
     return np.zeros(count, np.uint8)

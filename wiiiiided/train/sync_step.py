@@ -120,7 +120,7 @@ class SyncStep:
         self._clock.stepped(None)
 
     def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
-        """This rank's part of the weights, and the barrier after it."""
+        """Update this rank's part of the weights, and wait for the others'."""
         shared = self._shared
         if self._factor is not None:
             shared.scale_average(present, self._factor)
@@ -168,7 +168,7 @@ class SyncStep:
         self.samples = count
 
     def before_forward(self) -> None:
-        """Rank 0's buffers to all, as DDP has it; memory of discarded gradients is free."""
+        """Send rank 0's buffers to all, as DDP does; free the memory of discarded gradients."""
         self._gradients.let_go()
         if self._has_buffers:
             begun = time.monotonic()
@@ -197,7 +197,7 @@ class SyncStep:
         self._flags |= _LOADED_OPTIMIZER
 
     def take_loaded(self) -> None:
-        """Every rank has loaded the model, rank 0 the optimizer: take that over now."""
+        """Take over what was loaded now: every rank has the model, rank 0 the optimizer."""
         self._shared.state.take(0)
         self._settings.take(0)
         self._flags = 0
@@ -240,7 +240,7 @@ class SyncStep:
         return anywhere
 
     def _hear_noise(self, records: Sequence[Record]) -> None:
-        """Ranks tell the norms of the step before this one, if it was measured."""
+        """Hear the norms of the step before this one from all ranks, if it was measured."""
         told = [record.words[_OWN_NORM : _MEAN_NORM + 1].view(np.float64) for record in records]
         own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
         if self.noise is not None and self._measured and own and math.isfinite(own):
@@ -255,7 +255,7 @@ class SyncStep:
         return BatchSizes.of([_float(record, _SAMPLES) for record in records])
 
     def _hear_speeds(self, records: Sequence[Record]) -> None:
-        """Ranks tell their speeds, once a step (clip_grad_norm_ meets before it)."""
+        """Hear all ranks' speeds, once a step (clip_grad_norm_ has a barrier before it)."""
         if not self._is_whole or self._heard == self.number + 1 or not is_told(self.number + 1):
             return
         self._heard = self.number + 1
@@ -337,7 +337,7 @@ class SyncStep:
         self._memory.write_record(words, self._present)
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
-        """The strongest save wish of any rank."""
+        """Hear the strongest save wish of any rank."""
         self.save_wished = SaveWish(max(int(r.words[_FLAGS]) // _SAVE for r in records))
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:

@@ -93,7 +93,7 @@ class Encoder:
         return (RAW, source) if encoded is None else (self._codec.number, encoded)
 
     def note_link(self, nbytes: float, seconds: float) -> None:
-        """Bytes that the link has carried, and how long it was busy with that (`net.tcp_rate`)."""
+        """Note how many bytes the link has carried, and how long it was busy (`net.tcp_rate`)."""
         self._end_quiet()
         self._chooser.note_link(nbytes, seconds)
 

@@ -10,7 +10,7 @@ from wiiiiided.backend.codec.interface import BadPayload, Buffer, PieceInfo
 
 
 class Raw:
-    """No encoding at all."""
+    """The codec that leaves bytes as they are."""
 
     number = 0
     name = "none"

@@ -132,7 +132,7 @@ class Team:
         return None
 
     def verify(self, call: CallSignature) -> None:
-        """All ranks have arrived: they must have called the same."""
+        """Raise Mismatch unless all ranks, which have arrived, have called the same."""
         other = self.board.dissenter(call, self.parity)
         if other >= 0:
             theirs = self.board.call_of(other, self.parity)
@@ -183,7 +183,7 @@ class Team:
         return Segment.attach(arrived.pop(key), nbytes)
 
     def release(self) -> None:
-        """The group is closed: a Work that the program keeps must not hold the memory too."""
+        """Let go of a closed group's memory: a Work that the program keeps must not hold it."""
         self.staging = None
         self.small.release()
         self.board.release()

@@ -114,11 +114,11 @@ class Mesh:
         self.endpoint.expect(group, generation, key)
 
     def await_group(self, group: int) -> None:
-        """A group is being made: what comes for it is kept until it stands."""
+        """Keep what comes for a group that is being made, until it stands."""
         self._early[group] = []
 
     def enlisted(self, group: int) -> None:
-        """The group stands: what came for it meanwhile is its."""
+        """Deliver what came for a group before it stood."""
         for link, header, payload in self._early.pop(group, []):
             if not link.gone:
                 self.arrived(link, header, payload)
@@ -131,7 +131,7 @@ class Mesh:
         return self.endpoint.connect(address, port, key, claim)
 
     def _welcome(self, stream: Stream, claim: ConnectionClaim) -> None:
-        """An authenticated connection, in or out: with its other half it is a link."""
+        """Take an authenticated connection, in or out: with its other half it is a link."""
         me = self._process.card.uid
         uid = claim.acceptor_uid if claim.connector_uid == me else claim.connector_uid
         peer = self._known.get(uid)
@@ -197,14 +197,14 @@ class Mesh:
         return [card for card in cards if card.boot == boot]
 
     def forget(self, group: int) -> None:
-        """A group is closed or was never made."""
+        """Forget a group that is closed or was never made."""
         self._early.pop(group, None)
         if self.endpoint is not None:
             self.endpoint.forget(group)
         self.divert(group)
 
     def divert(self, group: int) -> None:
-        """A group has failed or closed: its memory is left alone, and holds up no other group."""
+        """Leave the memory of a failed or closed group alone, and let it hold up no other."""
         for link in list(self.links.values()):
             link.divert(group)
             if link.data.paused is not None and link.data.paused.group == group:
@@ -221,7 +221,7 @@ class Mesh:
         self._flush(link)
 
     def push_watch(self, link: WideLink) -> None:
-        """A fault was queued on the watch connection, which is hardly ever full."""
+        """Send a fault that was queued on the watch connection, which is hardly ever full."""
         if not link.gone:
             self._flush_watch(link)
 
@@ -304,12 +304,12 @@ class Mesh:
                 self._process.driver.soon(lambda: self._go_on(link))
 
     def _go_on(self, link: WideLink) -> None:
-        """There is more inside the stream, of which its descriptor says nothing."""
+        """Read what is inside the stream already: its descriptor says nothing of it."""
         if not link.gone and link.data.paused is None:
             self._receive(link)
 
     def _resume(self, link: WideLink) -> None:
-        """A frame that had no place may have one now."""
+        """Read on: the frame that had no place may have one now."""
         link.data.resume()
         fd = link.data.stream.fileno()
         if fd in self._absent:
@@ -318,7 +318,7 @@ class Mesh:
         self._receive(link)
 
     def place_posted(self, link: WideLink) -> None:
-        """A place was posted: if the link stopped for want of one, try again."""
+        """Read on soon if the link had stopped for want of a place: one was posted."""
         if link.data.paused is not None and not link.gone:
             # Not from here: the plan that posts is in the middle of its own bookkeeping.
             self._process.driver.soon(lambda: self._try_again(link))
@@ -429,7 +429,7 @@ class Mesh:
         link.close()
 
     def close(self) -> None:
-        """The last group is closed: what we sent must arrive, then the links end."""
+        """End the links when the last group is closed, once what we sent has arrived."""
         for link in list(self.links.values()):
             link.send(Header(FrameKind.BYE))
         self._drain()
@@ -458,7 +458,7 @@ class Mesh:
             time.sleep(0.002)
 
     def abandon(self) -> None:
-        """In a forked child: the links live on in the parent."""
+        """Close the descriptors in a forked child; the links live on in the parent."""
         for link in self.links.values():
             link.close()
         for halves in self._halves.values():

@@ -130,7 +130,7 @@ class Operation:
         return f"{self.name} #{self.seq} ({self.nbytes} bytes)"
 
     def start_clock(self, warn_after_s: float) -> None:
-        """The operation begins: its timeout and its first stall warning count from now."""
+        """Begin to count the operation's timeout, and the time to its first stall warning."""
         now = time.monotonic_ns()
         self.begun_ns = now
         self.warn_ns = now + int(warn_after_s * 1e9)

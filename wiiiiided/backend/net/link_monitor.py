@@ -26,7 +26,7 @@ class LinkMonitor:
         link.summed = self.checksum.summed
 
     def look(self) -> Iterator[str]:
-        """After a send: look if it is time. Yields a sentence for everything that changed."""
+        """Measure, after a send, if it is time; yields a sentence for everything that changed."""
         link = self._link
         if link.data.sent_bytes - self._looked_at < LOOK_BYTES:
             return

@@ -100,7 +100,7 @@ class Saver:
     # -- when ----
 
     def begin(self) -> None:
-        """Before the first step: raise if files of a run before this one are in the way."""
+        """Begin before the first step; raises if files of an earlier run are in the way."""
         if not self._is_trial:
             self._signals.listen()
         if self._is_begun:
@@ -128,7 +128,7 @@ class Saver:
         return self._group.driver.config.probe
 
     def begin_after(self, step: int) -> None:
-        """The run goes on after a step, or begins (0)."""
+        """Count from the step that the run goes on after, or from 0."""
         self._is_begun, self._pending = True, SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
 
@@ -153,12 +153,12 @@ class Saver:
             self._last_step, self._last_s = step, time.monotonic()
 
     def save_pending(self, step: int) -> None:
-        """Between two steps: save if the last one was due."""
+        """Save, between two steps, if the last one was due."""
         if self._pending:
             self.save(step, self._pending >= SaveWish.ASKED)
 
     def ask(self, step: int) -> None:
-        """The script wants a save as soon as hosts meet."""
+        """Note that the script wants a save as soon as hosts meet."""
         if not self._is_trial:
             self._asked[:] = [step]
 
@@ -225,8 +225,8 @@ class Saver:
             _warn(self._group.who, step, problem.strerror or str(problem))
 
     def _lacking(self, nbytes: int) -> str:
-        """In a job: what its disk lacks for one more file, and for what stays free where the
-        daemon's state may be; "": nothing."""
+        """What the disk of a job lacks for one more file, and for what stays free where the
+        daemon's state may be, in a sentence; "": nothing."""
         job, disk = self._owner.job, os.statvfs(self.folder)
         if job is None:
             return ""
@@ -246,8 +246,11 @@ class Saver:
     def _say_busy(self, step: int, busy: int) -> None:
         if not self._says_busy:
             self._says_busy = True
-            text = f"step {step} is not saved: step {busy} is still being written"
-            log.warn(self._group.who, f"{text}; so with others. Save less often (save_every)")
+            log.warn(
+                self._group.who,
+                f"step {step} is not saved: step {busy} is still being written. It may be the same "
+                "with later ones. Save less often (save_every)",
+            )
 
     def _start(self, step: int, room: Segment, nbytes: int, path: str) -> None:
         numbers = [str(self.number.host), str(self._policy.keep)]
@@ -262,8 +265,8 @@ class Saver:
         self._writing.append((step, process))
 
     def _prepare(self, step: int) -> None:
-        """After the first step, when the optimizer has its state: have the memory by the first
-        save. The kernel needs several times as long to find and clear it as a copy takes."""
+        """Make the memory for saves early: after the first step, when the optimizer has its state.
+        The kernel needs several times as long to find and clear it as a copy takes."""
         self._is_prepared = True
         if self._group.team.rank == 0:
             image, _ = self._image_of(step, {"step": step, **self._collect()})
@@ -303,11 +306,12 @@ class Saver:
 
 
 def _mib(nbytes: int) -> str:
+    """Rounded up: a sentence about what is lacking must not say too little."""
     return f"{-(-nbytes // 2**20):,} MiB"
 
 
 def _make_room(nbytes: int) -> Segment | None:
-    """So much memory, every page of it there and mapped; None: there is not so much."""
+    """Make so much memory, every page there and mapped; None: there is not so much."""
     if page_up(nbytes) > available_bytes():
         return None
     try:
@@ -330,7 +334,7 @@ def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
 
 
 def _say_unsaved(asked: list[int], who: str) -> None:
-    """At the end of a run."""
+    """Warn at the end of a run of saves that the script asked for and that were not made."""
     for step in asked:
         log.warn(
             who,

@@ -35,7 +35,7 @@ class EpochPlace(NamedTuple):
     places: PlacesLeft = PlacesLeft()
 
     def saved(self) -> EpochPlace:
-        """Without what was trained."""
+        """The place without what was trained."""
         return self._replace(places=self.places.rest(self.place))
 
 
@@ -83,7 +83,7 @@ class Cursor:
         return self.committed.saved()
 
     def move(self, epoch: int) -> None:
-        """To the beginning of another epoch."""
+        """Go to the beginning of another epoch."""
         self.committed = EpochPlace(epoch, 0)
         self._ran_out = False
         self._forget()
@@ -130,7 +130,7 @@ class RoundCursor(Cursor):
         return (self._unstepped or self.committed).saved()
 
     def move(self, epoch: int) -> None:
-        """To the beginning of another epoch."""
+        """Go to the beginning of another epoch."""
         self.handed = self.trained = self._carried = 0
         self._unstepped = None
         super().move(epoch)

@@ -65,7 +65,7 @@ def mapped(path: str | os.PathLike[str]) -> MappedDataset:
 
 
 def _map_again(path: Path, stamp: tuple[int, int]) -> MappedDataset:
-    """In another process."""
+    """Map the file again in another process."""
     data = mapped(path)
     if data._stamp != stamp:
         raise UsageError(f"{path} is another file than it was when it was mapped first")

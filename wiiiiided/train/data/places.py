@@ -59,12 +59,12 @@ class PlacesLeft(NamedTuple):
         return PlacesLeft(tail, _joined(p for n in numbers for p in self.of(*n)))
 
     def rest(self, begin: int) -> PlacesLeft:
-        """Without what lies before a number."""
+        """The places without those before a number."""
         return PlacesLeft(self.tail, tuple(self.of(begin, self.tail)) if begin < self.tail else ())
 
 
 def _joined(stretches: Iterable[IndexRange]) -> tuple[IndexRange, ...]:
-    """In the order of places, those that touch as one."""
+    """The stretches in the order of places, those that touch as one."""
     found: list[IndexRange] = []
     for stretch in sorted(stretches):
         if found and found[-1].end == stretch.begin:

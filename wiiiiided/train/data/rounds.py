@@ -33,7 +33,7 @@ class HostSizes(NamedTuple):
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Of each host in a whole round."""
+        """The samples of each host in a whole round."""
         return tuple(b * n for b, n in zip(self.batches, self.counts, strict=True))
 
 
@@ -46,7 +46,7 @@ class HostRound(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Behind the last host's."""
+        """The end of the round: of the last host's range."""
         return self.ranges[-1].end
 
     def batch(self, host: int, number: int, size: int) -> IndexRange:

@@ -70,7 +70,7 @@ class SharedDataset(ColumnDataset):
 
 
 def build_alone(make: Make) -> SharedDataset:
-    """Without other ranks: for this process and its DataLoader workers."""
+    """Build a data set without other ranks, for this process and its DataLoader workers."""
     return _dataset(_built(make))
 
 
@@ -130,7 +130,7 @@ def _made(make: Make, memory: GrowingMemory) -> Any:
 
 
 def _told(built: Segment | None, problem: BaseException | None) -> str:
-    """To all ranks: how many bytes there are, or what was raised."""
+    """The text for all ranks: how many bytes there are, or what was raised."""
     if problem is not None:
         text = f"!{type(problem).__name__}: {problem}"
         return text.encode(errors="replace").decode()

@@ -155,7 +155,7 @@ class _AllGatherPipeline:
         self._tickets[k] = tickets
 
     def _send(self, k: int) -> None:
-        """My piece to its carriers on the other hosts."""
+        """Send my piece to its carriers on the other hosts."""
         begin, end = self._cuts[k]
         wide, sequence = self._wide, self._sequence
         mine = self._outputs[self._group.rank]

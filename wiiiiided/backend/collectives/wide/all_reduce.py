@@ -214,7 +214,7 @@ class _AllReducePipeline:
     # -- the phases ----
 
     def _put(self, k: int) -> None:
-        """A: the parts that the other ranks of this host reduce."""
+        """A: lay down the parts that the other ranks of this host reduce."""
         begin, end = self._cuts[k]
         assert self._team.staging is not None
         slots = self._slots[k] = self._team.staging.next(self._x.dtype)
@@ -251,7 +251,7 @@ class _AllReducePipeline:
         ]
 
     def _reduce(self, k: int) -> None:
-        """B: my parts, over the ranks of this host; the sums go to the other hosts."""
+        """B: reduce my parts over the ranks of this host, and send the sums to the other hosts."""
         begin, end = self._cuts[k]
         work, piece = self._exchange(k), self._x[begin:end]
         sums = piece
@@ -270,7 +270,7 @@ class _AllReducePipeline:
         ]
 
     def _combine(self, k: int) -> None:
-        """C: the hosts' sums of my part become its result."""
+        """C: make the result of my part from the hosts' sums."""
         work, wide = self._exchange(k), self._wide
         low, high = work.own
         if low == high or not (self._back or wide.host in self._needing):
@@ -307,7 +307,7 @@ class _AllReducePipeline:
             ]
 
     def _take(self, k: int) -> None:
-        """D: what the ranks of this host have, out of their slots (mine: what hosts sent me)."""
+        """D: copy the results of this host's ranks out of their slots (mine: what hosts sent)."""
         slots = self._slots.pop(k)
         if not self._wanted:
             return

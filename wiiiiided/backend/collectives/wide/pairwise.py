@@ -118,7 +118,7 @@ class _Tickets:
             self._going.append(self._wide.send(rank, self._sequence, 2, k, part))
 
     def wait(self) -> Plan:
-        """Until all of it has gone and come."""
+        """Wait until every send and receive is done."""
         self.pump()
         while self._going:
             if not any(ticket.done for ticket in self._going):

@@ -158,7 +158,7 @@ class _ReduceScatterPipeline:
         return self._heard[k % self._posts, nth, : (end - begin) * dtype.itemsize].view(dtype)
 
     def _add_up(self, k: int) -> None:
-        """This host's sums for me and for the far ranks I serve; these are sent."""
+        """Make this host's sums for me and for the far ranks I serve, and send the latter."""
         sums = self._sums[k % self._ring]
         if not self._alone:
             self._sum_of(k, self._group.rank, sums[0])

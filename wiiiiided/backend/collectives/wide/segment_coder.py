@@ -37,7 +37,7 @@ class SegmentCoder:
         self._left = self._given = 0.0  # sums of squares
 
     def make_buffers(self, elements: int) -> int:
-        """For shares of at most so many elements; returns the bytes of such a share, coded."""
+        """Make buffers for shares of at most so many elements; returns the coded bytes of one."""
         row, others = self.codec.coded_bytes(elements), self._hosts
         self._out = self._ring("coded out", FLIGHT + 1, others, row)
         if self._hosts > 2:
@@ -65,7 +65,7 @@ class SegmentCoder:
         return row[: self.codec.coded_bytes(count)]
 
     def add_up(self, mine: Array, heard: Mapping[int, Array]) -> None:
-        """Mine and what the other hosts have sent of it, in the order of hosts."""
+        """Add what the other hosts have sent to mine, in the order of hosts."""
         decoded = self._decoded[: mine.size]
         if self._hosts == 2:
             self.codec.decode(heard[1 - self._host], decoded)

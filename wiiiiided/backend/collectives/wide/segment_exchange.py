@@ -119,7 +119,7 @@ class _SegmentExchange:
         self._coder = None if codec is None else SegmentCoder(self._wide, codec)
 
     def _make_buffers(self) -> None:
-        """A ring for what the other hosts send of what is added up here."""
+        """Make the ring for the other hosts' parts of what this rank adds up."""
         self._ring = min(self._window + FLIGHT + 1, max(len(self._pieces), 1))
         share_bytes = PIECE_BYTES // (self._hosts if self._split else 1)
         self._row = share_bytes + 64 * 8
@@ -200,7 +200,7 @@ class _SegmentExchange:
                 yield host, rank, piece.number
 
     def _combine(self, k: int) -> None:
-        """The hosts' values become the sum, in the order of hosts."""
+        """Sum the hosts' values, in the order of hosts."""
         mine = self._share(k, self._host)
         if not mine.size:
             return
@@ -226,7 +226,7 @@ class _SegmentExchange:
             mine[:] = total
 
     def _take_results(self, k: int) -> None:
-        """Other hosts' sums that came coded."""
+        """Decode other hosts' sums that came coded."""
         coder = self._coder_of(k)
         if coder is not None:
             for host, _, _ in self._others(k):
