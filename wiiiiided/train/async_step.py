@@ -1,5 +1,7 @@
 """Asynchronous updates: each rank applies its own gradient to the shared weights, without waiting.
 
+As Hogwild, with a bound on staleness.
+
     rank 0   step 7 │ step 8 │ step 9 │ …        all write to the same weights and the same state
     rank 1   step 7     │ step 8     │ …         as they come; what two write at once, one may lose
 

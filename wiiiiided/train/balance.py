@@ -1,4 +1,6 @@
-"""The part of the work each rank or host should take, by the speed it is measured at. Pure.
+"""The part of the work each rank or host should take, by its measured speed. Pure.
+
+Load balancing, so that a slow machine is no straggler that all others wait for:
 
     step n       │ forward, backward ──────────── │ wait │ average, update │   a fast rank
                  │ forward, backward ───────────────────│ average, update │   a slow one

@@ -1,5 +1,7 @@
 """A model's weights in fragments: what hosts exchange of each, at once or while ranks compute on.
 
+The latter hides the exchange behind computation, as Streaming DiLoCo does.
+
     fragments   │      0      │      1      │      2      │   of all elements, over all parameters
     shares      │  r0  │  r1  │  r0  │  r1  │  r0  │  r1  │   rank r of a host has share r of each
 

@@ -1,6 +1,7 @@
 """A step of the training loop: the optimizer's step, and what the run knows of the data around it.
 
-weigh     this rank's gradient counts by the samples it has got since the last step
+weigh     this rank's gradient counts by the samples it has got since the last step, those of
+          several batches with gradient accumulation
 step      of all ranks (`sync_step`, `outer_step`)
 commit    the samples are trained: a step that raises is not counted
 save      now and then, before the next step begins (`checkpoints`)

@@ -1,5 +1,7 @@
 """The optimizer's work divided over the ranks of a host, by the optimizer the user made.
 
+In a step each rank has the state of its part alone, as in ZeRO's first stage.
+
 The object stays; its class becomes a subclass of what it was, so `isinstance`, schedulers, scalers
 and hooks go on as before. `step` runs the closure, then a `Stepper` round the optimizer's own.
 

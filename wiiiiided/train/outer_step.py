@@ -1,5 +1,7 @@
 """Hosts that exchange seldom: every step inside a host, every H steps between hosts.
 
+Local SGD between hosts; with momentum in the outer optimizer, DiLoCo.
+
     anchor    ●───────────────────────────●      the weights on which all hosts agreed last
     host 0     ╲ step step … step ── delta │      H steps of its own, on weights of its own
     host 1     ╲ step step … step ── delta │

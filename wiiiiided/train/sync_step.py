@@ -8,7 +8,9 @@
 Ranks tell each other a *record* at a barrier: words, and a byte for each parameter that
 says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
 Every rank looks at the same records and decides the same: go on, raise, or first take over what
-a rank has loaded and then meet again.
+a rank has loaded and then come to the barrier again.
+
+Gradient clipping (`clip`) averages first; the step that follows scales the average it finds.
 """
 
 from __future__ import annotations

@@ -5,9 +5,10 @@ between the two no tensor exists that `p.grad` could truly be; showing this rank
 be silently wrong (a norm of it is not the norm of the average). An `UnaveragedGradient` stands
 there instead:
 
-    another backward adds to it          accumulation needs nothing
+    another backward adds to it          gradient accumulation needs nothing
     zero_(), mul_(2), div_(world)        act on this rank's part, and count
-    GradScaler.unscale_                  acts on this rank's part; all ranks agree on inf
+    GradScaler.unscale_                  (mixed precision) acts on this rank's part; all ranks
+                                         agree on inf
     p.grad = None, p.grad = tensor       discards, replaces
     anything that reads                  raises one sentence that names `run.clip_grad_norm_`
 

@@ -1,4 +1,4 @@
-"""How a group comes to be: from a rank, a size and a Store to boards mapped by all.
+"""How a group comes to be, its rendezvous: from rank, size and Store to boards mapped by all.
 
     1  count       add 1 to this rank's counter in the Store: the number of this incarnation
                    (a group destroyed and made again finds new keys, not the old ones)

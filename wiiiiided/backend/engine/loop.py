@@ -1,4 +1,4 @@
-"""The progress loop: one per process, for all groups. Here: which thread drives.
+"""The progress loop, an event loop: one per process, for all groups. Here: which thread drives.
 
 The thread that holds `_driving` drives: it alone touches operations, boards, links and mailboxes.
 

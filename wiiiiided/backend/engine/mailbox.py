@@ -3,6 +3,8 @@
     small   EAGER carries the message; the sender is done when the kernel has it
     large   OFFER ──► (a receive is posted) ──► WANT ──► the lane carries it in chunks
 
+(MPI calls these the eager and the rendezvous protocol.)
+
 A message matches a receive with its source (or any) and tag, in the order they were sent; what
 comes before its receive is posted waits here. An offer waits at no cost; eager messages are limited
 by a window for each pair of ranks, beyond which even small messages are offered, so a receiver that

@@ -8,8 +8,9 @@ Why it is more than a table of links:
 - A peer may be faster. Its first frames come before this process has made the group: they are kept
   (`_early`, bounded) and delivered when the group stands.
 - A receiver may be slower. A frame without a place stops its link (`data.paused`): the kernel then
-  holds the sender back, and no memory is spent on what no plan has asked for. The link goes on when
-  a place is posted, or when the group is over and its frames go nowhere.
+  holds the sender back (backpressure, by TCP's flow control), and no memory is spent on what no
+  plan has asked for. The link goes on when a place is posted, or when the group is over and its
+  frames go nowhere.
 - A death has two witnesses. The data connection says that a peer ended, the watch connection why:
   before a link is given up the other connection is read, so the cause is blamed and not its victim.
 

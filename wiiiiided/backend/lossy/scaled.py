@@ -1,4 +1,4 @@
-"""Codecs "int8" and "int4": blocks of 256 elements, each with a scale of its own.
+"""Codecs "int8" and "int4": quantization of blocks of 256 elements, each with its own scale.
 
     coded   │ scale of block 0 │ scale 1 │ … │ codes of block 0      │ codes 1 │ …
               float32                          256 bytes, or 128 of two nibbles each

@@ -1,4 +1,4 @@
-"""Codec "topk:0.01": of every 4,096 elements the largest hundredth, as they are; the rest waits.
+"""Codec "topk:0.01", sparsification: of 4,096 elements the largest hundredth; the rest waits.
 
     coded   │ values of chunk 0 │ values of chunk 1 │ … │ their numbers in chunk 0 │ in chunk 1 │ …
               k float32                                   k uint16

@@ -6,8 +6,8 @@
           header into scratch
 
 The receiver decides where a frame goes (`Sink.place`) before its payload is read. Where there is no
-place yet, reading stops (`paused`) and the kernel holds the sender back; `resume` goes on. Nothing
-is ever allocated by what a header claims beyond what the sink grants.
+place yet, reading stops (`paused`) and the kernel holds the sender back (backpressure); `resume`
+goes on. Nothing is ever allocated by what a header claims beyond what the sink grants.
 """
 
 from __future__ import annotations

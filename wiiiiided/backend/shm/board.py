@@ -33,12 +33,13 @@ Memory order, for each hand-over (`fence()` is a full barrier, see below):
 x86 needs the fence only in the second line; ARM in all. A word is 8 bytes and aligned, so a load or
 store of it is single on every 64-bit CPU.
 
-The fence. Python has no fence instruction, but releasing a held lock and taking it again is one:
-CPython's lock is a POSIX semaphore, sem_post is an atomic read-modify-write with release order and
-sem_trywait one with acquire order. On x86 both are LOCK-prefixed, each a full barrier by itself. On
-ARMv8 nothing before moves below the release, nothing after moves above the acquire, and the
-architecture keeps an acquire behind an earlier release (RCsc). It costs 0.12 µs; a syscall would
-cost more, and a semaphore inside the segment could not be polled together with sockets.
+The fence, a full memory barrier. Python has no such instruction, but releasing a held lock and
+taking it again is one: CPython's lock is a POSIX semaphore, sem_post is an atomic read-modify-write
+with release order and sem_trywait one with acquire order. On x86 both are LOCK-prefixed, each a
+full barrier by itself. On ARMv8 nothing before moves below the release, nothing after moves above
+the acquire, and the architecture keeps an acquire behind an earlier release (RCsc). It costs 0.12
+µs; a syscall would cost more, and a semaphore inside the segment could not be polled together with
+sockets.
 """
 
 from __future__ import annotations

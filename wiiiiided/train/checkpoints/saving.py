@@ -225,8 +225,8 @@ class Saver:
             _warn(self._group.who, step, problem.strerror or str(problem))
 
     def _lacking(self, nbytes: int) -> str:
-        """What the disk of a job lacks for one more file, and for what stays free where the
-        daemon's state may be, in a sentence; "": nothing."""
+        """A sentence on the room that a job's disk lacks for one more file, and for what stays free
+        where the daemon's state may be; "": nothing."""
         job, disk = self._owner.job, os.statvfs(self.folder)
         if job is None:
             return ""

@@ -1,4 +1,4 @@
-"""`wide.mapped`: a file as a data set, without loading it.
+"""`wide.mapped`: a memory-mapped file as a data set, without loading it.
 
 The file is mapped read-only: the kernel reads a page when a sample on it is first asked for, and
 keeps it for all processes of the machine once. A data set larger than memory works, and eight ranks

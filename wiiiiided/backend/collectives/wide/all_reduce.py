@@ -7,7 +7,7 @@
         A  put       lay the others' parts of my piece into my slot; post where answers go
         B  reduce    my parts of the piece, over the ranks of this host; send the sums
         C  combine   what the other hosts sent with my sum: the result of what is mine
-                     (if split, see `layout`: and send it back to them)
+                     (if split, see `exchange_plan`: and send it back to them)
         E  collect   results of the other hosts' shares (if split)
         D  take      the results of the other ranks of this host, out of their slots
 
@@ -19,6 +19,9 @@
     A piece's parts lie where they belong:
 
         slot of place 1, piece k:  │ its input for place 0 │ RESULT of 1 │ its input for place 2 │
+
+Split, the exchange between hosts is a reduce-scatter and an all-gather: it carries the bytes of a
+ring all-reduce in two trips over the wire, where a ring of H hosts takes 2(H-1).
 
 Each level adds in the order of ranks, then of hosts, and every element is added up by one rank (two
 hosts: by two, with the same operands in the same order): the bits are the same everywhere, whatever
