@@ -120,7 +120,7 @@ def _median_seconds(work: Callable[[], None], rounds: int) -> float:
 
 def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int) -> CodecRow:
     raw = sum(piece.nbytes for piece in pieces)
-    encoded = [codec.encode(piece, None, _ABOUT) for piece in pieces]
+    encoded = [codec.encode(piece, _ABOUT) for piece in pieces]
     into = memoryview(bytearray(pieces[0].nbytes))
     shrunk = [memoryview(one) for one in encoded if one is not None]
     for piece, one in zip(pieces, encoded, strict=True):
@@ -131,7 +131,7 @@ def measure_codec(data: str, codec: Codec, pieces: list[memoryview], rounds: int
 
     def encode() -> None:
         for piece in pieces:
-            codec.encode(piece, None, _ABOUT)
+            codec.encode(piece, _ABOUT)
 
     def decode() -> None:
         for one in shrunk:

@@ -67,8 +67,8 @@ def places(ports: dict[str, Port]) -> dict[str, Place]:
     }
 
 
-def settle(me: Rank, where: dict[str, Place]) -> Place:
-    """In a rank: be on the machine of one's letter."""
+def enter_machine(me: Rank, where: dict[str, Place]) -> Place:
+    """Put this rank on the machine of its letter."""
     place = where[data.hosts[me.rank]]
     os.environ.update(
         WIIIIIDE_DOOR=place.endpoint,
@@ -96,7 +96,7 @@ def listeners() -> list[Any]:
 
 
 def exchange(me: Rank, where: dict[str, Place]) -> Any:
-    place = settle(me, where)
+    place = enter_machine(me, where)
     before = Footprint.before()
     make_group(me, 30.0)
     found = sums(me), listeners(), sorted({there for _, there in tcp_of(os.getpid())})
@@ -160,7 +160,7 @@ def told(me: Rank, word: str) -> None:
 
 
 def two_groups(me: Rank, where: dict[str, Place]) -> Any:
-    settle(me, where)
+    enter_machine(me, where)
     make_group(me, 30.0)
     first = sums(me)
     told(me, "stop")
@@ -180,7 +180,7 @@ def test_a_daemon_that_restarts_disturbs_no_connection_and_is_waited_for(
 
 
 def late_daemon(me: Rank, where: dict[str, Place]) -> Any:
-    settle(me, where)
+    enter_machine(me, where)
     os.environ["WIIIIIDE_STALL_WARNING_S"] = "0.3"
     lines = Lines()
     # The rank that waits for it says why; the other's time is not up before.
@@ -211,7 +211,7 @@ def test_a_daemon_that_does_not_come_back_is_named_with_host_and_address(
 
 
 def impatient(me: Rank, where: dict[str, Place], timeout_s: float = 30.0) -> Any:
-    settle(me, where)
+    enter_machine(me, where)
     handoff_listener.READY_S = 0.5  # type: ignore[misc]
     connect_hosts.TURN_S = 1.0  # type: ignore[misc]
     before = Footprint.before()

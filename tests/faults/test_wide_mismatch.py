@@ -27,14 +27,14 @@ def no_memory(*args: Any, **options: Any) -> Any:
 
 def fail_in_the_middle(me: Rank, poor: int, what: str) -> Any:
     """One rank runs out of something inside its plan."""
-    from wiiiiided.backend.engine.remote_link import Wide
+    from wiiiiided.backend.engine.remote_members import RemoteMembers
 
     early = failure_of(dist.barrier)  # the poor one may be through it before the others are
     if me.rank == poor:
         if what == "shared memory":
             os.posix_fallocate = no_room
         else:
-            Wide.buffer = no_memory  # type: ignore[method-assign]
+            RemoteMembers.buffer = no_memory  # type: ignore[method-assign]
     x = torch.ones(LARGE)
     if what == "async":
         first = failure_of(dist.all_reduce(x, async_op=True).wait)

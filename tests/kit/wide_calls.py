@@ -31,7 +31,7 @@ from wiiiiided.backend.collectives.wide import (
     reduce_scatter,
     small_all_reduce,
 )
-from wiiiiided.backend.engine import host_team, remote_link
+from wiiiiided.backend.engine import host_team, remote_members
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
 from wiiiiided.backend.net.virtual_network import LineQuality
@@ -60,7 +60,7 @@ PLACEMENTS = [
 
 USES_SMALL: list[ModuleType] = [
     host_team,
-    remote_link,
+    remote_members,
     relay,
     local_all_reduce,
     all_reduce,
@@ -75,7 +75,7 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few elements make many pieces."""
     for module in USES_SMALL:
         monkeypatch.setattr(module, "SMALL_BYTES", SMALL)
-    monkeypatch.setattr(remote_link, "MAX_OPEN", CALL_BYTES + remote_link.WIDEST * SMALL)
+    monkeypatch.setattr(remote_members, "MAX_OPEN", CALL_BYTES + remote_members.WIDEST * SMALL)
     monkeypatch.setattr(slots, "_ACROSS", (slots._ACROSS[0], PIECE))
     monkeypatch.setattr(slots, "_PAIR", (slots._PAIR[0], PIECE))
     monkeypatch.setattr(slots, "_MANY", (slots._MANY[0], PIECE))

@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from tests.kit.wide_rank import NearLink, Rank
-from wiiiiided.backend.engine import driver, operation, remote_link
+from wiiiiided.backend.engine import driver, operation, remote_members
 from wiiiiided.backend.engine import group as group_module
 from wiiiiided.backend.engine.group import AnyLink, Group, GroupMembership
 from wiiiiided.backend.engine.host_team import Team, base_bytes
@@ -159,7 +159,7 @@ class World:
 
     def __enter__(self) -> World:
         clock = Clock(self.network)
-        for module in (driver, group_module, operation, remote_link, board_module):
+        for module in (driver, group_module, operation, remote_members, board_module):
             self._patched.setattr(module, "time", clock)
         return self
 

@@ -27,7 +27,7 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, PeerLost, UsageError
 from wiiiiided.torch import Between, Parallel, parallel
 from wiiiiided.train import outer_step
-from wiiiiided.train.memory import meet
+from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.round_length import MOST, RoundTimes, next_length, outer_constants
 from wiiiiided.train.script_notes import notes
 
@@ -319,7 +319,7 @@ def _leaves(me: Rank) -> None:
     memory, before = run._shared.memory, []
 
     def interrupted(group: Any, call: CallSignature) -> None:
-        meet(group, call)
+        host_barrier(group, call)
         if call is outer_step._EXCHANGED and me.rank == 0:
             raise KeyboardInterrupt
         if call is outer_step._EXCHANGED and me.rank == 1:
@@ -328,7 +328,7 @@ def _leaves(me: Rank) -> None:
             while memory.left[0] != 3:
                 assert time.monotonic() < deadline, "rank 0 did not say that it leaves"
 
-    outer_step.meet = interrupted  # type: ignore[attr-defined]
+    outer_step.host_barrier = interrupted  # type: ignore[attr-defined]
     try:
         for step in range(2):
             _step(run, model, optimizer, step, me)
@@ -478,7 +478,7 @@ def test_where_none_has_samples_all_count_alike() -> None:
 
 
 def _overflows(me: Rank) -> None:
-    """One host leaves out a step, the last one of a round."""
+    """One host skips a step, the last one of a round."""
     model = _net()
     optimizer = _sgd(model.parameters())
     run = parallel(model, optimizer, between=Between(every=2))

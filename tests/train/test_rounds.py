@@ -294,7 +294,7 @@ def test_a_schedule_of_all_steps_is_kept_exactly_with_fragments(every: int, frag
 
 
 def _scaled(me: Rank, every: int) -> tuple[int, list[int], list[float]]:
-    """One host leaves out its second step of five; with an exchange in every step all do."""
+    """One host skips its second step of five; with an exchange in every step all do."""
     x = torch.arange(60.0)[:, None] / 60
     data = Batches(TensorDataset(x, torch.arange(60)), 12, 1)
     model = nn.Linear(1, 1)
@@ -332,7 +332,7 @@ def test_a_step_that_a_scaler_leaves_out_takes_its_samples_with_it(every: int) -
 
 
 def _saves_scaled(me: Rank, folder: str) -> list[str]:
-    """The step in which a save is due, and hosts exchange, is one that a host leaves out."""
+    """The step in which a save is due, and hosts exchange, is one that a host skips."""
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     where = Path(folder) / str(me.rank)

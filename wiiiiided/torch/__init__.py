@@ -33,7 +33,7 @@ from wiiiiided.torch.api import (
 from wiiiiided.torch.dynamo import keep_out_of
 from wiiiiided.torch.objects import broadcast_object, recv_object, send_object
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
-from wiiiiided.train import async_step, gradients, loop_step, optimizer, outer_step, sync_step
+from wiiiiided.train import async_step, gradient_store, loop_step, optimizer, outer_step, sync_step
 from wiiiiided.train import parallel as train_parallel
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints import exchange, one_file, resuming, saving
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 register()
 keep_out_of(process_group, work, api, compress, objects, train_parallel)
 keep_out_of(saving, resuming, exchange, one_file)
-keep_out_of(optimizer, loop_step, sync_step, async_step, outer_step, gradients)
+keep_out_of(optimizer, loop_step, sync_step, async_step, outer_step, gradient_store)
 
 
 def __getattr__(name: str) -> Any:

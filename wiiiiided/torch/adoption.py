@@ -113,7 +113,7 @@ class Adoption:
         return Offer(nbytes, keep, moves=False)
 
     def release(self) -> None:
-        """The group is closed."""
+        """Let go of a group that is closed."""
         self._free.clear()
         self._wanted.clear()
 

@@ -30,12 +30,12 @@ from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.exchange import FileExchange
 from wiiiiided.train.checkpoints.one_file import OneFile
 from wiiiiided.train.checkpoints.policy import SavePolicy
-from wiiiiided.train.checks import Updates
 from wiiiiided.train.data.batches import Batches
 from wiiiiided.train.data.shared import SharedDataset, build_alone, build_together
 from wiiiiided.train.parallel import Parallel
 from wiiiiided.train.script_notes import notes
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.updates import Updates
 
 
 def shared_empty(

@@ -30,9 +30,9 @@ from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import carrier, combiner
 from wiiiiided.errors import Mismatch, UsageError
 from wiiiiided.torch.process_group import WiiiiideProcessGroup
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
+from wiiiiided.train.small_collectives import all_gather_text
 
 
 class CompressedGradients:
@@ -66,7 +66,7 @@ class CompressedGradients:
             model.register_comm_hook(self, lambda state, bucket: state.average(bucket))
 
     def _enter(self, process_group: WiiiiideProcessGroup) -> None:
-        """A group whose residuals begin at zero. A collective call."""
+        """Enter a group, whose residuals begin at zero. A collective call."""
         self._process_group, group = process_group, process_group.engine_group
         self._residuals: Residuals | None = None
         self._combine = combiner("AVG", torch.float32, group.size)
@@ -185,7 +185,7 @@ def _process_group(model: DistributedDataParallel) -> WiiiiideProcessGroup:
 
 
 def _agree(process_group: WiiiiideProcessGroup, gradients: str) -> None:
-    said = tell_all(process_group, gradients)
+    said = all_gather_text(process_group, gradients)
     for rank, theirs in enumerate(said):
         if theirs != said[0]:
             raise Mismatch(

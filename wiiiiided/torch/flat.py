@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from wiiiiided.backend.shm.kernels import carrier
+from wiiiiided.backend.shm.kernels import carrier, dtype_name
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
 
@@ -59,7 +59,7 @@ def flatten_each(tensors: Sequence[torch.Tensor], copy_backs: list[CopyBack] | N
 
 
 def same_shape_dtype(name: str, tensors: Sequence[Any]) -> None:
-    """A list whose tensors must be alike."""
+    """Raise unless all tensors of a list have one shape and dtype."""
     first = tensors[0]
     for tensor in tensors:
         if tensor.dtype != first.dtype or tensor.numel() != first.numel():
@@ -70,4 +70,4 @@ def same_shape_dtype(name: str, tensors: Sequence[Any]) -> None:
 
 
 def _shape(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    return f"{dtype_name(tensor.dtype)}{list(tensor.shape)}"

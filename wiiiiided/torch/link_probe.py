@@ -89,7 +89,7 @@ class PairTimer:
         return float(taken)
 
     def exchange(self, codec: str, values: torch.Tensor, left: torch.Tensor) -> None:
-        """Of this rank's share: its values become the sum over machines."""
+        """Sum this rank's share over the machines, in place."""
         if self._inner.wide is None:  # machines that are one host have no link
             dist.all_reduce(values, dist.ReduceOp.AVG, self._group)
             return
@@ -131,7 +131,7 @@ def machines() -> list[list[int]]:
 
 
 def run(gradient_bytes: int, budget_s: float) -> None:
-    """All pairs, in rounds that all machines begin together."""
+    """Time all pairs, in rounds that all machines begin together."""
     members: Sequence[list[int]] = machines()
     rank = dist.get_rank()
     turns = rounds(len(members))
@@ -151,7 +151,7 @@ def run(gradient_bytes: int, budget_s: float) -> None:
 
 
 def main() -> None:
-    """The program."""
+    """Run the program."""
     dist.init_process_group("wiiiiide")
     torch.manual_seed(0)
     run(int(sys.argv[1]), float(sys.argv[2]))

@@ -58,7 +58,7 @@ class MeasuredSteps:
         return len(self._times)
 
     def add(self, now: float, taken_s: float, batch: float) -> None:
-        """A step was made."""
+        """Add a step that was made."""
         self._made += 1
         self._reported = reported_samples()
         if not self._times and self._is_cold(now):
@@ -82,7 +82,7 @@ class MeasuredSteps:
 
     @property
     def samples(self) -> float:
-        """Of a step."""
+        """The samples of a step."""
         reported = self._reported - self._reported_before
         if reported > 0:
             return reported / len(self)
@@ -116,7 +116,7 @@ class StepProbe:
         self._batch += batch_of((*args, *(kwargs or {}).values()))
 
     def watch(self) -> None:
-        """From now on."""
+        """Count forwards and optimizer steps from now on."""
         self._forwards = register_module_forward_pre_hook(self.forward)
         register_optimizer_step_post_hook(self.stepped)
 
@@ -205,7 +205,7 @@ def reported_samples() -> int:
 
 
 def watch() -> None:
-    """Of this process, from now on."""
+    """Measure the steps of this process from now on."""
 
     def say(line: str) -> None:
         os.write(2, f"{line}\n".encode())  # whole, whatever the script does with sys.stderr

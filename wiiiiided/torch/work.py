@@ -94,7 +94,7 @@ class WiiiiideWork(dist.Work):
         self.wait()
 
     def _source_rank(self) -> int:
-        """Of a receive: the rank that sent."""
+        """The rank that sent what a receive has got."""
         return self._op.source
 
     def source_rank(self) -> int:

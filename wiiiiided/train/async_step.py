@@ -1,5 +1,7 @@
 """Asynchronous updates: each rank applies its own gradient to the shared weights, without waiting.
 
+As Hogwild, with a bound on staleness.
+
     rank 0   step 7 │ step 8 │ step 9 │ …        all write to the same weights and the same state
     rank 1   step 7     │ step 8     │ …         as they come; what two write at once, one may lose
 
@@ -34,9 +36,9 @@ from wiiiiided.backend.shm import stats
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost, UsageError
 from wiiiiided.train.layout import ParameterPart, Row
-from wiiiiided.train.memory import meet
+from wiiiiided.train.memory import host_barrier
+from wiiiiided.train.optimizer_state import Piece, SharedState
 from wiiiiided.train.shared_model import SharedParameters
-from wiiiiided.train.state import Piece, SharedState
 
 _FIRST: Final = CallSignature.of("the first optimizer.step() of wide.parallel")
 _LOOK_NS: Final = 50_000_000  # how often sockets are looked at: for ranks that died or left
@@ -47,7 +49,7 @@ class AsyncStep:
     """The steps of one `Parallel` whose ranks do not wait for each other."""
 
     def __init__(self, shared: SharedParameters, staleness: int) -> None:
-        """The parameters lie in shared memory. A collective call, if the optimizer has state."""
+        """Take over parameters in shared memory. A collective call, if the optimizer has state."""
         self._shared, self._staleness = shared, staleness
         self._memory, self._group = shared.memory, shared.group
         self._place, self._board = self._memory.place, shared.group.team.board
@@ -104,11 +106,11 @@ class AsyncStep:
             )
 
     def _begin(self, inner: Callable[[], Any]) -> None:
-        """The first step: the state comes into being."""
-        meet(self._group, _FIRST)
+        """Make the state, in the first step."""
+        host_barrier(self._group, _FIRST)
         if self._place == 0:
             self._write(inner)
-        meet(self._group, _FIRST)
+        host_barrier(self._group, _FIRST)
         if not self._state.is_shared:
             self._state.share()
         self._has_begun = True
@@ -116,7 +118,7 @@ class AsyncStep:
             self._write(inner)
 
     def _write(self, inner: Callable[[], Any]) -> None:
-        """The optimizer's own step, unless a rank copies the weights just now."""
+        """Make the optimizer's own step, unless a rank copies the weights just now."""
         memory, place, number = self._memory, self._place, self.number + 1
         while True:
             memory.began[place] = number
@@ -172,7 +174,7 @@ class AsyncStep:
         self._shared.weights.loaded()
 
     def before_forward(self) -> None:
-        """Nothing: each rank keeps its own buffers."""
+        """Do nothing: each rank keeps its own buffers."""
 
     def copy_weights(self) -> list[torch.Tensor] | None:
         """The weights at a moment at which no rank writes; raises if a step was interrupted."""
@@ -203,7 +205,7 @@ class AsyncStep:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No rank of the host writes; raises if one was interrupted while it did."""
+        """Keep all ranks of the host from writing; raises if one was interrupted while it did."""
         memory = self._memory
         memory.pauses[self._place] = 1
         try:
@@ -239,7 +241,7 @@ class AsyncStep:
         return place != self._place and (rank in group.gone or bool(group.links[rank].gone))
 
     def _check_whole(self) -> None:
-        """The mark of a step alone is not enough: a rank sets it, sees the pause, takes it back."""
+        """Raise if a step was interrupted. A mark is not enough: at a pause it is taken back."""
         for place, rank in enumerate(self._group.team.ranks):
             if self._interrupted(place):
                 raise UsageError(

@@ -1,4 +1,6 @@
-"""The part of the work each rank or host should take, by the speed it is measured at. Pure.
+"""The part of the work each rank or host should take, by its measured speed. Pure.
+
+Load balancing, so that a slow machine is no straggler that all others wait for:
 
     step n       │ forward, backward ──────────── │ wait │ average, update │   a fast rank
                  │ forward, backward ───────────────────│ average, update │   a slow one
@@ -59,7 +61,7 @@ class LastMinute:
         self._now_s = 0.0
 
     def add(self, value: float, seconds: float) -> None:
-        """A step that took so long has this value."""
+        """Add the value of a step that took so long."""
         if len(self._now) < _MOST:
             self._now.append(value)
         self._now_s += seconds
@@ -94,11 +96,11 @@ class StepClock:
             self._arrived = time.monotonic()
 
     def wait(self, seconds: float) -> None:
-        """So much of this step's own time was spent waiting for another rank."""
+        """Note that so much of this step's own time was spent waiting for another rank."""
         self._waited_s += seconds
 
     def stepped(self, samples: float | None) -> None:
-        """The step is over."""
+        """Note that the step is over."""
         now = time.monotonic()
         own_s = (self._arrived or now) - self._begun - self._waited_s
         if samples and own_s > 0:
@@ -112,7 +114,7 @@ class StepClock:
 
     @property
     def speed(self) -> RankSpeed:
-        """As it is known now."""
+        """The speed of this rank, as far as it is known now."""
         return RankSpeed(self._rates.median, time.monotonic() - self._since)
 
 
@@ -171,7 +173,7 @@ class Balance:
 
 
 def _shares(speeds: Sequence[float], least: float) -> tuple[float, ...]:
-    """In proportion to speeds, none below the least."""
+    """Shares in proportion to speeds, none below the least."""
     total = sum(speeds)
     raised = [max(speed / total, least) for speed in speeds]
     return tuple(share / sum(raised) for share in raised)

@@ -61,7 +61,7 @@ class Between:
             )
 
     def filled(self, gradients: str, every: str) -> Between:
-        """With what a job file asks for, by way of the environment, where the script does not."""
+        """These choices, with a job file's (from the environment) where the script made none."""
         number = every or "1"
         try:
             default = Between(

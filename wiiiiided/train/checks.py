@@ -8,17 +8,18 @@ that the rank and the parameter that differ are named everywhere.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
 import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.between import Between
+from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.updates import Updates
 
 # Optimizers of torch that treat each element by itself.
 ELEMENTWISE: Final = frozenset(
@@ -29,25 +30,6 @@ ELEMENTWISE: Final = frozenset(
     }
 )
 MARK = "_wiiiiide_parallel"  # on a model and an optimizer that have been given to parallel()
-
-
-@dataclass(frozen=True)
-class Updates:
-    """How ranks update the weights."""
-
-    how: str = "sync"
-    staleness: int = 16  # steps that a rank may be ahead of the slowest; asynchronous ones only
-
-    def __post_init__(self) -> None:
-        if self.how not in ("sync", "async"):
-            raise UsageError(f'updates={self.how!r} is not known; use "sync" or "async"')
-        if not isinstance(self.staleness, int) or not 1 <= self.staleness < 1 << 31:
-            raise UsageError(f"staleness={self.staleness!r} is not a whole number from 1 on")
-
-    @property
-    def sync(self) -> bool:
-        """Whether all ranks step together."""
-        return self.how == "sync"
 
 
 def refuse(
@@ -144,7 +126,7 @@ def agree(
     between: Between,
     loop: TrainingLoop,
 ) -> None:
-    """All ranks must have the same model, optimizer and settings. A collective call."""
+    """Raise unless all ranks have the same model, optimizer and settings. A collective call."""
     found = optimizer.param_groups
     how = "" if updates.sync else f', updates="async", staleness={updates.staleness}'
     how += "" if between.is_plain else f", between={between}"
@@ -152,7 +134,7 @@ def agree(
     rest = f"{type(optimizer).__name__} of {len(found)} groups{how}"
     groups = {id(p): number for number, held in enumerate(found) for p in held["params"]}
     mine = [f"{name} {_kind(p)} in group {groups.get(id(p))}" for name, p in parameters.items()]
-    texts = tell_all(group, "\n".join([rest, *mine]))
+    texts = all_gather_text(group, "\n".join([rest, *mine]))
     first = texts[0].split("\n")
     for rank, text in enumerate(texts):
         lines = text.split("\n")
@@ -166,23 +148,23 @@ def agree(
 
 
 def _kind(parameter: torch.Tensor) -> str:
-    kind = f"{str(parameter.dtype).removeprefix('torch.')}{list(parameter.shape)}"
+    kind = f"{dtype_name(parameter.dtype)}{list(parameter.shape)}"
     order = "" if parameter.is_contiguous() else f" with strides {list(parameter.stride())}"
     return f"{kind}{order}{'' if parameter.requires_grad else ', frozen'}"
 
 
 def check_floats(parameters: Mapping[str, torch.Tensor]) -> None:
-    """Hosts average weights in float32."""
+    """Raise if a parameter cannot be averaged in float32, as hosts average weights."""
     for name, parameter in parameters.items():
         if parameter.dtype is torch.float64 or not parameter.is_floating_point():
             raise UsageError(
-                f"{name} is {str(parameter.dtype).removeprefix('torch.')}: with `every` hosts "
+                f"{name} is {dtype_name(parameter.dtype)}: with `every` hosts "
                 "average weights in float32; use float32 or half precision"
             )
 
 
 def check_states(told: Sequence[str], group: Group) -> None:
-    """Each host goes on with the optimizer state that its first rank has; all do, or none."""
+    """Raise if some hosts' optimizers have a state and some have none: first ranks' count."""
     assert group.wide is not None
     firsts = [ranks[0] for ranks in group.wide.hosts]
     without = [rank for rank in firsts if told[rank] == "0"]

@@ -1,5 +1,7 @@
 """A model's weights in fragments: what hosts exchange of each, at once or while ranks compute on.
 
+The latter hides the exchange behind computation, as Streaming DiLoCo does.
+
     fragments   │      0      │      1      │      2      │   of all elements, over all parameters
     shares      │  r0  │  r1  │  r0  │  r1  │  r0  │  r1  │   rank r of a host has share r of each
 
@@ -39,8 +41,8 @@ from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import PeerLate, PeerLost
-from wiiiiided.train.data.places import PlaceRange
-from wiiiiided.train.memory import Common, run_plan
+from wiiiiided.train.data.places import IndexRange
+from wiiiiided.train.memory import MappedMemory, run_plan
 from wiiiiided.train.residuals import Residuals
 
 _EXCHANGE: Final = "the exchange of weights in optimizer.step()"
@@ -67,8 +69,8 @@ class Fragment:
     def __init__(
         self,
         number: int,
-        span: PlaceRange,
-        share: PlaceRange,
+        span: IndexRange,
+        share: IndexRange,
         whole: torch.Tensor,
         buffers: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
@@ -88,7 +90,7 @@ class Fragment:
                 yield here, slice(at + low, at + low + here.numel())
 
     def fill_delta(self, weight: float, keep: bool) -> None:
-        """The change of this host's weights, as far as this host counts.
+        """Write the change of this host's weights, as far as this host counts.
 
         `keep`: also the weights as they are, since they may change before the others' are there.
         """
@@ -111,14 +113,14 @@ class Fragment:
             here.copy_(sent.add_(self.anchor[where]))
 
 
-class _Flight:
+class _PendingExchange:
     """An exchange on this rank. `op` is None where it ended before the state was saved."""
 
     def __init__(self, fragment: Fragment, op: Operation | None) -> None:
         self.fragment, self._op = fragment, op
 
     def wait(self) -> None:
-        """Until this rank's part has ended; raises what it failed with."""
+        """Wait until this rank's part has ended; raises what it failed with."""
         if self._op is None:
             return
         self._op.group.loop.wait(self._op)
@@ -145,18 +147,21 @@ class Fragments:
             chosen: CallSignature.of(_EXCHANGE if chosen is None else f"{_EXCHANGE}, {chosen.name}")
             for chosen in (None, codec)
         }
-        spans = [PlaceRange(*bounds) for bounds in share_bounds(anchor.numel(), count)]
+        spans = [IndexRange(*bounds) for bounds in share_bounds(anchor.numel(), count)]
         longest = max(span.size for span in spans)
         team = group.team
         held = longest if count > 1 else 0
-        self._memory = Common(group, _NAME, 8 * team.size + 4 * (longest + held))
+        self._memory = MappedMemory(group, _NAME, 8 * team.size + 4 * (longest + held))
         self._arrived = self._memory.bytes[: 8 * team.size].view(np.int64)
         floats = torch.from_numpy(self._memory.bytes[8 * team.size :].view(np.float32))
         buffers = floats[:longest], floats[longest:]
         self.all = [
             Fragment(
-                *(number, span, PlaceRange(*share_bounds(span.size, team.size)[team.rank])),
-                *(anchor[span.begin : span.end], buffers),
+                number,
+                span,
+                share=IndexRange(*share_bounds(span.size, team.size)[team.rank]),
+                whole=anchor[span.begin : span.end],
+                buffers=buffers,
             )
             for number, span in enumerate(spans)
         ]
@@ -165,7 +170,7 @@ class Fragments:
             fragment.stretches += _stretches(fragment, parameters)
             fragment.segments += self._segments(fragment, residuals)
         self._number = 0  # of the last exchange
-        self._flight: _Flight | None = None
+        self._pending: _PendingExchange | None = None
         self.waited_s = self.link_s = 0.0  # for exchanges, and what they took, since `begin_times`
 
     def _segments(self, fragment: Fragment, residuals: Residuals | None) -> Iterator[HostSegment]:
@@ -187,18 +192,18 @@ class Fragments:
 
     def send(self, fragment: Fragment, weight: float, exact: bool) -> None:
         """Begin the sum of a fragment over all hosts; no other may be under way."""
-        assert self._flight is None
+        assert self._pending is None
         fragment.fill_delta(weight, keep=True)
         problem = self._group.problem()
         op = Operation(self._group, _NAME, fragment.delta.numel() * 4, self._plan(fragment, exact))
         if problem is not None:
             raise self._group.error_for(op, problem)
-        self._flight = _Flight(fragment, op)
+        self._pending = _PendingExchange(fragment, op)
         self._group.loop.submit(op)
 
     def exchange(self, fragment: Fragment, weight: float, exact: bool) -> None:
         """Sum a fragment over all hosts, and wait for it; no other may be under way."""
-        assert self._flight is None
+        assert self._pending is None
         fragment.fill_delta(weight, keep=False)
         begun = time.monotonic()
         run_plan(self._group, _NAME, self._plan(fragment, exact), fragment.delta.numel() * 4)
@@ -218,25 +223,25 @@ class Fragments:
 
     def arrive(self) -> Fragment | None:
         """Wait for the fragment that is under way, and return it; None: there is none."""
-        if self._flight is None:
+        if self._pending is None:
             return None
         begun = time.monotonic()
-        self._flight.wait()
+        self._pending.wait()
         self.waited_s += time.monotonic() - begun
-        fragment, self._flight = self._flight.fragment, None
+        fragment, self._pending = self._pending.fragment, None
         return fragment
 
     # -- saving and loading what is under way ----
 
     def state(self) -> dict[str, object] | None:
         """The fragment under way, with the parts of all ranks of this host; None: there is none."""
-        if self._flight is None:
+        if self._pending is None:
             return None
-        self._flight.wait()
+        self._pending.wait()
         self._wait_for_host()
-        count = self._flight.fragment.span.size
+        count = self._pending.fragment.span.size
         mean, sent = (buffer[:count].clone() for buffer in self._buffers)
-        return {"fragment": self._flight.fragment.number, "mean": mean, "sent": sent}
+        return {"fragment": self._pending.fragment.number, "mean": mean, "sent": sent}
 
     def _wait_for_host(self) -> None:
         """Wait until every rank of this host has its part of the exchange."""
@@ -263,7 +268,7 @@ class Fragments:
         mine.sent.copy_(sent[share])
         self._number += 1
         self._arrived[self._group.team.rank] = self._number
-        self._flight = _Flight(mine, None)
+        self._pending = _PendingExchange(mine, None)
 
 
 def _stretches(fragment: Fragment, parameters: Sequence[torch.Tensor]) -> Iterator[WeightStretch]:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.errors import Mismatch
-from wiiiiided.train.agreement import tell_all
+from wiiiiided.train.small_collectives import all_gather_text
 
 
 class GroupSettings:
@@ -39,7 +39,7 @@ class GroupSettings:
         return self._digest
 
     def _told(self) -> list[dict[str, Any]]:
-        """Of each group what can be told in words; a learning rate may be a tensor."""
+        """The settings of each group that can be told in words; a learning rate may be a tensor."""
         return [
             {
                 key: float(value) if isinstance(value, torch.Tensor) else value
@@ -56,7 +56,7 @@ class GroupSettings:
             "rank's own loss? give all ranks the average)"
         )
         mine = [f"{k}={v!r}" for settings in self._told() for k, v in settings.items()]
-        texts = tell_all(self._process_group, "\n".join(mine))
+        texts = all_gather_text(self._process_group, "\n".join(mine))
         first = texts[0].split("\n")
         for rank, text in enumerate(texts):
             for line, other in zip(first, text.split("\n"), strict=False):
@@ -67,8 +67,8 @@ class GroupSettings:
         return Mismatch("the ranks' optimizers have different settings")
 
     def take(self, source: int) -> None:
-        """One rank alone has loaded the optimizer: its settings for all. A collective call."""
-        theirs = json.loads(tell_all(self._process_group, json.dumps(self._told()))[source])
+        """Take the settings of one rank, which has loaded the optimizer. A collective call."""
+        theirs = json.loads(all_gather_text(self._process_group, json.dumps(self._told()))[source])
         for group, settings in zip(self._optimizer.param_groups, theirs, strict=True):
             for key, value in settings.items():
                 if isinstance(group.get(key), torch.Tensor):

@@ -1,6 +1,7 @@
 """A step of the training loop: the optimizer's step, and what the run knows of the data around it.
 
-weigh     this rank's gradient counts by the samples it has got since the last step
+weigh     this rank's gradient counts by the samples it has got since the last step, those of
+          several batches with gradient accumulation
 step      of all ranks (`sync_step`, `outer_step`)
 commit    the samples are trained: a step that raises is not counted
 save      now and then, before the next step begins (`checkpoints`)
@@ -38,17 +39,17 @@ class LoopStep:
         self._steps, self._data, self._saver = steps, loop.data, saver
         self._optimizer, self._scheduler, self._say = optimizer, loop.scheduler, say
         self._before = 0  # steps that were made before this process began
-        self._is_left_out = False  # the step that the last batch was for
+        self._is_skipped = False  # the step that the last batch was for
         if loop.data is not None:
             loop.data.attach(self)
 
     @property
     def number(self) -> int:
-        """Of the last step, counted from the beginning of training."""
+        """The number of the last step, counted from the beginning of training."""
         return self._before + self._steps.number
 
     def go_on_after(self, step: int) -> None:
-        """The next step is the one after this."""
+        """Count on from this step."""
         self._before = step - self._steps.number
 
     def noise_state(self) -> dict[str, Any]:
@@ -62,24 +63,24 @@ class LoopStep:
             self._steps.noise.load(saved.get("noise_scale", {}))
 
     def weigh(self) -> None:
-        """Before gradients are averaged: by the samples of this rank, unless the script says."""
-        if self._data is not None and self._steps.samples is None and not self._is_left_out:
+        """Weight this rank's gradient by its samples, unless the script says by how many."""
+        if self._data is not None and self._steps.samples is None and not self._is_skipped:
             self._steps.count_samples(float(self._data.samples_of_step()))
 
     # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """A step of all ranks, and what follows from it."""
+        """Make a step of all ranks, and what follows from it."""
         self._begin()
         self._steps.step(inner)
         self._end()
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step: its samples are gone, and hosts may meet after it."""
+    def skipped(self) -> None:
+        """GradScaler skips a step: its samples are gone, and hosts may meet after it."""
         self._begin()
-        self._steps.left_out()
+        self._steps.skipped()
         self._end()
-        self._is_left_out = True
+        self._is_skipped = True
 
     def _begin(self) -> None:
         self.between_steps()  # of a rank that had no batch, and so no forward
@@ -102,7 +103,7 @@ class LoopStep:
         self._hear()
 
     def _hear(self) -> None:
-        """Whether one of all ranks wanted a checkpoint."""
+        """Tell the saver whether one of all ranks wanted a checkpoint."""
         if self._saver is not None and self._is_common and self._steps.number:
             self._saver.stepped(self.number, self._steps.save_wished)
 
@@ -114,7 +115,7 @@ class LoopStep:
                 self._hear()
 
     def _divide(self, data: Batches, steps: SyncStep) -> None:
-        """The next batch, as all ranks have heard and decided alike."""
+        """Divide the next batch, as all ranks have heard and decided alike."""
         size, why = data.batch_size, ""
         if data.adaptive is not None and steps.noise is not None:
             size, why = data.adaptive.follow(size, steps.noise.value)
@@ -131,7 +132,7 @@ class LoopStep:
 
     def between_steps(self) -> None:
         """All that belongs to the last step has been done: save, if it is time."""
-        self._is_left_out = False
+        self._is_skipped = False
         if self._saver is not None:
             self._saver.save_pending(self.number)
 

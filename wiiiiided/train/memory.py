@@ -11,7 +11,7 @@ A *place* is a rank's number among those of its host. Every word has one writer.
 two copies because a rank may write its next one while a slower rank still reads this one; it
 cannot be two ahead, since all meet between two records.
 
-A step is one operation of the group's board with two meetings (`StepMeeting`):
+A step is one operation of the group's board with two barriers (`StepBarrier`):
 
     a rank that updates       arrive ── wait for all ── average, update ── arrive ── wait for all
     one that has no part      arrive ─ arrive ───────────────────────────────────── wait for all
@@ -22,7 +22,7 @@ Torn steps. A rank writes `began = n` before it meets the others for step n, and
 after its last weight. A weight is written only after all have met: so if all have begun step n and
 not all have completed it, the weights may be neither those of step n-1 nor those of step n,
 whatever ended the step: an exception, a Ctrl-C, a SIGKILL. If one has not begun, they are whole.
-It may still begin, and find all others in the meeting, after one of them has left it with an error
+It may still begin, and find all others in the barrier, after one of them has left it with an error
 and looks at the weights: that one has written `left = n` first, and a rank that has met the others
 writes no weight of a step that one has left. Each writes its word before it reads the other's.
 
@@ -46,7 +46,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import torch
 
-from wiiiiided.backend.collectives.local.barrier import barrier as host_barrier
+from wiiiiided.backend.collectives.local.barrier import barrier
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Operation, Plan
 from wiiiiided.backend.shm.board import CallSignature
@@ -64,14 +64,14 @@ Words = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Record(NamedTuple):
-    """A rank's record at a meeting: words, and a byte for each parameter."""
+    """A rank's record at a barrier: words, and a byte for each parameter."""
 
     words: Words
     present: Bytes
 
 
 def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
-    """A blocking operation of the group; raises what it failed with."""
+    """Run a blocking operation of the group; raises what it failed with."""
     seq = group.number()
 
     def make() -> Operation:
@@ -85,13 +85,13 @@ def run_plan(group: Group, name: str, plan: Plan, nbytes: int = 0) -> None:
         raise op.error
 
 
-def meet(group: Group, call: CallSignature) -> None:
+def host_barrier(group: Group, call: CallSignature) -> None:
     """Wait until all ranks of this host have called the same."""
-    run_plan(group, call.text, host_barrier(group.team, call))
+    run_plan(group, call.text, barrier(group.team, call))
 
 
-class StepMeeting:
-    """The two meetings of a step. No other operation of the group may come between them."""
+class StepBarrier:
+    """The two barriers of a step. No other operation of the group may come between them."""
 
     def __init__(self, group: Group, call: CallSignature) -> None:
         self._group, self._team, self._call = group, group.team, call
@@ -101,11 +101,11 @@ class StepMeeting:
         run_plan(self._group, self._call.text, self._enter())
 
     def leave(self) -> None:
-        """This rank's part is done: wait for all others'."""
+        """Wait until all other ranks have done their parts, as this one has."""
         run_plan(self._group, self._call.text, self._leave())
 
     def pass_by(self) -> None:
-        """Both at once, for a rank that has no part."""
+        """Enter and leave at once, for a rank that has no part."""
         self._group.number()  # the numbers of operations stay the same on all ranks
         run_plan(self._group, self._call.text, self._pass_by())
 
@@ -133,7 +133,7 @@ class StepMeeting:
         self._verify()
 
 
-class Common:
+class MappedMemory:
     """Memory that every rank of this host maps whole."""
 
     def __init__(self, group: Group, what: str, nbytes: int) -> None:
@@ -153,7 +153,7 @@ class Common:
             return torch.from_numpy(raw).view(dtype)
 
     def make_private(self) -> None:
-        """In a forked child: the same addresses, with memory of its own behind them."""
+        """Put a forked child's own memory behind the same addresses."""
         address = self.bytes.__array_interface__["data"][0]
         libc = ctypes.CDLL(None, use_errno=True)
         libc.mmap.restype = ctypes.c_void_p
@@ -167,11 +167,11 @@ class Common:
             )
 
 
-_in_children: weakref.WeakSet[Common] = weakref.WeakSet()
+_in_children: weakref.WeakSet[MappedMemory] = weakref.WeakSet()
 _registered: list[Callable[[], None]] = []
 
 
-def _private_after_fork(memory: Common) -> None:
+def _private_after_fork(memory: MappedMemory) -> None:
     _in_children.add(memory)
     if not _registered:
         os.register_at_fork(after_in_child=_make_all_private)
@@ -199,8 +199,8 @@ class HostMemory:
         self._records_at = _COUNTERS * aligned(8 * self.places)
         self._weights_at = self._records_at + 2 * self.places * self._record_bytes
         self._rows, total = self._place_rows(rows, self._weights_at + self.area_bytes)
-        self.common = Common(group, "memory of wide.parallel", total)
-        words = self.common.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
+        self.mapped = MappedMemory(group, "memory of wide.parallel", total)
+        words = self.mapped.bytes[: self._records_at].view(np.int64).reshape(_COUNTERS, -1)
         (
             self.began,
             self.completed,
@@ -211,7 +211,7 @@ class HostMemory:
             self.pauses,
         ) = (row[: self.places] for row in words[: _COUNTERS - 1])
         at = (_COUNTERS - 1) * aligned(8 * self.places)
-        self.progress = FutexWord(self.common.segment.map, at)
+        self.progress = FutexWord(self.mapped.segment.map, at)
         self._order = threading.Lock()
         self._records = [
             [self._record(p, r, len(sizes)) for r in range(self.places)] for p in (0, 1)
@@ -233,34 +233,34 @@ class HostMemory:
 
     def _record(self, parity: int, place: int, count: int) -> Record:
         at = self._records_at + (parity * self.places + place) * self._record_bytes
-        raw = self.common.bytes[at : at + self._record_bytes]
+        raw = self.mapped.bytes[at : at + self._record_bytes]
         return Record(raw[: WORDS * 8].view(np.int64), raw[WORDS * 8 : WORDS * 8 + count])
 
     def _table(self, parity: int) -> Bytes:
         """All records of one parity, one row a place."""
         size = self.places * self._record_bytes
         at = self._records_at + parity * size
-        return self.common.bytes[at : at + size].reshape(self.places, -1)
+        return self.mapped.bytes[at : at + size].reshape(self.places, -1)
 
     # -- where things lie ----
 
     def weight(self, parameter: int, count: int, dtype: torch.dtype) -> torch.Tensor:
         """A parameter's weights, flat."""
-        return self.common.tensor(self._weights_at + self.offsets[parameter], count, dtype)
+        return self.mapped.tensor(self._weights_at + self.offsets[parameter], count, dtype)
 
     def row(self, owner: int, sender: int) -> torch.Tensor:
         """The gradients, as bytes, that `sender` has of what `owner` updates."""
         begin, end = self._rows[owner][sender]
-        return self.common.tensor(begin, end - begin, torch.uint8)
+        return self.mapped.tensor(begin, end - begin, torch.uint8)
 
     def weights(self) -> Bytes:
         """All weights as bytes."""
-        return self.common.bytes[self._weights_at : self._weights_at + self.area_bytes]
+        return self.mapped.bytes[self._weights_at : self._weights_at + self.area_bytes]
 
-    # -- meetings ----
+    # -- records ----
 
     def write_record(self, words: Words, present: Bytes) -> None:
-        """This rank's record for the others at the next meeting; it stays until the one after."""
+        """Write this rank's record for the next barrier; it stays until the one after."""
         self._parity ^= 1
         mine = self._records[self._parity][self.place]
         mine.words[:] = words
@@ -280,16 +280,16 @@ class HostMemory:
     # -- torn steps ----
 
     def begin(self, step: int) -> None:
-        """This rank goes to meet the others; with the last step's number: it does not."""
+        """Note that this rank enters the barrier of a step; with the last one's number: none."""
         self.began[self.place] = step
 
     def leave(self, step: int) -> None:
-        """An error ended this rank's meeting for a step: no rank that begins now may write."""
+        """Note that an error has ended this rank's barrier: none that begins the step may write."""
         self.left[self.place] = step
         self.fence()  # written before `whole` reads what has begun
 
     def check_left(self, step: int) -> None:
-        """All have met for a step: raise if one has left since. Else this rank may write."""
+        """Raise if a rank has left a step since all met for it. Else this rank may write."""
         self.fence()
         if int(self.left.max()) == step:
             rank = self._group.team.ranks[int(self.left.argmax())]
@@ -301,15 +301,15 @@ class HostMemory:
             pass
 
     def complete(self, step: int) -> None:
-        """This rank's weights of that step are written."""
+        """Note that this rank's weights of that step are written."""
         self.completed[self.place] = step
 
     def mark_fresh(self, step: int) -> None:
-        """In that step this rank's optimizer has made state that is not shared yet."""
+        """Note that in that step this rank's optimizer has made state that is not shared yet."""
         self._fresh[self.place] = step
 
     def is_fresh(self, step: int) -> bool:
-        """Whether any rank's has, once all have met again."""
+        """Whether any rank's optimizer has, after the next barrier."""
         marked: list[int] = self._fresh.tolist()
         return step in marked
 
@@ -328,11 +328,11 @@ class HostMemory:
     # -- loading ----
 
     def begin_load(self) -> None:
-        """This rank begins to load weights: the others need not wonder which rank changes them."""
+        """Note that this rank begins to load weights, so that others need not wonder."""
         self._loaded[self.place] |= 1  # odd: it is loading
 
     def end_load(self) -> None:
-        """This rank has loaded weights."""
+        """Note that this rank has loaded weights."""
         self._loaded[self.place] = (self._loaded[self.place] | 1) + 1
 
     @property

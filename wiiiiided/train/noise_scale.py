@@ -8,7 +8,7 @@ of b_i samples, and their average by samples is one of all B together: two equat
 and the noise scale is S / |G|²: below it a larger batch is worth its samples, above it hardly
 (McCandlish et al., 2018). Where hosts exchange coded gradients the average has errors beside the
 noise, and its square those of it: what takes its place is the product of the average with each
-host's exact sum, less what that host's own coding has added (`gradients`).
+host's exact sum, less what that host's own coding has added (`gradient_store`).
 
 Both are noisy, and their ratio biased: each is averaged over the measurements before the ratio is
 taken.
@@ -59,7 +59,7 @@ class NoiseScale:
         self._is_known = False
 
     def add(self, own: float, mean: float, sizes: BatchSizes) -> None:
-        """One step's squared norms: of ranks' gradients, in the mean, and of their average."""
+        """Add one step's squared norms: of ranks' gradients, in the mean, and of their average."""
         noise = (own - mean) / (sizes.inverse - 1 / sizes.total)
         kept = _KEPT if self._is_known else 0.0
         self._noise = kept * self._noise + (1 - kept) * noise
@@ -68,7 +68,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """In samples; None: not known yet, or the noise hides the gradient altogether."""
+        """The noise scale in samples; None: not known yet, or the noise hides the gradient."""
         return self._noise / self._signal if self._signal > 0 and self._noise > 0 else None
 
     def state(self) -> dict[str, float]:

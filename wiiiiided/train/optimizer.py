@@ -1,5 +1,7 @@
 """The optimizer's work divided over the ranks of a host, by the optimizer the user made.
 
+In a step each rank has the state of its part alone, as in ZeRO's first stage.
+
 The object stays; its class becomes a subclass of what it was, so `isinstance`, schedulers, scalers
 and hooks go on as before. `step` runs the closure, then a `Stepper` round the optimizer's own.
 
@@ -85,7 +87,7 @@ class DividedOptimizer(torch.optim.Optimizer):
         return copyreg.__newobj__, (own,), self.__getstate__()  # type: ignore[attr-defined]
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """On all ranks, or on one: the others take it over at the next step."""
+        """Load a state on all ranks, or on one: the others take it over at the next step."""
         self.__dict__[MARK].stepper.check_load()
         super().load_state_dict(state_dict)
         self.__dict__[MARK].stepper.loaded_optimizer()

@@ -21,16 +21,16 @@ import torch
 import torch.distributed as dist
 
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import Outer
 from wiiiiided.train.checks import ELEMENTWISE
 from wiiiiided.train.fragments import Fragment
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
 from wiiiiided.train.optimizer import shown
+from wiiiiided.train.optimizer_state import Piece, SharedState
 from wiiiiided.train.round_length import outer_constants
 from wiiiiided.train.shared_model import SharedModel
-from wiiiiided.train.state import Piece, SharedState
+from wiiiiided.train.small_collectives import all_gather_rows
 
 
 class OuterOptimizer:
@@ -70,7 +70,7 @@ class OuterOptimizer:
                 "torch.optim.SGD(parameters, lr=0.7, momentum=0.9, nesterov=True)"
             )
         settings = GroupSettings(self._own, process_group)
-        told = gather(process_group, torch.tensor([settings.digest()])).flatten().tolist()
+        told = all_gather_rows(process_group, torch.tensor([settings.digest()])).flatten().tolist()
         if len(set(told)) > 1:
             raise settings.difference()
 
@@ -108,7 +108,7 @@ class OuterOptimizer:
     # -- saving and loading ----
 
     def state_dict(self) -> dict[str, Any]:
-        """As of one parameter, which is the whole anchor."""
+        """The state as of one parameter, which is the whole anchor."""
         self._state.refresh()
         saved = copy.deepcopy(self._own.state_dict())
         for held in saved["param_groups"]:
@@ -133,7 +133,7 @@ class OuterOptimizer:
         )
 
     def numbers(self) -> list[dict[str, Any]]:
-        """Of each fragment what is not divided, and which names it has."""
+        """The state of each fragment that is not divided, and the names of what is."""
         self._state.refresh()
         state = copy.deepcopy(self._own.state_dict())["state"]
         return [

@@ -1,5 +1,7 @@
 """Hosts that exchange seldom: every step inside a host, every H steps between hosts.
 
+Local SGD between hosts; with momentum in the outer optimizer, DiLoCo.
+
     anchor    ●───────────────────────────●      the weights on which all hosts agreed last
     host 0     ╲ step step … step ── delta │      H steps of its own, on weights of its own
     host 1     ╲ step step … step ── delta │
@@ -44,13 +46,12 @@ from wiiiiided.backend.collectives.dispatch import all_gather
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.between import AUTO, Between
 from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.fragments import Fragment, Fragments
 from wiiiiided.train.group_settings import GroupSettings
 from wiiiiided.train.layout import ParameterPart
-from wiiiiided.train.memory import Common, meet, run_plan
+from wiiiiided.train.memory import MappedMemory, host_barrier, run_plan
 from wiiiiided.train.noise_scale import NoiseScale
 from wiiiiided.train.outer_optimizer import OuterOptimizer
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
@@ -65,6 +66,7 @@ from wiiiiided.train.round_report import (
 from wiiiiided.train.rounds import DataRounds, StepRounds
 from wiiiiided.train.shared_model import SharedModel
 from wiiiiided.train.side_groups import side_group
+from wiiiiided.train.small_collectives import all_gather_rows
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
 from wiiiiided.train.training_metrics import tell_own_steps, tell_round
@@ -78,8 +80,8 @@ _EXCHANGED: Final = CallSignature.of("weights of other hosts")
 _WRITTEN: Final = CallSignature.of("the end of the exchange of weights")
 
 
-def spread_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> None:
-    """Rank 0's parameters and buffers to all ranks. A collective call."""
+def broadcast_model(model: torch.nn.Module, process_group: dist.ProcessGroup) -> None:
+    """Send rank 0's parameters and buffers to all ranks. A collective call."""
     source = dist.get_global_rank(process_group, 0)
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.numel():
@@ -97,21 +99,22 @@ class OuterStep:
         group: Group,
         between: Between,
         loop: TrainingLoop,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called when GradScaler leaves out a step of this host, and calls
-        `left_out`. A collective call. All hosts have the same weights."""
-        self._model, self._process_group, self._group, self._between = (
-            model,
-            process_group,
-            group,
-            between,
-        )
+        """`on_skipped_step`: called when GradScaler skips a step of this host, and calls
+        `skipped`. A collective call. All hosts have the same weights."""
+        self._model, self._between = model, between
+        self._process_group, self._group = process_group, group
         assert group.wide is not None
         self._wide = group.wide
         host = side_group(self, process_group, group.team.ranks, group)
         shared = self.shared = SharedModel(
-            model, optimizer, host, host.engine_group, Between(), when_left_out
+            model,
+            optimizer,
+            process_group=host.process_group,
+            group=host.group,
+            between=Between(),
+            on_skipped_step=on_skipped_step,
         )
         self._inner = SyncStep(shared, model, False, self._begin_anew)
         tell_own_steps()
@@ -120,41 +123,46 @@ class OuterStep:
         self._knows_schedule = loop.scheduler is not None
         counts = [p.numel() for p in shared.parameters]
         self._begins = [int(at) for at in np.cumsum([0, *counts])]
-        self._memory = Common(group, "weights on which all hosts agreed", 4 * self._begins[-1])
+        self._memory = MappedMemory(
+            group, "weights on which all hosts agreed", 4 * self._begins[-1]
+        )
         self._anchor = torch.from_numpy(self._memory.bytes.view(np.float32))
         codec = between.codec()
         self._exact_left = between.warmup_steps
         self.residuals = self._make_residuals() if codec is not None else None
         self._fragments = Fragments(
-            *(self._link_group(), shared.parameters, self._anchor),
-            *(between.fragments, self.residuals, codec),
+            self._link_group(),
+            shared.parameters,
+            self._anchor,
+            count=between.fragments,
+            residuals=self.residuals,
+            codec=codec,
         )
         self._outer = OuterOptimizer(between.outer, self._fragments.all, shared, process_group)
         self._settings = GroupSettings(optimizer, process_group)
         self._first_settings = self._settings.digest()
         self._since = self._round_since = time.monotonic()
         self._times = RoundTimes()
-        self._left_out = 0  # steps that GradScaler did not let happen
+        self._skipped_steps = 0  # by GradScaler
         self._unsent: list[float] = []  # by fragment: samples since it was sent
         self._busy_s = 0.0  # in the exchanges of this round
         self._origin = 0.0  # of weights that were loaded in this round, a digest
         self._loads = shared.memory.loads()
         self.wishes_save = self.save_wished = SaveWish.NO
         self._take_anchor()
-        meet(group, _WRITTEN)
+        host_barrier(group, _WRITTEN)
 
     def _link_group(self) -> Group:
         """The group of fragments under way: a program's own operations do not queue behind them."""
         if self._between.fragments == 1:
             return self._group
-        made = side_group(self, self._process_group, range(self._process_group.size()), self._group)
-        group: Group = made.engine_group
-        return group
+        everyone = range(self._process_group.size())
+        return side_group(self, self._process_group, everyone, self._group).group
 
     def _first_length(self, model: torch.nn.Module, found: str) -> int:
         """Rank 0's: what `plan` has found may differ from host to host."""
         mine = first_length(self._between.every or 1, found, shape_of(model.named_parameters()))
-        return int(gather(self._process_group, torch.tensor([mine]))[0])
+        return int(all_gather_rows(self._process_group, torch.tensor([mine]))[0])
 
     def _make_rounds(self, loop: TrainingLoop) -> StepRounds | DataRounds:
         if loop.data is None:
@@ -170,16 +178,16 @@ class OuterStep:
     # -- calls of the divided optimizer ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """A step of this host, and the exchange if it is the last of its round."""
+        """Make a step of this host, and the exchange if it is the last of its round."""
         samples = self._inner.samples
         self._inner.step(inner)
         self._count_step(samples)
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step of this host; others make it, and exchange after it."""
+    def skipped(self) -> None:
+        """GradScaler skips a step of this host; others make it, and exchange after it."""
         samples = self._inner.samples
-        self._inner.left_out()
-        self._left_out += 1
+        self._inner.skipped()
+        self._skipped_steps += 1
         self._count_step(samples)
 
     def ran_out(self) -> bool:
@@ -233,9 +241,9 @@ class OuterStep:
 
     @property
     def number(self) -> int:
-        """Of the last step; where hosts make different numbers of them, of all together."""
+        """The number of the last step; where hosts make different numbers, of all together."""
         found = self._rounds.global_steps(self._steps)
-        return self._inner.number + self._left_out if found is None else found
+        return self._inner.number + self._skipped_steps if found is None else found
 
     @property
     def shares(self) -> tuple[float, ...]:
@@ -258,12 +266,12 @@ class OuterStep:
 
     @property
     def noise(self) -> NoiseScale | None:
-        """Of this host's gradients."""
+        """The noise scale of this host's gradients."""
         return self._inner.noise
 
     @property
     def samples(self) -> float | None:
-        """Of this rank's batch, for the next step."""
+        """The samples of this rank's batch, for the next step."""
         return self._inner.samples
 
     def count_samples(self, count: float) -> None:
@@ -297,10 +305,10 @@ class OuterStep:
             self._since = time.monotonic()
 
     def begin_round(self) -> None:
-        """From the weights that all hosts have loaded."""
+        """Begin a round from the weights that all hosts have loaded."""
         self._loads = self.shared.memory.loads()
         self._take_anchor()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
 
     def take_loaded(self) -> None:
         """Every rank has loaded the model, the first of each host the optimizer."""
@@ -393,11 +401,11 @@ class OuterStep:
             self._write(fragment, fragment.add_anchor)
 
     def _write(self, fragment: Fragment, write: Callable[[], None]) -> None:
-        """The outer optimizer's step on this rank's share of a fragment, and the weights of it."""
+        """Make the outer step on this rank's share of a fragment, and write its weights."""
         memory, number = self.shared.memory, self._inner.number
         memory.begin(number + 1)
         try:
-            meet(self.shared.group, _EXCHANGED)
+            host_barrier(self.shared.group, _EXCHANGED)
             memory.check_left(number + 1)
         except BaseException:
             memory.leave(number + 1)
@@ -406,7 +414,7 @@ class OuterStep:
         if self._outer.step(fragment, self._length):
             memory.mark_fresh(number)
         write()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
         memory.begin(number)
         if memory.is_fresh(number):
             self._outer.share()
@@ -465,13 +473,13 @@ class OuterStep:
         self._count_anew()
 
     def _count_anew(self) -> None:
-        """A round begins."""
+        """Count from zero: a round begins."""
         self._steps = self._leg = self._counted_steps = 0
         self._samples = self._busy_s = 0.0
         self._fragments.begin_times()
 
     def _tell_round(self, told: Sequence[RoundReport]) -> None:
-        """For `wiiiiide top`. Since this round's last step the rank has waited and exchanged."""
+        """Tell `wiiiiide top` of a round, since whose last step this rank has only exchanged."""
         now = time.monotonic()
         compute = (self._since - self._round_since) / max(now - self._round_since, 1e-9)
         samples, rank = [row.samples for row in told], self._process_group.rank()
@@ -483,7 +491,7 @@ class OuterStep:
         self._round_since = now
 
     def _take_anchor(self) -> None:
-        """The weights of this host are those on which all agree."""
+        """Take this host's weights as the anchor: all hosts agree on them."""
         self._fragments.arrive()  # a fragment of the old weights is dropped
         for parameter, begin in zip(self.shared.parameters, self._begins, strict=False):
             flat = parameter.detach().as_strided((parameter.numel(),), (1,))
@@ -551,7 +559,7 @@ class OuterStep:
         origin = _digest(outer["anchor"])
         place = [outer["steps"], cut.get("slot", 0), (cut.get("under_way") or {}).get("fragment")]
         row = [origin, is_mine, *(-1 if at is None else at for at in place)]
-        told = gather(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
+        told = all_gather_rows(self._process_group, torch.tensor(row, dtype=torch.float64)).tolist()
         check_origins([row[0] for row in told])
         self._fragments.arrive()  # a fragment of the old weights is dropped
         if self.residuals is not None:
@@ -570,7 +578,7 @@ class OuterStep:
         else:
             for fragment in self._fragments.all:
                 fragment.take_anchor()
-        meet(self.shared.group, _WRITTEN)
+        host_barrier(self.shared.group, _WRITTEN)
         self.shared.weights.remember()
 
     def _go_on(self, outer: Mapping[str, Any], cut: Mapping[str, Any]) -> None:
@@ -584,5 +592,5 @@ class OuterStep:
 
 
 def _digest(anchor: torch.Tensor) -> float:
-    """Of an anchor, as a number above 0 that a float64 holds."""
+    """A digest of an anchor, as a number above 0 that a float64 holds."""
     return float(1 + zlib.crc32(anchor.float().contiguous().numpy().data))

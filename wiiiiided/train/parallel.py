@@ -30,7 +30,6 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import UsageError
 from wiiiiided.train import training_metrics
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.async_step import AsyncStep, no_rows
 from wiiiiided.train.between import Between
 from wiiiiided.train.checkpoints.file import model_digest, optimizer_names
@@ -38,18 +37,20 @@ from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.resuming import Resumer
 from wiiiiided.train.checkpoints.safetensors import export, head_of
 from wiiiiided.train.checkpoints.saving import Saver
-from wiiiiided.train.checks import MARK, Updates, agree, check_floats, check_states, refuse
-from wiiiiided.train.gradients import GradientStore
+from wiiiiided.train.checks import MARK, agree, check_floats, check_states, refuse
+from wiiiiided.train.gradient_store import GradientStore
 from wiiiiided.train.loop_step import LoopStep
-from wiiiiided.train.memory import meet
+from wiiiiided.train.memory import host_barrier
 from wiiiiided.train.optimizer import divide
-from wiiiiided.train.outer_step import OuterStep, spread_model
+from wiiiiided.train.outer_step import OuterStep, broadcast_model
 from wiiiiided.train.residuals import HostNumber, Residuals, read_state
 from wiiiiided.train.rng import rng_state, set_rng_state
 from wiiiiided.train.script_notes import notes
 from wiiiiided.train.shared_model import SharedModel, SharedParameters, named_parameters
+from wiiiiided.train.small_collectives import all_gather_text
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
+from wiiiiided.train.updates import Updates
 
 _MODIFY: Final = CallSignature.of("run.modify() of wide.parallel")
 _MODIFIED: Final = CallSignature.of("the end of run.modify() of wide.parallel")
@@ -77,7 +78,7 @@ class Parallel:
         agree(process_group, named_parameters(model), optimizer, updates, between, loop)
         if not between.is_plain and group.wide is None and process_group.rank() == 0:
             log.warn(group.who, f"{between} does nothing: all ranks are on one host")
-        states = tell_all(process_group, "1" if optimizer.state else "0")
+        states = all_gather_text(process_group, "1" if optimizer.state else "0")
         self._model, self._group = model, group
         notes.has_data |= loop.data is not None
         self._loop, self._rank = loop, process_group.rank()
@@ -93,14 +94,25 @@ class Parallel:
             if between.is_seldom and group.wide is not None:
                 check_floats(named_parameters(model))
                 check_states(states, group)
-                spread_model(model, process_group)
+                broadcast_model(model, process_group)
                 self._steps = OuterStep(
-                    *(model, optimizer, process_group, group, between, loop, self._left_out)
+                    model,
+                    optimizer,
+                    process_group,
+                    group,
+                    between=between,
+                    loop=loop,
+                    on_skipped_step=self._on_skipped_step,
                 )
                 shared = self._steps.shared
             else:
                 shared = SharedModel(
-                    *(model, optimizer, process_group, group, between, self._left_out)
+                    model,
+                    optimizer,
+                    process_group,
+                    group,
+                    between=between,
+                    on_skipped_step=self._on_skipped_step,
                 )
                 self._steps = SyncStep(shared, model)
             self._group = shared.group
@@ -129,7 +141,7 @@ class Parallel:
         if "1" in states:
             state.take(0)
         self._shared.weights.remember()
-        meet(group, _START)
+        host_barrier(group, _START)
 
     # -- calls of users ----
 
@@ -143,7 +155,7 @@ class Parallel:
         self._steps.count_samples(float(count))
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """For scripts that have it: gradients are exchanged in `step` alone, so nothing is done."""
+        """Do nothing, for scripts that call it: gradients are exchanged in `step` alone."""
         return contextlib.nullcontext()
 
     def clip_grad_norm_(
@@ -169,12 +181,12 @@ class Parallel:
                 "between two exchanges. Change them before wide.parallel()"
             )
         weights, number = self._shared.weights, self._steps.number
-        meet(self._group, _MODIFY)
+        host_barrier(self._group, _MODIFY)
         writer = self._memory.place == 0
         if not writer:
             weights.point_at_copies()
         self._memory.begin(number + 1)
-        meet(self._group, _MODIFY)  # all copies are made before the first write
+        host_barrier(self._group, _MODIFY)  # all copies are made before the first write
         try:
             yield
         finally:
@@ -182,9 +194,9 @@ class Parallel:
                 weights.point()
         if writer:
             weights.check_memory()
-        meet(self._group, _MODIFIED)
+        host_barrier(self._group, _MODIFIED)
         self._memory.begin(number)
-        self._shared.spread_weights(0)
+        self._shared.broadcast_weights(0)
         weights.remember()
 
     @property
@@ -270,7 +282,7 @@ class Parallel:
             self._residuals.load_state_dict(saved)
 
     def agree(self) -> None:
-        """With `every`: end the round now, on all ranks, after a step.
+        """End the round now, on all ranks, after a step. For runs with `every`.
 
         All hosts exchange what they have, and have the same weights afterwards. Without `every`
         they have them after every step.
@@ -352,7 +364,7 @@ class Parallel:
         return {**found, "run": HostNumber.of(self._group).state({}), "rng": {}}
 
     def _load(self, saved: Mapping[str, Any]) -> None:
-        """All ranks have the same state before them. One rank of a host writes the weights."""
+        """Load a state that all ranks have before them. One rank of a host writes the weights."""
         assert self._loop_step is not None
         self._loop.check(saved["run"])
         model, writes = saved["model"], self._memory.place == 0
@@ -370,7 +382,7 @@ class Parallel:
             self._load_host_state(saved["run"])
         self._loop.load(saved["run"])
         self._loop_step.load_noise(saved["run"])
-        meet(self._group, _RESUMED)
+        host_barrier(self._group, _RESUMED)
         self._shared.weights.remember()
         if (mine := saved["rng"].get(self._rank)) is not None:
             set_rng_state(mine)
@@ -398,7 +410,7 @@ class Parallel:
         for i, parameter in list(self._unhooked.items()):
             if parameter.requires_grad and parameter.is_leaf:
                 del self._unhooked[i]
-                parameter.register_post_accumulate_grad_hook(self._gradients.taker(i))  # type: ignore[no-untyped-call,union-attr]
+                parameter.register_post_accumulate_grad_hook(self._gradients.gradient_hook(i))  # type: ignore[no-untyped-call,union-attr]
 
     def before_forward(self) -> None:
         """A training forward begins."""
@@ -431,10 +443,10 @@ class Parallel:
         if prefix == self._copy.prefix:
             self._copy = None
 
-    def _left_out(self) -> None:
-        """GradScaler leaves out a step."""
+    def _on_skipped_step(self) -> None:
+        """GradScaler skips a step."""
         assert not isinstance(self._steps, AsyncStep)
-        (self._loop_step or self._steps).left_out()
+        (self._loop_step or self._steps).skipped()
 
     def loading_model(self) -> None:
         """This rank begins to load the model, or a part of it."""
@@ -446,7 +458,7 @@ class Parallel:
 
 
 def _say(process_group: dist.ProcessGroup, group: Group, text: str) -> None:
-    """To the log, by one rank."""
+    """Write a line into the log, by one rank."""
     if process_group.rank() == 0:
         log.tell(group.who, text)
 

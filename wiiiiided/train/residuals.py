@@ -25,7 +25,7 @@ from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.lossy.interface import Floats
 from wiiiiided.errors import UsageError
 from wiiiiided.train.layout import ParameterPart, Row
-from wiiiiided.train.memory import Common
+from wiiiiided.train.memory import MappedMemory
 
 
 class HostNumber(NamedTuple):
@@ -61,11 +61,11 @@ class Residuals:
         self._like = [torch.empty_like(p, device="meta", dtype=torch.float32) for p in parameters]
         counts = [part.count for part in self._parts]
         self.begins = np.cumsum([0, *counts]).tolist()  # of each part, and the end
-        self._memory = Common(group, "residuals of lossy gradients", 4 * self.begins[-1])
+        self._memory = MappedMemory(group, "residuals of lossy gradients", 4 * self.begins[-1])
         self._floats: Floats = self._memory.bytes.view(np.float32)
 
     def stretch(self, begin: int, count: int) -> Floats:
-        """So many residuals, counted over all parts."""
+        """A stretch of so many residuals, counted over all parts."""
         return self._floats[begin : begin + count]
 
     # -- saving and loading ----

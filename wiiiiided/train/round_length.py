@@ -51,12 +51,12 @@ class RoundTimes:
         self._link: deque[float] = deque(maxlen=_EXCHANGES)
 
     def add_step(self, seconds: float) -> None:
-        """A step without exchange, from the end of the step before."""
+        """Add a step without exchange, timed from the end of the step before."""
         self._steps.append(seconds)
         self._minute.add(seconds, seconds)
 
     def add_exchange(self, busy_s: float, link_s: float = 0.0) -> None:
-        """A round's exchange, once all hosts had come to it: what ranks did, what the link took."""
+        """Add a round's exchange, from when all hosts were there: ranks' time, the link's."""
         self._busy.append(busy_s)
         self._link.append(link_s)
 
@@ -96,7 +96,7 @@ def first_length(every: int | str, found: str, shape: str) -> int:
 
 
 class OuterConstants(NamedTuple):
-    """Of SGD with Nesterov momentum on the anchor."""
+    """The constants of SGD with Nesterov momentum on the anchor."""
 
     rate: float
     momentum: float

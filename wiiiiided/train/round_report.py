@@ -41,7 +41,7 @@ class RoundReport(NamedTuple):
 
     @classmethod
     def read(cls, row: Sequence[float]) -> RoundReport:
-        """From the numbers that travelled."""
+        """Make a report from the numbers that travelled."""
         named = len(cls._fields) - 1
         return cls._make([*row[:named], tuple(row[named:])])
 
@@ -78,7 +78,7 @@ def _check_places(told: Sequence[RoundReport]) -> None:
 
 
 def check_origins(told: Sequence[float]) -> None:
-    """A mean of changes means something only if all began from the same weights."""
+    """Raise unless all began from the same weights: else a mean of their changes means nothing."""
     for rank, theirs in enumerate(told):
         if theirs != told[0]:
             raise UsageError(

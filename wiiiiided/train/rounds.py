@@ -53,7 +53,7 @@ class StepRounds:
 
     @property
     def measured_s(self) -> float:
-        """Since the run began."""
+        """Seconds since the run began."""
         return time.monotonic() - self._begun
 
     def legs_over(self, steps: int, legs: int) -> int:
@@ -61,7 +61,7 @@ class StepRounds:
         return min(((steps + 1) * legs - 1) // self._length, legs)
 
     def begin(self, length: int) -> None:
-        """A round of so many steps begins, with what was loaded."""
+        """Begin a round of so many steps, with what was loaded."""
         self._length = length
 
     def round_s(self, told: Sequence[HostReport]) -> float:
@@ -92,7 +92,7 @@ class StepRounds:
         return None
 
     def catch_up(self, scheduled: int) -> None:
-        """The run has no scheduler to advance."""
+        """Do nothing: the run has no scheduler to advance."""
 
 
 class DataRounds:
@@ -126,7 +126,7 @@ class DataRounds:
         return HostSizes(self._batches, tuple(self._batches_of_step * count for count in steps))
 
     def begin(self, length: int) -> None:
-        """A round of so many steps begins, with what was loaded."""
+        """Begin a round of so many steps, with what was loaded."""
         self._length = length
         self._sizes = self._cut()
         self._data.resize_rounds(self._sizes)
@@ -143,7 +143,7 @@ class DataRounds:
 
     @property
     def measured_s(self) -> float:
-        """Since shares changed."""
+        """Seconds since shares changed."""
         return time.monotonic() - self._since
 
     @property
@@ -163,7 +163,7 @@ class DataRounds:
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Of a round, by host."""
+        """The shares of a round, by host."""
         return self.balance.shares
 
     def legs_over(self, steps: int, legs: int) -> int:

@@ -18,15 +18,16 @@ import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import spread
 from wiiiiided.train.between import Between
 from wiiiiided.train.checks import ELEMENTWISE
-from wiiiiided.train.gradients import GradientStore, HostRows
+from wiiiiided.train.gradient_store import GradientStore, HostRows
 from wiiiiided.train.layout import Divide, ParameterPart, Row, owners, pack_row, slices
-from wiiiiided.train.memory import Bytes, HostMemory, meet
+from wiiiiided.train.memory import Bytes, HostMemory, host_barrier
 from wiiiiided.train.optimizer import shown
-from wiiiiided.train.state import Piece, SharedState
+from wiiiiided.train.optimizer_state import Piece, SharedState
+from wiiiiided.train.small_collectives import broadcast_bytes
 from wiiiiided.train.weights import SharedWeights
 
 _START: Final = CallSignature.of("wide.parallel()")
@@ -54,14 +55,14 @@ class SharedParameters:
         self.weights = SharedWeights(self.memory, self.names, self.parameters)
         if self.process_group.rank() == 0:
             self.weights.fill()
-        self.spread_weights(0)
-        meet(self.group, _START)
+        self.broadcast_weights(0)
+        host_barrier(self.group, _START)
         self.weights.point()
 
-    def spread_weights(self, source: int) -> None:
-        """One rank's host's weights to all hosts. Ranks of a host write the same to one place."""
+    def broadcast_weights(self, source: int) -> None:
+        """Send the weights of one rank's host to all hosts. A host's ranks write the same bytes."""
         if self.group.wide is not None and self.memory.area_bytes:
-            spread(self.process_group, self.memory.weights(), source)
+            broadcast_bytes(self.process_group, self.memory.weights(), source)
 
     def check_groups(self) -> None:
         """Raise if the optimizer has other parameters than it had."""
@@ -82,16 +83,22 @@ class SharedModel(SharedParameters):
         process_group: dist.ProcessGroup,
         group: Group,
         between: Between,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called before GradScaler leaves out a step. A collective call."""
+        """`on_skipped_step`: called before GradScaler skips a step. A collective call."""
         super().__init__(model, optimizer, process_group, group)
         self.divided = type(optimizer) in ELEMENTWISE
         self.layout = self._lay_out()
         self.lay_down(self.layout.here)
         self.gradients = GradientStore(
-            *(self.memory, process_group, group, self.parameters, self.names, self.layout),
-            *(between, when_left_out),
+            self.memory,
+            process_group,
+            group,
+            parameters=self.parameters,
+            names=self.names,
+            layout=self.layout,
+            between=between,
+            on_skipped_step=on_skipped_step,
         )
         self._divide()
 
@@ -103,7 +110,7 @@ class SharedModel(SharedParameters):
     def _lay_out(self) -> HostRows:
         """Where every host's gradients lie: the same on all ranks."""
         counts = [p.numel() for p in self.parameters]
-        dtypes = [str(p.dtype).removeprefix("torch.") for p in self.parameters]
+        dtypes = [dtype_name(p.dtype) for p in self.parameters]
         sizes = [p.element_size() for p in self.parameters]
         wide, team = self.group.wide, self.group.team
         hosts = [team.ranks] if wide is None else wide.hosts
@@ -129,14 +136,12 @@ class SharedModel(SharedParameters):
             Piece(part, self._piece_tensor(part), part.parameter not in before) for part in parts
         ]
         self.state = SharedState(
-            *(
-                self.group,
-                self.process_group,
-                self.optimizer,
-                self.parameters,
-                self.pieces,
-                self.divided,
-            )
+            self.group,
+            self.process_group,
+            self.optimizer,
+            self.parameters,
+            self.pieces,
+            self.divided,
         )
         numbers = {id(p): i for i, p in enumerate(self.parameters)}
         places = {piece.part.parameter: k for k, piece in enumerate(self.pieces)}
@@ -217,5 +222,5 @@ def named_parameters(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
 
 
 def no_gradients(count: int) -> Bytes:
-    """Of so many parameters, none has a gradient."""
+    """The presence of gradients where none of so many parameters has one."""
     return np.zeros(count, np.uint8)

@@ -1,14 +1,16 @@
 """One step of all ranks together, from gradients to weights.
 
-    meet      all ranks have their gradients where others can read them; what must agree is compared
-    average   each rank its part of all ranks' gradients (`gradients`)
+    barrier   all ranks have their gradients where others can read them; what must agree is compared
+    average   each rank its part of all ranks' gradients (`gradient_store`)
     update    … and that part of the weights, with the user's own optimizer
-    meet      all parts are written: the next forward reads them where they lie
+    barrier   all parts are written: the next forward reads them where they lie
 
-Ranks tell each other a *record* at a meeting: words, and a byte for each parameter that
+Ranks tell each other a *record* at a barrier: words, and a byte for each parameter that
 says whether it has a gradient. On one host it lies in shared memory; between hosts it is gathered.
 Every rank looks at the same records and decides the same: go on, raise, or first take over what
-a rank has loaded and then meet again.
+a rank has loaded and then come to the barrier again.
+
+Gradient clipping (`clip`) averages first; the step that follows scales the average it finds.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ import torch.distributed as dist
 from wiiiiided import log
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.errors import Mismatch, UsageError
-from wiiiiided.train.agreement import gather
 from wiiiiided.train.balance import Balance, Parts, RankSpeed, StepClock, is_told
 from wiiiiided.train.checkpoints.policy import SaveWish
-from wiiiiided.train.gradients import Weights
+from wiiiiided.train.gradient_store import Weights
 from wiiiiided.train.group_settings import GroupSettings
-from wiiiiided.train.memory import WORDS, Bytes, Record, StepMeeting, meet
+from wiiiiided.train.memory import WORDS, Bytes, Record, StepBarrier, host_barrier
 from wiiiiided.train.noise_scale import BatchSizes, NoiseScale, is_measured
 from wiiiiided.train.shared_model import SharedModel, no_gradients
+from wiiiiided.train.small_collectives import all_gather_rows
 from wiiiiided.train.training_metrics import tell_balance, tell_noise
 
 _STEP: Final = CallSignature.of("optimizer.step() of wide.parallel")
@@ -65,7 +67,7 @@ class SyncStep:
         self._has_buffers = any(True for _ in model.buffers()) and shared.process_group.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.process_group)
-        self._meeting = StepMeeting(shared.group, _STEP)
+        self._step_barrier = StepBarrier(shared.group, _STEP)
         self._here = list(shared.layout.ranks[shared.layout.host])
         # Of a small model some ranks update nothing: they need not be there while others do.
         self._idle = shared.alone and shared.divided and not shared.pieces
@@ -88,7 +90,7 @@ class SyncStep:
     # -- calls of users ----
 
     def step(self, inner: Callable[[], Any]) -> None:
-        """The divided optimizer calls this in place of its own step."""
+        """Run a step of all ranks: the divided optimizer calls this in place of its own step."""
         number = self.number + 1
         self._memory.begin(number)
         try:
@@ -99,7 +101,7 @@ class SyncStep:
             else:
                 present = self._exchange(_STEP)
                 self._memory.check_left(number)
-        except UsageError:  # before the meeting, or of all ranks alike: no rank goes on to write
+        except UsageError:  # before the barrier, or of all ranks alike: no rank goes on to write
             self._memory.begin(self.number)
             raise
         except BaseException:
@@ -114,13 +116,13 @@ class SyncStep:
             self._shared.state.share()
         self._shared.weights.remember()
 
-    def left_out(self) -> None:
-        """GradScaler leaves out a step of all ranks: what was said of it is not of the next."""
+    def skipped(self) -> None:
+        """GradScaler skips a step of all ranks: what was said of it is not of the next."""
         self.samples, self.save_wished = None, SaveWish.NO
         self._clock.stepped(None)
 
     def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
-        """This rank's part of the weights, and the meeting after it."""
+        """Update this rank's part of the weights, and wait for the others'."""
         shared = self._shared
         if self._factor is not None:
             shared.scale_average(present, self._factor)
@@ -130,9 +132,9 @@ class SyncStep:
             self._memory.mark_fresh(number)
         self._memory.complete(number)
         if shared.alone:
-            self._meeting.leave()
+            self._step_barrier.leave()
         else:
-            meet(shared.group, _WRITTEN)
+            host_barrier(shared.group, _WRITTEN)
 
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
         """Clip the averaged gradient and return its norm."""
@@ -141,8 +143,8 @@ class SyncStep:
         total = self._norm(present, kind) * before
         if error_if_nonfinite and not bool(torch.isfinite(total)):
             raise UsageError(f"the norm of the averaged gradient is {float(total)}")
-        # Applied in the step, when all meet again: until then a rank may throw its gradient away
-        # and begin another backward, which writes where the average lies.
+        # Applied in the step, after its barrier: until then a rank may throw its gradient away and
+        # begin another backward, which writes where the average lies.
         self._factor = before * torch.clamp(max_norm / (total + 1e-6), max=1.0)
         return total
 
@@ -152,7 +154,7 @@ class SyncStep:
         total = norms.max() if most else norms.pow(kind).sum()
         # Every host has the whole gradient: the ranks of the first host make it up.
         first = list(self._shared.layout.ranks[0])
-        chosen = gather(self._shared.process_group, total.reshape(1)).flatten()[first]
+        chosen = all_gather_rows(self._shared.process_group, total.reshape(1)).flatten()[first]
         norm: torch.Tensor = chosen.max() if most else chosen.sum().pow(1.0 / kind)
         whole = all(p.dtype is torch.float64 for p in self._shared.parameters)
         return norm if whole else norm.float()
@@ -168,7 +170,7 @@ class SyncStep:
         self.samples = count
 
     def before_forward(self) -> None:
-        """Rank 0's buffers to all, as DDP has it; memory of discarded gradients is free."""
+        """Send rank 0's buffers to all, as DDP does; free the memory of discarded gradients."""
         self._gradients.let_go()
         if self._has_buffers:
             begun = time.monotonic()
@@ -193,11 +195,11 @@ class SyncStep:
         self._shared.weights.loaded()
 
     def loaded_optimizer(self) -> None:
-        """This rank has loaded the optimizer: at the next meeting the others take it over."""
+        """This rank has loaded the optimizer: at the next barrier the others take it over."""
         self._flags |= _LOADED_OPTIMIZER
 
     def take_loaded(self) -> None:
-        """Every rank has loaded the model, rank 0 the optimizer: take that over now."""
+        """Take over what was loaded now: every rank has the model, rank 0 the optimizer."""
         self._shared.state.take(0)
         self._settings.take(0)
         self._flags = 0
@@ -209,17 +211,17 @@ class SyncStep:
             self._shared.state.refresh()
         return make()
 
-    # -- the meeting ----
+    # -- the barrier ----
 
     def _exchange(self, call: CallSignature) -> Bytes:
-        """Meet, compare what must agree, average. Returns which parameters have a gradient."""
+        """Compare what must agree, and average; returns which parameters have a gradient."""
         while True:
-            alike, records = self._meet(call)
+            alike, records = self._exchange_records(call)
             if alike or self._may_go_on(records):
                 break
             if call is _STEP and self._shared.alone:
-                self._meeting.leave()  # without having written anything
-            self._settle(records)
+                self._step_barrier.leave()  # without having written anything
+            self._resolve_differences(records)
         anywhere: Bytes = self._present
         weights: Weights = None
         self.save_wished = SaveWish.NO
@@ -240,7 +242,7 @@ class SyncStep:
         return anywhere
 
     def _hear_noise(self, records: Sequence[Record]) -> None:
-        """Ranks tell the norms of the step before this one, if it was measured."""
+        """Hear the norms of the step before this one from all ranks, if it was measured."""
         told = [record.words[_OWN_NORM : _MEAN_NORM + 1].view(np.float64) for record in records]
         own, mean = (float(sum(norms[i] for norms in told)) for i in (0, 1))
         if self.noise is not None and self._measured and own and math.isfinite(own):
@@ -255,7 +257,7 @@ class SyncStep:
         return BatchSizes.of([_float(record, _SAMPLES) for record in records])
 
     def _hear_speeds(self, records: Sequence[Record]) -> None:
-        """Ranks tell their speeds, once a step (clip_grad_norm_ meets before it)."""
+        """Hear all ranks' speeds, once a step (clip_grad_norm_ has a barrier before it)."""
         if not self._is_whole or self._heard == self.number + 1 or not is_told(self.number + 1):
             return
         self._heard = self.number + 1
@@ -273,12 +275,12 @@ class SyncStep:
     def _pass_by(self) -> bool:
         """A step of a rank that updates nothing; whether the others have gone on."""
         self._write_record()
-        self._meeting.pass_by()
+        self._step_barrier.pass_by()
         self.save_wished = SaveWish.NO
         if self._flags & ~_NEW or not self._memory.all_alike():
             records = self._memory.records()
             if not self._may_go_on(records):
-                self._settle(records)
+                self._resolve_differences(records)
                 return False
             self._hear_noise(records)
             self._hear_wishes(records)
@@ -291,22 +293,22 @@ class SyncStep:
         self._flags, self._factor = 0, None
         return True
 
-    def _meet(self, call: CallSignature) -> tuple[bool, list[Record]]:
-        """Whether all have told the same and nothing special, and every rank's record."""
+    def _exchange_records(self, call: CallSignature) -> tuple[bool, list[Record]]:
+        """Wait for all ranks; whether they told the same and nothing special, and their records."""
         self._write_record()
         special = self._flags & ~_NEW
         if self._shared.alone:
             if call is _STEP:
-                self._meeting.enter()
+                self._step_barrier.enter()
             else:
-                meet(self._shared.group, call)
+                host_barrier(self._shared.group, call)
             records = self._memory.records()
             alike = not special and self._memory.all_alike()
         else:
-            meet(self._shared.group, call)
+            host_barrier(self._shared.group, call)
             mine = self._memory.records()[self._memory.place]
             raw = np.concatenate([mine.words.view(np.uint8), mine.present])
-            found = gather(self._shared.process_group, torch.from_numpy(raw)).numpy()
+            found = all_gather_rows(self._shared.process_group, torch.from_numpy(raw)).numpy()
             head = WORDS * 8
             records = [Record(row[:head].copy().view(np.int64), row[head:]) for row in found]
             alike = not special and bool((found == found[0]).all())
@@ -337,7 +339,7 @@ class SyncStep:
         self._memory.write_record(words, self._present)
 
     def _hear_wishes(self, records: Sequence[Record]) -> None:
-        """The strongest save wish of any rank."""
+        """Hear the strongest save wish of any rank."""
         self.save_wished = SaveWish(max(int(r.words[_FLAGS]) // _SAVE for r in records))
 
     def _may_go_on(self, records: Sequence[Record]) -> bool:
@@ -356,7 +358,7 @@ class SyncStep:
         self._flags = 0
         return True
 
-    def _settle(self, records: Sequence[Record]) -> None:
+    def _resolve_differences(self, records: Sequence[Record]) -> None:
         """Take over what ranks have loaded; raise what does not fit together."""
         self._take_over(records)
         ages = {int(record.words[_FLAGS]) & (_NEW | _AVERAGED) for record in records} - {0}
@@ -383,7 +385,7 @@ class SyncStep:
         return ages
 
     def _take_over(self, records: Sequence[Record]) -> None:
-        """Take over the state that ranks have loaded since the last meeting; then all must have the
+        """Take over the state that ranks have loaded since the last barrier; then all must have the
         same settings.
         """
         flags = [int(record.words[_FLAGS]) for record in records]
@@ -395,8 +397,8 @@ class SyncStep:
                 "count, has not: load it on rank 0, or on all ranks"
             )
         if loaders and not self._shared.alone:
-            self._shared.spread_weights(loaders[0])
-            meet(self._shared.group, _LOADED)
+            self._shared.broadcast_weights(loaders[0])
+            host_barrier(self._shared.group, _LOADED)
             self._shared.weights.remember()
         if loaders and self._when_loaded is not None:
             self._when_loaded()
@@ -405,7 +407,7 @@ class SyncStep:
             self._shared.state.take(loaders[0])
             self._settings.take(loaders[0])
             mine = torch.tensor([self._settings.digest()])
-            digests = gather(self._shared.process_group, mine).flatten().tolist()
+            digests = all_gather_rows(self._shared.process_group, mine).flatten().tolist()
         else:
             digests = [int(record.words[_SETTINGS]) for record in records]
         if len(set(digests)) > 1:

@@ -84,7 +84,7 @@ class TrainingLoop:
     # -- saving and loading ----
 
     def state(self) -> dict[str, Any]:
-        """Of data and scheduler: the same on all ranks."""
+        """The state of data and scheduler: the same on all ranks."""
         saved: dict[str, Any] = {}
         if self.data is not None:
             saved["data"] = self.data.state_dict()
@@ -117,7 +117,7 @@ def _plain(value: Any) -> Any:
 
 
 def _as_before(now: Any, saved: Any) -> Any:
-    """In the types of containers that are there now, also of the schedulers inside another."""
+    """A saved state in the types of containers that are there now, in nested schedulers too."""
     if isinstance(now, dict | deque | set) and type(now) is not dict:
         return type(now)(saved)
     if isinstance(now, dict):

@@ -22,13 +22,13 @@ def begin() -> None:
 
 
 def tell_noise(scale: float | None, is_in_samples: bool) -> None:
-    """The gradient noise scale, in samples or in batches of a rank; None: not known."""
+    """Tell the gradient noise scale, in samples or in batches of a rank; None: not known."""
     told, other = ("noise_scale", "noise_batches")[:: 1 if is_in_samples else -1]
     stats_page().tell(**{told: scale or 0.0, other: 0.0})
 
 
 def tell_balance(balance: Balance, samples: Sequence[float], rank: int) -> None:
-    """The parts of the global batch that ranks had in this step, and what those parts gain."""
+    """Tell the parts of the global batch that ranks had in this step, and what those parts gain."""
     total = sum(samples)
     if not total > 0:  # NaN too: a rank did not say
         return

@@ -72,7 +72,7 @@ class SharedWeights:
         return np.array(chosen, np.int64)
 
     def remember(self) -> None:
-        """The weights as they are now are what the optimizer, or the user by us, made them."""
+        """Remember the weights as they are now: the optimizer, or the user by us, made them so."""
         self._loads = self._memory.loads()  # first: a rank may begin to load at any moment
         self._versions = [parameter._version for parameter in self._parameters]
         self._probes = self._bytes[self._probe_at]
@@ -82,7 +82,7 @@ class SharedWeights:
         self._memory.begin_load()
 
     def loaded(self) -> None:
-        """It has loaded it."""
+        """This rank has loaded the model."""
         self._memory.end_load()
         self._versions = [parameter._version for parameter in self._parameters]
 
@@ -110,7 +110,7 @@ class SharedWeights:
         raise _changed_outside(changed)
 
     def check_own(self) -> None:
-        """The same, of what this rank has changed in place: others may be writing all the time."""
+        """Check what this rank has changed in place: others may be writing all the time."""
         self.check_memory()
         versions = [parameter._version for parameter in self._parameters]
         if versions != self._versions:

@@ -102,15 +102,10 @@ def test_a_raw_piece_is_the_source_itself_and_not_a_copy() -> None:
         assert (number, wire is NOISE) == (RAW, True)
 
 
-def test_the_counters_say_what_was_saved_and_what_it_took() -> None:
+def test_the_counters_say_how_long_it_took() -> None:
     pair = Pair("lz4")
     pair.send(NOISE)
     pair.send(SPARSE)
-    encoded = Lz4().encode(SPARSE, None, GRADIENTS)
-    assert encoded is not None
-    for counted in (pair.encoder, pair.decoder):
-        assert counted.raw_bytes == 2 * PIECE
-        assert counted.wire_bytes == PIECE + len(encoded)
     assert pair.encoder.encode_ns == pair.decoder.decode_ns == 20_000
     assert pair.encoder.probe_ns == 0
 
@@ -119,9 +114,7 @@ def test_probes_look_at_every_part_of_a_piece(monkeypatch: pytest.MonkeyPatch) -
     sampled: list[int] = []
 
     class Watched(Lz4):
-        def encode(
-            self, source: memoryview, into: memoryview | None, info: PieceInfo
-        ) -> Buffer | None:
+        def encode(self, source: memoryview, info: PieceInfo) -> Buffer | None:
             assert source.nbytes == SAMPLE_BYTES
             sampled.append(bytes(NOISE).index(source[:16]))
             return None
@@ -142,14 +135,12 @@ def test_probes_are_a_small_part_of_what_is_sent() -> None:
     assert 0 < pair.encoder.probe_ns / 1e9 < 0.01 * 10_000 * PIECE / 1e9
 
 
-def test_pieces_that_are_only_counted_bring_the_same_probes_and_the_same_sums() -> None:
-    """The same pieces, once with one About and once with ever new ones, which are all asked for."""
+def test_pieces_that_are_only_counted_bring_the_same_probes() -> None:
+    """Once with one PieceInfo, and once with new ones: then all of them are asked for."""
     counted, asked = Pair(link=1e9).encoder, Pair(link=1e9).encoder
-    for number in range(3000):
+    for _ in range(3000):
         counted.encode(NOISE, GRADIENTS)
         asked.encode(NOISE, dataclasses.replace(GRADIENTS))
-        assert counted.raw_bytes == asked.raw_bytes == (number + 1) * PIECE
-        assert counted.wire_bytes == asked.wire_bytes
     assert counted.probe_ns == asked.probe_ns > 0
     assert counted.reason == asked.reason
 
@@ -196,7 +187,7 @@ def test_a_bad_payload_is_refused_and_not_counted() -> None:
     for number, payload in ((1, b"\xff" * 50), (0, b"x" * 99), (200, b"x" * 100)):
         with pytest.raises(BadPayload):
             pair.decoder.decode(number, memoryview(payload), into, GRADIENTS)
-    assert pair.decoder.raw_bytes == pair.decoder.wire_bytes == pair.decoder.decode_ns == 0
+    assert pair.decoder.decode_ns == 0
 
 
 def test_a_setting_that_is_no_codec_is_refused() -> None:

@@ -637,15 +637,6 @@ def test_an_attempt_without_an_answer_ends_at_its_time(processes: Processes) -> 
     assert a.stages == []
 
 
-def test_an_attempt_can_be_given_up(processes: Processes) -> None:
-    a, b = processes.two(known=False)
-    attempt, other = a.connect(b), a.connect(b)
-    a.endpoint.give_up(attempt)
-    assert attempt.state == "failed"
-    assert other.state == "trying"
-    a.endpoint.give_up(attempt)
-
-
 def test_a_claim_that_cannot_be_said_fails_the_attempt(processes: Processes) -> None:
     a, b = processes.two()
     attempt = a.connect(b, connector_uid="not hexadecimal")

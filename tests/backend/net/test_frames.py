@@ -165,8 +165,8 @@ def as_bytes(mail: Sent) -> bytes:
     return b"".join(header_of(g, n, payload) + payload for n, (g, payload) in enumerate(mail))
 
 
-def settle(network: FakeNetwork, *ends: End) -> None:
-    """Until nothing is in flight and neither side can go on."""
+def run_until_idle(network: FakeNetwork, *ends: End) -> None:
+    """Step until nothing is in flight and neither side can go on."""
     while sum(end.move() for end in ends) or network.step():
         pass
 
@@ -190,7 +190,7 @@ def test_frames_arrive_whole_and_in_order_over_any_line_both_ways(
     for end, mail, name in ((a, letters(there, 1), "a"), (b, letters(back, 2), "b")):
         for number, (group, payload) in enumerate(mail):
             put(end.frames, group, number, payload, partial(sent.append, f"{name}{number}"))
-    settle(network, a, b)
+    run_until_idle(network, a, b)
     assert b.inbox.mail == letters(there, 1)
     assert a.inbox.mail == letters(back, 2)
     assert [what for what in sent if what[0] == "a"] == [f"a{n}" for n in range(len(there))]
@@ -357,18 +357,18 @@ def test_a_frame_without_a_place_stops_its_direction_and_later_all_is_as_it_was_
         put(a.frames, group, number, payload)
     for number, (group, payload) in enumerate(answers):
         put(b.frames, group, number, payload)
-    settle(network, a, b)
+    run_until_idle(network, a, b)
     stops = next((n for n, (group, _) in enumerate(sent) if group != 1), len(sent))
     assert b.inbox.mail == sent[:stops]
     assert (b.frames.paused is not None) == (stops < len(sent))
     assert a.inbox.mail == answers  # the other direction goes on
     b.resume()  # a place for another group was posted: not for this one
-    settle(network, a, b)
+    run_until_idle(network, a, b)
     assert b.inbox.mail == sent[:stops]
     for group in (2, 3):
         b.inbox.closed.discard(group)
         b.resume()
-        settle(network, a, b)
+        run_until_idle(network, a, b)
     assert b.inbox.mail == sent
     assert b.frames.paused is None
 
@@ -378,7 +378,7 @@ def test_a_paused_stream_holds_its_sender_back_and_keeps_only_scratch() -> None:
     b.inbox.closed = {1}
     for number in range(40):
         put(a.frames, 1, number, bytes(1000))
-    settle(network, a, b)
+    run_until_idle(network, a, b)
     assert b.frames.paused is not None
     assert b.frames.paused.sequence == 0
     assert b.frames.received_bytes <= frames_module.SCRATCH_BYTES
@@ -387,7 +387,7 @@ def test_a_paused_stream_holds_its_sender_back_and_keeps_only_scratch() -> None:
     assert b.inbox.memory == {}
     b.inbox.closed.clear()
     b.resume()
-    settle(network, a, b)
+    run_until_idle(network, a, b)
     assert len(b.inbox.got) == 40
 
 
@@ -520,7 +520,7 @@ def test_one_changed_byte_is_named_and_nothing_of_its_frame_arrives(
     for number, (group, payload) in enumerate(mail):
         put(a.frames, group, number, payload)
     with pytest.raises(BadFrame) as caught:
-        settle(network, a, b)
+        run_until_idle(network, a, b)
     before = sent_by(mail, at)
     assert b.inbox.mail == mail[:before]
     begin = len(as_bytes(mail[:before]))
@@ -554,11 +554,11 @@ def test_a_stream_that_ends_between_frames_has_ended_and_one_that_ends_inside_is
                 network.step()
         a.stream.close()
         if taken in borders:
-            settle(network, b)
+            run_until_idle(network, b)
             assert b.ended
         else:
             with pytest.raises(ConnectionError, match="middle of a frame"):
-                settle(network, b)
+                run_until_idle(network, b)
         assert b.inbox.mail == mail[: sent_by(mail, taken)]
 
 

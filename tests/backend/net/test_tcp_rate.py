@@ -106,7 +106,6 @@ def test_a_closed_socket_or_no_tcp_at_all_has_no_rate() -> None:
     with a, b:
         for sock in (closed, a):
             link = LinkRate()
-            link.skip(sock)
             assert link.sample(sock) is None
 
 
@@ -130,15 +129,6 @@ def test_what_is_too_little_for_a_sample_counts_for_the_next() -> None:
     assert _sample(link, told, _info(LEAST_BYTES + 1000, 10**6, 0)) is None  # too few bytes
     assert _sample(link, told, _info(2 * LEAST_BYTES, 2_050_000, 0)) == Sample(LEAST_BYTES, 2.0)
     assert _sample(link, told, _info(2 * LEAST_BYTES, 2_050_000, 0)) is None
-
-
-def test_what_is_skipped_does_not_count_and_what_came_before_it_does() -> None:
-    link, told = LinkRate(), Told()
-    assert _sample(link, told, _info(LEAST_BYTES, 10_000, 0)) is None
-    told.info = _info(LEAST_BYTES + 5000, 9_000_000, 0)
-    link.skip(told)  # type: ignore[arg-type]
-    after = _info(2 * LEAST_BYTES + 5000, 9_010_000, 0)
-    assert _sample(link, told, after) == Sample(2 * LEAST_BYTES, 0.02)
 
 
 def test_a_socket_that_fails_for_a_moment_loses_nothing() -> None:

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from wiiiiided.backend.wire.local_frame import (
     BETWEEN_HOSTS,
     HEADER_BYTES,
-    MAX_PAYLOAD,
     Frame,
     FrameKind,
     FrameReader,
@@ -69,10 +68,10 @@ def test_a_frame_comes_out_with_its_last_byte_and_not_before() -> None:
 
 
 def test_the_largest_payload_fits_and_a_larger_one_cannot_be_written() -> None:
-    largest = Frame(FrameKind.EAGER, payload=b"\xff" * MAX_PAYLOAD)
+    largest = Frame(FrameKind.EAGER, payload=b"\xff" * 0xFFFF)
     assert FrameReader().feed(_bytes(largest)) == [largest]
     with pytest.raises(struct.error):
-        Frame(FrameKind.EAGER, payload=b"\xff" * (MAX_PAYLOAD + 1)).header()
+        Frame(FrameKind.EAGER, payload=b"\xff" * 0x10000).header()
 
 
 def test_a_header_has_the_size_the_reader_counts_on() -> None:

@@ -143,7 +143,7 @@ def _full(*_: Any) -> None:
 
 def test_a_host_that_cannot_write_is_named_on_all_ranks(tmp_path: Path) -> None:
     for said in run_ranks(_cannot_write, "ab", str(tmp_path)):
-        assert said.startswith("rank 1 cannot save: the files of before stay: ")
+        assert said.startswith("rank 1 cannot save (earlier files are kept): ")
         assert said.endswith("x.wide: No space left on device")
     assert wide.load(tmp_path / "b" / "x.wide") == {"n": 1}
 

@@ -33,7 +33,7 @@ from wiiiiided.train.checkpoints.policy import SaveWish
 from wiiiiided.train.data import adaptive_batch
 from wiiiiided.train.data.batches import Batches, HostPlace, RankPart
 from wiiiiided.train.data.order import split
-from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, settle_rounds
+from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, round_end
 from wiiiiided.train.loop_step import LoopStep
 from wiiiiided.train.sync_step import SyncStep
 from wiiiiided.train.training_loop import TrainingLoop
@@ -375,10 +375,10 @@ def test_hosts_that_step_alike_do_so_to_the_end_of_an_epoch() -> None:
 
 def test_hosts_that_went_beyond_their_round_have_left_a_part_of_the_next() -> None:
     sizes = HostSizes((2, 2), (2, 2))
-    settled = settle_rounds(0, 100, sizes, [3, 2])  # of 8 numbers each round: 0 has 0-4, 8-10
-    assert settled.end == 16
-    assert settled.left == [(10, 12), (12, 16)]
-    assert not settled.is_epochs_last
+    ended = round_end(0, 100, sizes, [3, 2])  # of 8 numbers each round: 0 has 0-4, 8-10
+    assert ended.end == 16
+    assert ended.left == [(10, 12), (12, 16)]
+    assert not ended.is_epochs_last
 
 
 def test_a_round_is_cut_by_counts() -> None:

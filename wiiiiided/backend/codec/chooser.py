@@ -79,7 +79,7 @@ class SmoothedRate:
         self.how = "not measured"
 
     def note(self, above: float, below: float, keep: float, how: str) -> None:
-        """One more observation; `keep` 0 forgets all earlier ones."""
+        """Add an observation; `keep` 0 forgets all earlier ones."""
         self._above = keep * self._above + above
         self._below = keep * self._below + below
         self.how = how
@@ -210,7 +210,7 @@ class Chooser:
         return max(0, state.wait - state.waited - 1)
 
     def note_quiet(self, kind: Hashable, pieces: int, nbytes: int) -> None:
-        """So many pieces have travelled raw without asking."""
+        """Note that so many pieces have travelled raw without being asked for."""
         link, state = self._link.value, self._kinds.get(kind)
         if link is not None and state is not None:
             state.waited += pieces

@@ -56,8 +56,6 @@ class Encoder:
         self._quiet = self._quiet_given = self._quiet_bytes = 0
         self._quiet_info: PieceInfo | None = None
         self._quiet_kind: Kind = (0, False)
-        self._raw_bytes = 0
-        self._wire_bytes = 0
         self.encode_ns = 0
         self.probe_ns = 0
 
@@ -71,16 +69,6 @@ class Encoder:
     def switches(self) -> int:
         """How often the decision has changed: a log line is due when this has moved."""
         return self._chooser.switches
-
-    @property
-    def raw_bytes(self) -> int:
-        """Bytes that were to be sent."""
-        return self._raw_bytes + self._quiet_bytes
-
-    @property
-    def wire_bytes(self) -> int:
-        """Bytes that had to be."""
-        return self._wire_bytes + self._quiet_bytes
 
     def encode(self, source: memoryview, info: PieceInfo) -> tuple[int, Buffer]:
         """The number of the codec that was used, and what to send: `source` itself for RAW."""
@@ -102,15 +90,10 @@ class Encoder:
         if encoded is None and nbytes >= SAMPLE_BYTES:
             self._quiet = self._quiet_given = self._chooser.quiet(kind)
             self._quiet_info, self._quiet_kind = info, kind
-        self._raw_bytes += nbytes
-        if encoded is None:
-            self._wire_bytes += nbytes
-            return RAW, source
-        self._wire_bytes += len(encoded)
-        return self._codec.number, encoded
+        return (RAW, source) if encoded is None else (self._codec.number, encoded)
 
     def note_link(self, nbytes: float, seconds: float) -> None:
-        """Bytes that the link has carried, and how long it was busy with that (`net.tcp_rate`)."""
+        """Note how many bytes the link has carried, and how long it was busy (`net.tcp_rate`)."""
         self._end_quiet()
         self._chooser.note_link(nbytes, seconds)
 
@@ -123,13 +106,11 @@ class Encoder:
         pieces, nbytes = self._quiet_given - self._quiet, self._quiet_bytes
         self._quiet = self._quiet_given = self._quiet_bytes = 0
         if pieces:
-            self._raw_bytes += nbytes
-            self._wire_bytes += nbytes
             self._chooser.note_quiet(self._quiet_kind, pieces, nbytes)
 
     def _encode(self, source: memoryview, info: PieceInfo, kind: Kind) -> Buffer | None:
         begin = self._now_ns()
-        encoded = self._codec.encode(source, None, info)
+        encoded = self._codec.encode(source, info)
         spent = self._now_ns() - begin
         self.encode_ns += spent
         wire = source.nbytes if encoded is None else len(encoded)
@@ -139,7 +120,7 @@ class Encoder:
     def _probe(self, source: memoryview, info: PieceInfo, kind: Kind) -> None:
         sample = self._sample(source)
         begin = self._now_ns()
-        encoded = self._codec.encode(sample, None, info)
+        encoded = self._codec.encode(sample, info)
         middle = end = self._now_ns()
         wire = sample.nbytes
         if encoded is not None:
@@ -172,8 +153,6 @@ class Decoder:
         self._encoder = encoder
         self._now_ns = now_ns
         self._codecs: dict[int, Codec] = {}
-        self.raw_bytes = 0
-        self.wire_bytes = 0
         self.decode_ns = 0
 
     def decode(self, number: int, source: memoryview, into: memoryview, info: PieceInfo) -> None:
@@ -184,8 +163,6 @@ class Decoder:
         begin = self._now_ns()
         codec.decode(source, into, info)
         spent = self._now_ns() - begin
-        self.raw_bytes += into.nbytes
-        self.wire_bytes += source.nbytes
         self.decode_ns += spent
         if number != RAW:
             self._encoder.note_decode(info, into.nbytes, spent / 1e9)

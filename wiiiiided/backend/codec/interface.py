@@ -1,12 +1,8 @@
 """Every codec is one file, one small class, this interface.
 
 A codec turns the bytes of one piece into fewer bytes and back. It knows nothing of links, frames
-or clocks; whether it is used at all is decided in `choose`:
-
-    exact       lz4             needs the bytes alone
-    shuffled    byte planes     needs `itemsize`
-
-Lossy codecs of gradients are not of this kind: `backend.lossy.interface` says why.
+or clocks; whether it is used at all is decided in `chooser`. The bytes come back as they were, bit
+by bit: lossy codecs of gradients are not of this kind, `backend.lossy.interface` says why.
 
 Rules of the interface:
 
@@ -50,17 +46,11 @@ class Codec(Protocol):
 
     number: int
     name: str
-    exact: bool  # the bytes come back as they were, bit by bit
 
-    def bound(self, nbytes: int) -> int:
-        """The most bytes that `encode` makes of so many."""
-
-    def encode(self, source: memoryview, into: memoryview | None, info: PieceInfo) -> Buffer | None:
+    def encode(self, source: memoryview, info: PieceInfo) -> Buffer | None:
         """The encoded piece, or None where it should travel as it is.
 
-        `into`, of at least `bound` bytes, is scratch that the answer may be a view of; without it,
-        or where the codec cannot write into a buffer, the answer has memory of its own. `source` is
-        not changed, and not kept.
+        The answer has memory of its own, or is `source`, which is not changed, and not kept.
         """
 
     def decode(self, source: memoryview, into: memoryview, info: PieceInfo) -> None:

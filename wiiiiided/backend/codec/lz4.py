@@ -27,12 +27,8 @@ class Lz4:
 
     number = 1
     name = "lz4"
-    exact = True
 
-    def bound(self, nbytes: int) -> int:
-        return nbytes + nbytes // 255 + 16  # LZ4_compressBound
-
-    def encode(self, source: memoryview, into: memoryview | None, info: PieceInfo) -> Buffer | None:
+    def encode(self, source: memoryview, info: PieceInfo) -> Buffer | None:
         encoded: bytes = lz4.block.compress(source, mode="fast", acceleration=1, store_size=False)
         return encoded if len(encoded) < source.nbytes * (1 - _LEAST_SAVED) else None
 

@@ -10,16 +10,12 @@ from wiiiiided.backend.codec.interface import BadPayload, Buffer, PieceInfo
 
 
 class Raw:
-    """No encoding at all."""
+    """The codec that leaves bytes as they are."""
 
     number = 0
     name = "none"
-    exact = True
 
-    def bound(self, nbytes: int) -> int:
-        return nbytes
-
-    def encode(self, source: memoryview, into: memoryview | None, info: PieceInfo) -> Buffer | None:
+    def encode(self, source: memoryview, info: PieceInfo) -> Buffer | None:
         return source
 
     def decode(self, source: memoryview, into: memoryview, info: PieceInfo) -> None:

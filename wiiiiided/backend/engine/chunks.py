@@ -9,15 +9,15 @@ groups' frames come between them. The interface is that of `engine.lane`, which 
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 from wiiiiided.backend.codec.interface import PieceInfo
+from wiiiiided.backend.engine.lane import Transfer, TransferQueue
 from wiiiiided.backend.shm import stats
 from wiiiiided.backend.wire.local_frame import FrameKind
 
 if TYPE_CHECKING:
-    from wiiiiided.backend.engine.lane import Transfer
     from wiiiiided.backend.engine.operation import Operation
     from wiiiiided.backend.engine.process import RankProcess
     from wiiiiided.backend.net.link import WideLink
@@ -27,12 +27,12 @@ QUEUED: Final = 2
 _INFO: Final = PieceInfo()
 
 
-class Chunks:
+class Chunks(TransferQueue):
     """The large messages on their way out over one wide link."""
 
     def __init__(self, process: RankProcess, link: WideLink) -> None:
+        super().__init__()
         self._process, self._link = process, link
-        self._waiting: deque[Transfer] = deque()
         self._queued: Counter[int] = Counter()  # chunks with the link, by group
 
     def carry(self, transfer: Transfer) -> None:
@@ -41,16 +41,12 @@ class Chunks:
         self._pump()
 
     def withdraw(self, group: int) -> None:
-        """A group is closed: what is left of its messages is not sent."""
-        self._waiting = deque(t for t in self._waiting if t.group != group)
+        super().withdraw(group)
         self._queued.pop(group, None)  # the link has dropped them
         self._process.driver.soon(self._pump)
 
     def detach(self, op: Operation) -> None:
-        """A send gave up in the middle: what is left of it is sent from a copy."""
-        for transfer in self._waiting:
-            if transfer.op is op:
-                transfer.data = transfer.data.copy()
+        super().detach(op)
         self._link.data.detach(op.group.membership.nonce)
 
     def _pump(self) -> None:

@@ -123,7 +123,7 @@ class LinkBuilder:
             self._approach(rank, "data" if first else "watch")
 
     def advance(self) -> None:
-        """Now and then: give up on addresses that do not answer, take turns; runs as the driver."""
+        """Give up on addresses that do not answer, take turns. Runs now and then, as the driver."""
         if self._process.mesh.endpoint is not None:
             self._process.mesh.endpoint.tick()
         for (rank, role), approach in list(self._approaches.items()):
@@ -154,7 +154,7 @@ class LinkBuilder:
         return lost[0] + more if lost else ""
 
     def _warn(self, rank: int, approach: _Approach) -> None:
-        """Once, when a connection is tried again and again: the user may be able to help."""
+        """Warn once of a connection that is tried again and again: the user may be able to help."""
         if approach.tried_for_s() > self._process.config.stall_warning_s and not approach.told:
             approach.told = True
             here, there = self._cards[self._rank].host, self._cards[rank].host
@@ -162,7 +162,7 @@ class LinkBuilder:
             log.warn(f"rank {self._rank}", f"{text} until the group's timeout")
 
     def look(self) -> None:
-        """Now and then, where the Store may be asked: has a peer asked us to connect instead?"""
+        """Look in the Store, now and then, whether a peer has asked us to connect instead."""
         for rank in self.unlinked():
             for role in ROLES:
                 if (rank, role) in self._approaches:
@@ -196,7 +196,7 @@ class LinkBuilder:
         self._approaches[rank, role] = _Approach(addresses, connect, theirs)
 
     def _turn(self, rank: int, role: str, approach: _Approach) -> None:
-        """No address of a peer answers: ask it to connect, or, if it asked us, give up."""
+        """Ask a peer none of whose addresses answers to connect; give up if it has asked us to."""
         mine, card = self._cards[self._rank], self._cards[rank]
         problem = f"from {mine.host} to {card.host}: {approach.problem}"
         if approach.theirs:
@@ -280,7 +280,7 @@ class _Approach:
         return True
 
     def _try_again(self, failed: ConnectAttempt) -> bool:
-        """At the same address, if that is worth it: once at each look.
+        """Try the same address again, if that is worth it: once at each look.
 
         How long counts from the first failure of that kind: a daemon that was away for a minute
         has its time to find its jobs from when it is back.

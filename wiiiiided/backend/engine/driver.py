@@ -170,7 +170,7 @@ class Driver:
     def _start_inline(
         self, group: Group, plan: Plan, nbytes: int, make: Callable[[], Operation]
     ) -> Operation | None:
-        """As far as it goes without sleeping: None when done, else the Operation that is left."""
+        """Run a plan as far as it goes without sleeping; None when done, else the Operation."""
         lagging, send, words = group.team.board.lagging, self._in_context, self.page.words
         begun, waited, in_plan = time.monotonic_ns(), 0, True
         if begun >= self._sockets_at:  # a stream of short operations never sleeps in epoll
@@ -225,16 +225,16 @@ class Driver:
         return op
 
     def fail_all(self, error: BaseException) -> None:
-        """Every group with something under way fails with the cause."""
+        """Fail every group that has something under way, with this cause."""
         for group in {op.group for op in [*self.active, *self.messages]}:
             group.fail(None, error)
 
     def stop(self) -> None:
-        """The end is near: the background does not wait for what is under way any more."""
+        """Have the background wait no more for what is under way: the end is near."""
         self._closing = True
 
     def abandon(self) -> None:
-        """In a forked child: end what is under way, and let go of the descriptors."""
+        """End, in a forked child, what is under way, and let go of the descriptors."""
         waiting = [*self.active, *self.messages, *self._submitted]
         queued = [op for group in {op.group for op in waiting} for op in group.queue]
         for op in [*waiting, *queued]:
@@ -443,7 +443,7 @@ class Driver:
         return False
 
     def wake(self) -> None:
-        """From any thread: the driver has something to do. It may be asleep."""
+        """Wake the driver, which has something to do. Any thread may call it."""
         if self.asleep:
             self.poller.nudge()
         board = self.asleep_on

@@ -24,7 +24,7 @@ from wiiiiided.backend.engine.host_team import Team
 from wiiiiided.backend.engine.local_link import Link
 from wiiiiided.backend.engine.mailbox import Mailbox
 from wiiiiided.backend.engine.operation import Operation, Until
-from wiiiiided.backend.engine.remote_link import Wide
+from wiiiiided.backend.engine.remote_members import RemoteMembers
 from wiiiiided.backend.net.link import WideLink
 from wiiiiided.backend.net.tuning import SILENT_AFTER_S
 from wiiiiided.backend.shm import stats
@@ -73,7 +73,7 @@ class Group:
         self.timeout_s = membership.timeout_s
         self.links = links
         self.team = team
-        self.wide = Wide(self, hosts) if len(hosts) > 1 else None
+        self.wide = RemoteMembers(self, hosts) if len(hosts) > 1 else None
         self.mailbox = Mailbox(self)
         self.queue: deque[Operation] = deque()
         self.gone: dict[int, str] = {}  # members that will never arrive again, and how they went
@@ -106,7 +106,7 @@ class Group:
         )
 
     def send_far(self, to: int, header: Header, payload: bytes = b"") -> None:
-        """A frame of this group to a rank on another host."""
+        """Send a frame of this group to a rank on another host."""
         link = self.links[to]
         assert isinstance(link, WideLink)
         link.send(header, payload)
@@ -117,7 +117,7 @@ class Group:
     def send_piece(
         self, to: int, header: Header, data: memoryview, info: PieceInfo, then: Callable[[], None]
     ) -> None:
-        """A piece of an operation to a rank on another host."""
+        """Send a piece of an operation to a rank on another host."""
         link = self.links[to]
         assert isinstance(link, WideLink)
         link.send_data(header, data, info, then)
@@ -168,7 +168,7 @@ class Group:
         self.mailbox.lose(rank)
 
     def lose_missing(self, op: Operation) -> bool:
-        """If the operation waits for a member that is gone, fail the group."""
+        """Fail the group if the operation waits for a member that is gone; whether it does."""
         lost = [rank for rank in op.missing() if rank in self.gone]
         if not lost:
             return False
@@ -177,7 +177,7 @@ class Group:
         return True
 
     def lose_unmet(self, op: Operation, now_ns: int) -> bool:
-        """If a member died before all hosts met for a collective, they never will: fail the group.
+        """Fail the group if a member died before all hosts met for a collective: they never will.
 
         It may wait for another rank, which computes and knows nothing of it. Not at once:
         a rank done with the operation may end while a word of its host is on its way to me.
@@ -208,7 +208,7 @@ class Group:
         return f"{self._member(rank)} died"
 
     def give_up(self, op: Operation) -> None:
-        """The timeout has passed."""
+        """Fail an operation whose timeout has passed."""
         missing = op.missing()
         text = (
             f"{self._late(op)} did not arrive before the timeout of {op.timeout_s:g} s; "
@@ -252,7 +252,7 @@ class Group:
         self.driver.fail_group(self, self._fault)
 
     def _let_go(self) -> None:
-        """The group is over: what is on its way between hosts must not touch memory any more."""
+        """Keep what is on its way between hosts off the memory of this group, which is over."""
         if self.wide is not None:
             self.wide.release()
             self.process.mesh.divert(self.membership.nonce)
@@ -260,7 +260,7 @@ class Group:
                 self.process.lanes(self.links[rank]).withdraw(self.membership.nonce)
 
     def _tell_all(self) -> None:
-        """The cause stands on the board: those of this host read it there, the others are told."""
+        """Tell all members of the failure. Those of this host read its cause on the board."""
         frame = Frame(FrameKind.FAULT, self.membership.nonce)
         for link in self.team.links.values():
             self.process.send(link, frame)
@@ -332,7 +332,7 @@ class Group:
         return rank if far < 0 else far
 
     def tell_mates(self, op: Operation, now_ns: int) -> None:
-        """Now and then, while I wait for another host: let the ranks that wait for me know."""
+        """Let the ranks that wait for me know, now and then, that I wait for another host."""
         if self.wide is None or op.harmless or now_ns - (op.waited_ns or now_ns) < HELD_NS:
             return
         if isinstance(op.wait, Until):
@@ -353,7 +353,7 @@ class Group:
         )
 
     def abandon(self) -> None:
-        """In a forked child: the group lives in the parent, and cannot be used here."""
+        """Make the group unusable in a forked child: it lives in the parent."""
         self._fault = GroupClosed(
             f"group {self.membership.name} belongs to the process that forked this one; a forked "
             "child (a DataLoader worker, say) cannot use it. Make a group of its own there"

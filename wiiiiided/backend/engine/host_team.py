@@ -16,7 +16,7 @@ import itertools
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING
 
-from wiiiiided.backend.engine.operation import Until, Wait
+from wiiiiided.backend.engine.operation import Until, Wait, different_calls
 from wiiiiided.backend.engine.shared_tensors import Offer, Place, Placement, SharedTensors
 from wiiiiided.backend.shm.board import Board, CallSignature, board_bytes
 from wiiiiided.backend.shm.segment import Segment
@@ -29,7 +29,6 @@ from wiiiiided.backend.shm.slots import (
     staging_shape,
 )
 from wiiiiided.backend.wire.local_frame import Frame, FrameKind
-from wiiiiided.errors import Mismatch
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import GroupMembership
@@ -133,13 +132,12 @@ class Team:
         return None
 
     def verify(self, call: CallSignature) -> None:
-        """All ranks have arrived: they must have called the same."""
+        """Raise Mismatch unless all ranks, which have arrived, have called the same."""
         other = self.board.dissenter(call, self.parity)
         if other >= 0:
-            raise Mismatch(
-                f"the ranks of group {self.name} called different operations: "
-                f"rank {self.ranks[self.rank]} {call.text}; "
-                f"rank {self.ranks[other]} {self.board.call_of(other, self.parity)}"
+            theirs = self.board.call_of(other, self.parity)
+            raise different_calls(
+                self.name, self.ranks[self.rank], call.text, self.ranks[other], theirs
             )
 
     def places(self) -> list[Place]:
@@ -185,7 +183,7 @@ class Team:
         return Segment.attach(arrived.pop(key), nbytes)
 
     def release(self) -> None:
-        """The group is closed: a Work that the program keeps must not hold the memory too."""
+        """Let go of a closed group's memory: a Work that the program keeps must not hold it."""
         self.staging = None
         self.small.release()
         self.board.release()

@@ -1,4 +1,4 @@
-"""How a group comes to be: from a rank, a size and a Store to boards mapped by all.
+"""How a group comes to be, its rendezvous: from rank, size and Store to boards mapped by all.
 
     1  count       add 1 to this rank's counter in the Store: the number of this incarnation
                    (a group destroyed and made again finds new keys, not the old ones)
@@ -115,8 +115,8 @@ class _Register:
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
 
     def _wait_for(self, keys: list[str]) -> None:
-        """Until all are there. Asking again and again: a wait of torch's Store that ends without
-        them writes two lines into the log, of every rank and every time."""
+        """Wait until all keys are there, by asking again and again: a wait of torch's Store that
+        ends without them writes two lines into the log, of every rank and every time."""
         pause_s, looked_at = FIRST_PAUSE_S, time.monotonic()
         while not self._store.check(keys):
             now = time.monotonic()
@@ -144,7 +144,7 @@ class _Register:
             pass  # the Store itself is gone: the others will notice as we did
 
     def raise_failure(self) -> None:
-        """If a rank has failed to join, fail as it did."""
+        """Raise the error of a rank that has failed to join, if one has."""
         if self._store.check([self._failed]):
             said = json.loads(self._store.get(self._failed))
             kind = getattr(errors, said["kind"], HostError)
@@ -214,7 +214,7 @@ def join(
 
 
 def _forget(process: RankProcess, nonces: list[int]) -> None:
-    """A group was not made: nothing is to stay of it."""
+    """Forget a group that was not made: nothing is to stay of it."""
     process.drop_unclaimed()
     for nonce in nonces:
         process.mesh.forget(nonce)

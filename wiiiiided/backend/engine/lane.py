@@ -43,15 +43,32 @@ class Transfer:
     at: int = 0
 
 
-class Lanes:
+class TransferQueue:
+    """The large messages on their way out over one link, in the order of their calls."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Transfer] = deque()
+
+    def withdraw(self, group: int) -> None:
+        """A group is closed: drop what is left of its messages."""
+        self._waiting = deque(t for t in self._waiting if t.group != group)
+
+    def detach(self, op: Operation) -> None:
+        """A send gave up in the middle: send what is left of it from a copy."""
+        for transfer in self._waiting:
+            if transfer.op is op:
+                transfer.data = transfer.data.copy()
+
+
+class Lanes(TransferQueue):
     """Both lanes of one link."""
 
     def __init__(self, send: Callable[[Frame, int], None]) -> None:
+        super().__init__()
         self._send = send
         self._out: Array | None = None
         self._in: Array | None = None
         self._free: list[int] = []
-        self._waiting: deque[Transfer] = deque()
 
     def carry(self, transfer: Transfer) -> None:
         """Send a message whose receiver is ready for it."""
@@ -64,16 +81,6 @@ class Lanes:
             self._free = list(range(CHUNKS))
         self._waiting.append(transfer)
         self._pump()
-
-    def withdraw(self, group: int) -> None:
-        """A group is closed: what is left of its messages is not sent."""
-        self._waiting = deque(t for t in self._waiting if t.group != group)
-
-    def detach(self, op: Operation) -> None:
-        """A send gave up in the middle: what is left of it is sent from a copy."""
-        for transfer in self._waiting:
-            if transfer.op is op:
-                transfer.data = transfer.data.copy()
 
     def on_frame(self, link: Link, frame: Frame) -> None:
         """LANE: the peer's chunks arrive. TAKEN: one of ours is free again."""

@@ -158,7 +158,7 @@ class Link:
                     first.then()
 
     def drain(self, timeout_s: float) -> None:
-        """Before the end: give the peer a moment to take what is left."""
+        """Give the peer a moment, before the end, to take what is left."""
         deadline = time.monotonic() + timeout_s
         writable = select.poll()
         writable.register(self.fd, select.POLLOUT)

@@ -1,4 +1,4 @@
-"""The progress loop: one per process, for all groups. Here: which thread drives.
+"""The progress loop, an event loop: one per process, for all groups. Here: which thread drives.
 
 The thread that holds `_driving` drives: it alone touches operations, boards, links and mailboxes.
 
@@ -58,7 +58,7 @@ class ProgressLoop:
     # -- operations ----
 
     def run(self, op: Operation) -> None:
-        """A blocking call: done (or failed) when this returns."""
+        """Run a blocking call: it is done, or has failed, when this returns."""
         self.submit(op)
         self.wait(op)
 
@@ -104,7 +104,7 @@ class ProgressLoop:
         self._wake_driver()
 
     def wait(self, op: Operation, timeout_s: float = threading.TIMEOUT_MAX) -> bool:
-        """Until it is done, driving if no other thread does; False when time is up."""
+        """Wait until it is done, driving if no other thread does; False when time is up."""
         until = time.monotonic() + timeout_s
         while not op.done:
             left = until - time.monotonic()
@@ -191,7 +191,7 @@ class ProgressLoop:
 
     @contextmanager
     def final_drive(self, timeout_s: float) -> Iterator[None]:
-        """At the very end: as the driver, if that can be had in time; its body runs anyway."""
+        """Run the body as the driver, at the very end, or without if that takes too long."""
         taken = self._driving.acquire(timeout=timeout_s)
         try:
             yield
@@ -214,7 +214,7 @@ class ProgressLoop:
             self._driver.poller.close()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the descriptors; the loop lives on in the parent."""
+        """Let go of the descriptors in a forked child; the loop lives on in the parent."""
         self._driver.abandon()
 
     # -- the driver's lock ----

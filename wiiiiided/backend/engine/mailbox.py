@@ -3,6 +3,8 @@
     small   EAGER carries the message; the sender is done when the kernel has it
     large   OFFER ──► (a receive is posted) ──► WANT ──► the lane carries it in chunks
 
+(MPI calls these the eager and the rendezvous protocol.)
+
 A message matches a receive with its source (or any) and tag, in the order they were sent; what
 comes before its receive is posted waits here. An offer waits at no cost; eager messages are limited
 by a window for each pair of ranks, beyond which even small messages are offered, so a receiver that
@@ -118,7 +120,7 @@ class Mailbox:
             self._posted[source, tag].append(post)
 
     def withdraw(self, op: Operation) -> None:
-        """A message gave up waiting: it must not be matched any more."""
+        """Withdraw a message that gave up waiting, so that it is not matched any more."""
         for posts in self._posted.values():
             for post in [p for p in posts if p.op is op]:
                 posts.remove(post)
@@ -133,7 +135,7 @@ class Mailbox:
             self._group.process.lanes(link).detach(op)
 
     def lose(self, rank: int) -> None:
-        """A member is gone: what needs it cannot be done."""
+        """Fail what needs a member that is gone."""
         group = self._group
         mine = [op for op in group.driver.messages if op.group is group]
         needing = [op for op in mine if op.name == "send" and op.peers == [rank]]
@@ -152,7 +154,7 @@ class Mailbox:
     # -- frames ----
 
     def on_frame(self, link: AnyLink, frame: Frame) -> None:
-        """A frame of this group's messages, from an authenticated peer."""
+        """Handle a frame of this group's messages, from an authenticated peer."""
         source, number = frame.a, frame.b
         match frame.kind:
             case FrameKind.EAGER | FrameKind.OFFER:
@@ -189,7 +191,7 @@ class Mailbox:
             self._group.fail(op, error)
 
     def _post_again(self, post: _Receive) -> None:
-        """Its match does not come: it gets the next message, or the first place in line."""
+        """Post a receive again whose message does not come: with the next one, or first in line."""
         arrived = self._earliest(post.source, post.tag)
         if arrived is not None:
             self._match(post, arrived, post.tag)
@@ -290,7 +292,7 @@ class Mailbox:
             self._received(post.op)
 
     def _admit(self, link: AnyLink, frame: Frame) -> None:
-        """A member that sends more than it was given would fill our memory."""
+        """Raise if a member sends more than it was given: that would fill our memory."""
         source, came = frame.a, len(frame.payload)
         if self._group.links.get(source) is not link:
             raise BadFrame(f"a message in the name of rank {source}, whose link this is not")
@@ -306,7 +308,7 @@ class Mailbox:
             )
 
     def _keep(self, arrived: _Arrived, tag: int) -> None:
-        """Until a receive asks for it."""
+        """Keep a message until a receive asks for it."""
         source = arrived.source
         self._waiting[source] += 1
         if self._waiting[source] > WAITING:

@@ -8,8 +8,9 @@ Why it is more than a table of links:
 - A peer may be faster. Its first frames come before this process has made the group: they are kept
   (`_early`, bounded) and delivered when the group stands.
 - A receiver may be slower. A frame without a place stops its link (`data.paused`): the kernel then
-  holds the sender back, and no memory is spent on what no plan has asked for. The link goes on when
-  a place is posted, or when the group is over and its frames go nowhere.
+  holds the sender back (backpressure, by TCP's flow control), and no memory is spent on what no
+  plan has asked for. The link goes on when a place is posted, or when the group is over and its
+  frames go nowhere.
 - A death has two witnesses. The data connection says that a peer ended, the watch connection why:
   before a link is given up the other connection is read, so the cause is blamed and not its victim.
 
@@ -30,7 +31,7 @@ from wiiiiided.backend.engine.local_link import Card
 from wiiiiided.backend.net.acceptor import ConnectAttempt, Endpoint
 from wiiiiided.backend.net.handoff_listener import HandoffListener
 from wiiiiided.backend.net.link import WideLink, is_silence
-from wiiiiided.backend.net.link_probe import Gauge
+from wiiiiided.backend.net.link_monitor import LinkMonitor
 from wiiiiided.backend.net.stream import Stream
 from wiiiiided.backend.shm import stats
 from wiiiiided.backend.wire.handshake import ConnectionClaim
@@ -75,7 +76,7 @@ class Mesh:
         self._early: dict[int, list[tuple[WideLink, Header, memoryview]]] = {}
         self._halves: dict[str, dict[str, Stream]] = {}  # a link's connections until both are there
         self._open: dict[str, tuple[str, int]] = {}  # where the endpoint listens, by address
-        self._gauges: dict[str, Gauge] = {}  # by the peer's uid
+        self._monitors: dict[str, LinkMonitor] = {}  # by the peer's uid
         self._chunks: dict[str, Chunks] = {}  # the same
         self._codec_told = ""
         process.driver.add_patrol(self._tell_codec)
@@ -114,11 +115,11 @@ class Mesh:
         self.endpoint.expect(group, generation, key)
 
     def await_group(self, group: int) -> None:
-        """A group is being made: what comes for it is kept until it stands."""
+        """Keep what comes for a group that is being made, until it stands."""
         self._early[group] = []
 
     def enlisted(self, group: int) -> None:
-        """The group stands: what came for it meanwhile is its."""
+        """Deliver what came for a group before it stood."""
         for link, header, payload in self._early.pop(group, []):
             if not link.gone:
                 self.arrived(link, header, payload)
@@ -131,7 +132,7 @@ class Mesh:
         return self.endpoint.connect(address, port, key, claim)
 
     def _welcome(self, stream: Stream, claim: ConnectionClaim) -> None:
-        """An authenticated connection, in or out: with its other half it is a link."""
+        """Take an authenticated connection, in or out: with its other half it is a link."""
         me = self._process.card.uid
         uid = claim.acceptor_uid if claim.connector_uid == me else claim.connector_uid
         peer = self._known.get(uid)
@@ -151,7 +152,7 @@ class Mesh:
         link = WideLink(data, watch, peer, self, Encoder(config.codec))
         self.links[peer.uid] = link
         self._chunks[peer.uid] = Chunks(self._process, link)
-        self._gauges[peer.uid] = Gauge(link, config.checksum)
+        self._monitors[peer.uid] = LinkMonitor(link, config.checksum)
         self._poller.add(data.fileno(), lambda events: self._on_data(link, events))
         self._poller.add(watch.fileno(), lambda events: self._on_watch(link, events))
         # TLS may have decrypted the first frames along with the handshake: nothing would tell.
@@ -167,7 +168,7 @@ class Mesh:
                 link.data.sent_bytes,
                 link.data.received_bytes,
                 link.encoder.reason,
-                self._gauges[uid].checksum.reason,
+                self._monitors[uid].checksum.reason,
                 link.gradients,
             )
             for uid, link in self.links.items()
@@ -197,14 +198,14 @@ class Mesh:
         return [card for card in cards if card.boot == boot]
 
     def forget(self, group: int) -> None:
-        """A group is closed or was never made."""
+        """Forget a group that is closed or was never made."""
         self._early.pop(group, None)
         if self.endpoint is not None:
             self.endpoint.forget(group)
         self.divert(group)
 
     def divert(self, group: int) -> None:
-        """A group has failed or closed: its memory is left alone, and holds up no other group."""
+        """Leave the memory of a failed or closed group alone, and let it hold up no other."""
         for link in list(self.links.values()):
             link.divert(group)
             if link.data.paused is not None and link.data.paused.group == group:
@@ -221,7 +222,7 @@ class Mesh:
         self._flush(link)
 
     def push_watch(self, link: WideLink) -> None:
-        """A fault was queued on the watch connection, which is hardly ever full."""
+        """Send a fault that was queued on the watch connection, which is hardly ever full."""
         if not link.gone:
             self._flush_watch(link)
 
@@ -248,7 +249,7 @@ class Mesh:
         words = self._process.driver.page.words  # as they leave: encoded, with headers
         words[stats.WIRE_OUT] += link.data.sent_bytes - before
         words[stats.ENCODE_NS] += link.encoding_ns()
-        for change in self._gauges[link.peer.uid].look():
+        for change in self._monitors[link.peer.uid].look():
             log.tell(f"pid {self._process.card.pid}", f"{_far(link)}: {change}")
         self._note(link)
 
@@ -304,12 +305,12 @@ class Mesh:
                 self._process.driver.soon(lambda: self._go_on(link))
 
     def _go_on(self, link: WideLink) -> None:
-        """There is more inside the stream, of which its descriptor says nothing."""
+        """Read what is inside the stream already: its descriptor says nothing of it."""
         if not link.gone and link.data.paused is None:
             self._receive(link)
 
     def _resume(self, link: WideLink) -> None:
-        """A frame that had no place may have one now."""
+        """Read on: the frame that had no place may have one now."""
         link.data.resume()
         fd = link.data.stream.fileno()
         if fd in self._absent:
@@ -318,7 +319,7 @@ class Mesh:
         self._receive(link)
 
     def place_posted(self, link: WideLink) -> None:
-        """A place was posted: if the link stopped for want of one, try again."""
+        """Read on soon if the link had stopped for want of a place: one was posted."""
         if link.data.paused is not None and not link.gone:
             # Not from here: the plan that posts is in the middle of its own bookkeeping.
             self._process.driver.soon(lambda: self._try_again(link))
@@ -417,7 +418,7 @@ class Mesh:
         self._drop(link)
         if self.links.get(link.peer.uid) is link:
             uid = link.peer.uid
-            del self.links[uid], self._gauges[uid], self._chunks[uid]
+            del self.links[uid], self._monitors[uid], self._chunks[uid]
         self._process.members_gone(link, how)
 
     def _drop(self, link: WideLink) -> None:
@@ -429,10 +430,10 @@ class Mesh:
         link.close()
 
     def close(self) -> None:
-        """The last group is closed: what we sent must arrive, then the links end."""
+        """End the links when the last group is closed, once what we sent has arrived."""
         for link in list(self.links.values()):
             link.send(Header(FrameKind.BYE))
-        self._settle()
+        self._drain()
         for link in list(self.links.values()):
             self._drop(link)
         self.links.clear()
@@ -442,15 +443,15 @@ class Mesh:
         if self.endpoint is not None:
             self.endpoint.close()
 
-    def _settle(self) -> None:
-        """Until the peers' kernels have it all, as long as one of them takes some of it.
+    def _drain(self) -> None:
+        """Wait until the peers' kernels have it all, as long as one of them takes some of it.
 
         All links at once: peers that end as well read only those that they look at, and of many
         silent ones each would be waited for.
         """
         least, since = float("inf"), time.monotonic()
         while time.monotonic() - since < DRAIN_S:
-            left = sum(link.unsettled() for link in self.links.values())
+            left = sum(link.unacknowledged() for link in self.links.values())
             if not left:
                 return
             if left < least:
@@ -458,7 +459,7 @@ class Mesh:
             time.sleep(0.002)
 
     def abandon(self) -> None:
-        """In a forked child: the links live on in the parent."""
+        """Close the descriptors in a forked child; the links live on in the parent."""
         for link in self.links.values():
             link.close()
         for halves in self._halves.values():

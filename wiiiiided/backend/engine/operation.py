@@ -17,6 +17,8 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from wiiiiided.errors import Mismatch
+
 if TYPE_CHECKING:
     from _thread import LockType
 
@@ -38,9 +40,15 @@ Wait = int | Until
 Plan = Generator[Wait, None, None]
 
 NOT_STARTED: Final = -1  # in place of a wait: the plan's first part has not been run
-
-
 _first_waiter = threading.Lock()  # two threads may begin to wait for one operation at once
+
+
+def different_calls(group: str, mine: int, my_call: str, other: int, their_call: str) -> Mismatch:
+    """The error where rank `mine` has called one operation of a group and `other` another."""
+    return Mismatch(
+        f"the ranks of group {group} called different operations: rank {mine} {my_call}; "
+        f"rank {other} {their_call}"
+    )
 
 
 class BatchItem(NamedTuple):
@@ -122,7 +130,7 @@ class Operation:
         return f"{self.name} #{self.seq} ({self.nbytes} bytes)"
 
     def start_clock(self, warn_after_s: float) -> None:
-        """The operation begins: its timeout and its first stall warning count from now."""
+        """Begin to count the operation's timeout, and the time to its first stall warning."""
         now = time.monotonic_ns()
         self.begun_ns = now
         self.warn_ns = now + int(warn_after_s * 1e9)

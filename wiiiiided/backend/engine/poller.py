@@ -29,7 +29,7 @@ class EpollPoller:
         self._epoll.register(fd, select.EPOLLIN)
 
     def writes(self, fd: int, wanted: bool) -> None:
-        """Also (or no longer) call it when fd is writable."""
+        """Call it when fd is writable too, or no longer."""
         self.interest(fd, reads=True, writes=wanted)
 
     def interest(self, fd: int, *, reads: bool, writes: bool) -> None:
@@ -53,7 +53,7 @@ class EpollPoller:
                 handler(events)
 
     def nudge(self) -> None:
-        """From any thread: end the present `poll`."""
+        """End the present `poll`. Any thread may call it."""
         try:
             os.eventfd_write(self._nudge, 1)
         except OSError:

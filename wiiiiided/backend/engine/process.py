@@ -100,7 +100,7 @@ def enter() -> RankProcess:
 
 
 def leave(process: RankProcess) -> None:
-    """One group less; the last one ends loop, thread and sockets."""
+    """Count one group less; the last one ends loop, thread and sockets."""
     global _current, _users, _finalizer
     with _guard:
         if process is not _current:
@@ -186,7 +186,7 @@ class RankProcess:
             self._note_unsent(link)
 
     def _send_far(self, link: WideLink, frame: Frame, then: Then | None) -> None:
-        """A message's frame to another host, in the words of its header (wire.header)."""
+        """Send a message's frame to another host, in the words of its header (wire.header)."""
         group = self.groups.get(frame.group)
         if group is None:
             return
@@ -200,7 +200,7 @@ class RankProcess:
         return self.mesh.chunks(link) if isinstance(link, WideLink) else link.lanes
 
     def place_posted(self, link: Link | WideLink) -> None:
-        """A place for a piece was posted: a link that stopped for want of it goes on."""
+        """Have a link go on that stopped for want of a place: one was posted."""
         if isinstance(link, WideLink):
             self.mesh.place_posted(link)
 
@@ -330,7 +330,7 @@ class RankProcess:
     # -- groups ----
 
     def forget(self, group: Group) -> None:
-        """A group has closed."""
+        """Forget a group that has closed."""
         nonce = group.membership.nonce
         self.groups.pop(nonce, None)
         for link in group.links.values():
@@ -339,7 +339,7 @@ class RankProcess:
         self.mesh.forget(nonce)
 
     def drop_unclaimed(self) -> None:
-        """A group was not made: what came for it is of no use."""
+        """Close the descriptors that came for groups that were not made."""
         for nonce in {key[0] for key in self.segments} - set(self.groups):
             self.drop_segments(nonce)
 
@@ -349,7 +349,7 @@ class RankProcess:
             os.close(self.segments.pop(key))
 
     def close(self) -> None:
-        """No group is left: say good-bye and end."""
+        """Say good-bye to all peers and end: no group is left."""
 
         def end() -> None:
             for fd in list(self._pending):
@@ -368,7 +368,7 @@ class RankProcess:
         self.loop.close()
 
     def say_bye(self) -> None:
-        """The interpreter ends with groups still open: we leave, we do not die."""
+        """Tell peers that we leave, and do not die: the interpreter ends with groups open."""
         with self.loop.final_drive(BYE_S):
             for link in list(self.links.values()):
                 link.send(Frame(FrameKind.BYE))
@@ -376,7 +376,7 @@ class RankProcess:
             self.mesh.close()
 
     def abandon(self) -> None:
-        """In a forked child."""
+        """Let go, in a forked child, of what lives on in the parent."""
         for group in list(self.groups.values()):
             group.abandon()
         self.loop.abandon()

@@ -74,7 +74,7 @@ class SharedTensors:
 
     @property
     def empty(self) -> bool:
-        """No shared tensor is alive here (the usual case)."""
+        """Whether no shared tensor is alive here (the usual case)."""
         return not self._areas
 
     def place(self, address: int, nbytes: int) -> tuple[int, int]:

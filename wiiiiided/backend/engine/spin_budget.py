@@ -33,7 +33,7 @@ class SpinBudget:
         return self.most if self._vain % PROBE_EVERY == PROBE_EVERY - 1 else self._allowed
 
     def paid(self, used: int) -> None:
-        """The wait was over after `used` passes."""
+        """Note that the wait was over after `used` passes."""
         self._vain = 0
         self._allowed = min(self.most, max(LEAST, 4 * used, self._allowed - self._allowed // 16))
 

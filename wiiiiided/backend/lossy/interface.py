@@ -1,4 +1,4 @@
-"""A lossy codec of gradients: float32 numbers into fewer bytes, with error feedback.
+"""A lossy codec of gradients (quantization, sparsification): fewer bytes, with error feedback.
 
     encode      values ──┐                    ┌──► coded      what travels
                          +──► what is meant ──┼──► values     what a decoder makes of it

@@ -1,4 +1,4 @@
-"""Codecs "int8" and "int4": blocks of 256 elements, each with a scale of its own.
+"""Codecs "int8" and "int4": quantization of blocks of 256 elements, each with its own scale.
 
     coded   │ scale of block 0 │ scale 1 │ … │ codes of block 0      │ codes 1 │ …
               float32                          256 bytes, or 128 of two nibbles each
@@ -22,12 +22,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
 
 from wiiiiided.backend.lossy.interface import STEP, Bytes, Floats
+from wiiiiided.backend.lossy.padding import encode_padded
 
 BLOCK: Final = 256
 _HALF: Final = BLOCK // 2
@@ -69,7 +71,12 @@ class _Scaled:
                     here = slice(part.begin, part.end)
                     self._encode(values[here], residual[here], part)
                 else:
-                    self._encode_last(values[part.begin :], residual[part.begin :], part)
+                    encode_padded(
+                        values[part.begin :],
+                        residual[part.begin :],
+                        into=(self._last_values, self._last_residual),
+                        encode=partial(self._encode, part=part),
+                    )
 
     def decode(self, coded: Bytes, values: Floats) -> None:
         with np.errstate(all="ignore"):
@@ -95,14 +102,6 @@ class _Scaled:
                 scales[first:end],
                 codes[first * self.code_bytes : end * self.code_bytes],
             )
-
-    def _encode_last(self, values: Floats, residual: Floats, part: _Stretch) -> None:
-        padded, left = self._last_values, self._last_residual
-        padded.fill(0)
-        left.fill(0)
-        padded[: values.size], left[: values.size] = values, residual
-        self._encode(padded, left, part)
-        values[:], residual[:] = padded[: values.size], left[: values.size]
 
     def _encode(self, values: Floats, residual: Floats, part: _Stretch) -> None:
         scales, work = part.scales, self._work[: values.size]

@@ -1,4 +1,4 @@
-"""Codec "topk:0.01": of every 4,096 elements the largest hundredth, as they are; the rest waits.
+"""Codec "topk:0.01", sparsification: of 4,096 elements the largest hundredth; the rest waits.
 
     coded   │ values of chunk 0 │ values of chunk 1 │ … │ their numbers in chunk 0 │ in chunk 1 │ …
               k float32                                   k uint16
@@ -14,12 +14,14 @@ NaN.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
 
 from wiiiiided.backend.codec.interface import BadPayload
 from wiiiiided.backend.lossy.interface import Bytes, Floats
+from wiiiiided.backend.lossy.padding import encode_padded
 
 CHUNK: Final = 4096
 MOST: Final = 0.5  # above two thirds the coded bytes would be more than the numbers themselves
@@ -48,7 +50,7 @@ class TopK:
         with np.errstate(all="ignore"):
             for row in range(0, len(chosen), _ROWS):
                 rows, here = slice(row, row + _ROWS), slice(row * CHUNK, (row + _ROWS) * CHUNK)
-                self._encode_padded(values[here], residual[here], chosen[rows], numbers[rows])
+                self._encode_rows(values[here], residual[here], chosen[rows], numbers[rows])
 
     def decode(self, coded: Bytes, values: Floats) -> None:
         chosen, numbers = self._parts(values.size, coded)
@@ -81,18 +83,15 @@ class TopK:
         numbers = coded[middle : middle + chunks * self.sent * 2].view(np.uint16)
         return chosen, numbers.reshape(chunks, self.sent)
 
-    def _encode_padded(
+    def _encode_rows(
         self, values: Floats, residual: Floats, chosen: Floats, numbers: _Numbers
     ) -> None:
-        count, rows = values.size, len(chosen)
-        if count == rows * CHUNK:
-            self._encode(values, residual, chosen, numbers)
-            return
-        padded, left = self._values[: rows * CHUNK], self._residual[: rows * CHUNK]
-        padded[count:], left[count:] = 0, 0
-        padded[:count], left[:count] = values, residual
-        self._encode(padded, left, chosen, numbers)
-        values[:], residual[:] = padded[:count], left[:count]
+        encode, whole = partial(self._encode, chosen=chosen, numbers=numbers), len(chosen) * CHUNK
+        if values.size == whole:
+            encode(values, residual)
+        else:
+            into = self._values[:whole], self._residual[:whole]
+            encode_padded(values, residual, into, encode)
 
     def _encode(self, values: Floats, residual: Floats, chosen: Floats, numbers: _Numbers) -> None:
         np.add(values, residual, out=residual)

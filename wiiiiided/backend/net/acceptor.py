@@ -75,7 +75,7 @@ class ConnectAttempt:
         self.again_s = 0.0  # for how long it is worth to try again: the daemon there may restart
 
     def fail(self, why: str) -> None:
-        """For the endpoint."""
+        """Note a failure; the endpoint calls it."""
         self.state, self.problem = "failed", why
 
 
@@ -143,7 +143,7 @@ class Endpoint:
                 self._advance(pending)
 
     def forget(self, group: int) -> None:
-        """No connection of this group is admitted any more, nor made."""
+        """Admit no connection of this group any more, and make none."""
         self._groups.pop(group, None)
         for pending in self._all_pending():
             if pending.claim is not None and pending.claim.group == group:
@@ -187,14 +187,8 @@ class Endpoint:
         self._watch_it(pending)
         return attempt
 
-    def give_up(self, attempt: ConnectAttempt) -> None:
-        """No caller waits for it any more."""
-        for pending, other in list(self._outgoing.values()):
-            if other is attempt:
-                self._drop(pending, HandshakeFailed("it was given up"))
-
     def tick(self) -> None:
-        """Time passes: about five times a second while links are made, later once a second."""
+        """Look at the time: about five times a second while links are made, later once a second."""
         now = self._clock()
         for listener, watched in self._listeners.items():
             if not watched:
@@ -209,7 +203,7 @@ class Endpoint:
         self._complaints.flush()
 
     def close(self) -> None:
-        """No more connections; those in handshake end."""
+        """Take no more connections; those in handshake end."""
         for listener, watched in self._listeners.items():
             if watched:
                 self._poller.remove(listener.fileno())
@@ -223,7 +217,7 @@ class Endpoint:
         self._complaints.flush(at_once=True)
 
     def abandon(self) -> None:
-        """In a forked child: close descriptors. The poller is the parent's, nothing is said."""
+        """Close descriptors in a forked child. The poller is the parent's, and nothing is said."""
         for listener in self._listeners:
             listener.close()
         if self._passings is not None:
@@ -264,18 +258,22 @@ class Endpoint:
         self._make_room()
 
     def _rest(self, listener: socket.socket, problem: OSError) -> None:
-        """No descriptors, most likely. The waiting stay readable: do not look until the tick."""
+        """Stop accepting until the tick, most likely for want of descriptors.
+
+        Waiting connections keep the listener readable, and the loop would spin on it.
+        """
         self._poller.remove(listener.fileno())
         self._listeners[listener] = False
         self._complaints.say(f"a connection cannot be accepted now: {sentence(problem)}")
         self._make_room(at_once=True)
 
     def _make_room(self, at_once: bool = False) -> None:
-        """The oldest silent connection goes; if none is silent, the oldest."""
+        """Drop the oldest silent connection of too many, and the oldest that wants to be let in."""
         silent = [pending for pending in self._incoming.values() if pending.claim is None]
         claimants = [pending for pending in self._incoming.values() if pending.claim is not None]
         if len(silent) > MAX_SILENT or (at_once and silent):
-            self._drop(silent[0], HandshakeFailed("too many came and said nothing; it came first"))
+            why = "too many silent connections; this was the oldest"
+            self._drop(silent[0], HandshakeFailed(why))
         if len(claimants) > MAX_CLAIMANTS:
             self._drop(
                 claimants[0], HandshakeFailed("too many wait to be let in"), RefusalReason.BUSY
@@ -392,7 +390,7 @@ class Endpoint:
 
 
 def _family(address: str) -> socket.AddressFamily:
-    """Of a numeric address: a name would have to be looked up, and that can block for seconds."""
+    """The family of a numeric address: to look up a name can block for seconds."""
     try:
         parsed = ipaddress.ip_address(address)
     except ValueError:

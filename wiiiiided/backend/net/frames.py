@@ -6,8 +6,8 @@
           header into scratch
 
 The receiver decides where a frame goes (`Sink.place`) before its payload is read. Where there is no
-place yet, reading stops (`paused`) and the kernel holds the sender back; `resume` goes on. Nothing
-is ever allocated by what a header claims beyond what the sink grants.
+place yet, reading stops (`paused`) and the kernel holds the sender back (backpressure); `resume`
+goes on. Nothing is ever allocated by what a header claims beyond what the sink grants.
 """
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ class Frames:
         return False
 
     def resume(self) -> None:
-        """There may be a place now for the frame that had none: forget that we paused."""
+        """Forget that we paused: there may be a place now for the frame that had none."""
         self.paused = None
 
     @property
@@ -172,17 +172,17 @@ class Frames:
         return self._header
 
     def let_go(self) -> None:
-        """The payload being received goes nowhere."""
+        """Receive the rest of the present payload into memory that nothing reads."""
         self._place = memoryview(bytearray(self._place))  # with what has come: it is summed
 
     def detach(self, group: int) -> None:
-        """A group's arrays that wait to be sent go out of copies."""
+        """Send a group's arrays that wait out of copies."""
         for out in self._out:
             if out.group == group and out.borrowed:
                 out.view = memoryview(bytes(out.view))
 
     def divert(self, group: int) -> None:
-        """A group is over: nothing more goes into its memory, nothing more is sent out of it.
+        """Receive nothing into the memory of a group that is over, and send nothing out of it.
 
         Frames that own their bytes stay: a good-bye must be said, and an operation that is done
         here may not be done where its last word is still to arrive.

@@ -74,7 +74,7 @@ class HandoffListener:
         return hmac.digest(self._key, _LABEL + key, "sha256")
 
     def close(self) -> None:
-        """No connection can be passed on to us any more; the Endpoint closes the socket itself."""
+        """Have no more connections passed on to us; the Endpoint closes the socket itself."""
         with contextlib.suppress(OSError):
             os.unlink(os.path.join(self._directory, self._name))
 
@@ -116,19 +116,20 @@ class HandoffReceiver:
         self._open: dict[socket.socket, float] = {}  # since when, the oldest first
 
     def add(self, sock: socket.socket) -> None:
-        """A daemon has a connection to pass on; most often it is there already."""
+        """Take the socket of a daemon that passes a connection on; mostly it has come already."""
         sock.setblocking(False)
         self._open[sock] = self._clock()
         self._poller.add(sock.fileno(), lambda _: self._receive(sock))
         if (uid := _uid(sock)) not in self._uids:
             self._end(sock, f"user {uid} may pass nothing on here")
         elif len(self._open) > MAX_OPEN:
-            self._end(next(iter(self._open)), "too many have passed nothing on; it came first")
+            oldest = next(iter(self._open))
+            self._end(oldest, "too many have passed nothing on; this was the oldest")
         else:
             self._receive(sock)
 
     def tick(self) -> None:
-        """Time passes."""
+        """End connections that have passed nothing on for too long."""
         for sock, since in list(self._open.items()):
             if self._clock() - since >= SILENT_S:
                 self._end(sock, f"nothing was passed on within {SILENT_S:g} s")
@@ -138,7 +139,7 @@ class HandoffReceiver:
             self._end(sock)
 
     def abandon(self) -> None:
-        """In a forked child: the poller is the parent's."""
+        """Close the descriptors in a forked child: the poller is the parent's."""
         for sock in self._open:
             sock.close()
         self._open.clear()
@@ -165,7 +166,7 @@ class HandoffReceiver:
 
 
 def again_s(pending: OutgoingConnection | None, why: OSError | HostError) -> float:
-    """For how long it is worth to authenticate again after this; 0: not at all."""
+    """How long it is worth to authenticate again after this, in seconds; 0: not at all."""
     if isinstance(why, Rejected):
         if why.reason == RejectReason.BUSY:
             return math.inf

@@ -1,4 +1,4 @@
-"""Whether a link's payloads carry a sum: where that takes each end less than about 3 %.
+"""Whether a link's payloads carry a checksum: where it takes each end less than about 3 %.
 
 TCP's own checksum has sixteen bits and is computed, on most machines, by the card: what a broken
 card or switch changes in memory passes it. Our sum (xxh3, wire.header) is made at one end and again

@@ -84,7 +84,7 @@ class WideLink:
     def send(
         self, header: Header, payload: bytes | memoryview = b"", then: Then | None = None
     ) -> None:
-        """A frame as it is, without a codec."""
+        """Send a frame as it is, without a codec."""
         if self.gone:
             return
         view = memoryview(payload)
@@ -98,7 +98,7 @@ class WideLink:
     def send_data(
         self, header: Header, data: memoryview, info: PieceInfo, then: Then | None = None
     ) -> None:
-        """A piece of a caller's array, encoded if that pays. `then`: its memory is free again."""
+        """Send a piece of a caller's array, encoded if that pays. `then`: its memory is free."""
         if self.gone:
             return
         header.codec, coded = self.encoder.encode(data, info)
@@ -124,7 +124,7 @@ class WideLink:
         return self.data.wants_to_write
 
     def let_go_of_message(self, group: int, source: int, number: int) -> None:
-        """A receive gave up: what is half here of its message goes nowhere."""
+        """Receive to nowhere what is half here of a message whose receive gave up."""
         header = self.data.receiving
         if (
             header is not None
@@ -135,14 +135,14 @@ class WideLink:
             self.data.let_go()
 
     def divert(self, group: int) -> None:
-        """A group is over: its memory is neither read nor written any more."""
+        """Neither read nor write the memory of a group that is over."""
         header = self.data.receiving
         if header is not None and header.group == group:
             self._decoding.divert()
         self.data.divert(group)
 
-    def unsettled(self) -> int:
-        """Before the end: bytes that the peer's kernel has not got yet; 0: all of it, or gone.
+    def unacknowledged(self) -> int:
+        """How many bytes, before the end, the peer's kernel has not got; 0: none, or it is gone.
 
         Bytes unread when we close would have our kernel reset the connection, and throw
         away what is still on its way to the peer: so they are read and dropped. The watch
@@ -184,7 +184,7 @@ class _Decoding:
         return memoryview(self._coded)[: header.length]
 
     def divert(self) -> None:
-        """The payload being received is decoded to nowhere."""
+        """Decode the payload being received to nowhere."""
         self._target = memoryview(bytearray(len(self._target)))
 
     def arrived(self, header: Header, payload: memoryview) -> None:

@@ -141,7 +141,7 @@ class PendingConnection:
             raise HandshakeFailed(f"TLS failed ({why}): is TLS on at both ends?") from None
 
     def _talk(self) -> None:
-        """The handshake, until it is done, waits for a verdict or for the other side."""
+        """Go on with the handshake until it is done, waits for a verdict or for the other side."""
         hands = self._hands
         assert hands is not None
         if self._exchange(hands):
@@ -192,7 +192,7 @@ class IncomingConnection(PendingConnection):
         return None if self._acceptor is None else self._acceptor.claim
 
     def admit(self, key: bytes) -> None:
-        """Its claim may be true: let it prove that."""
+        """Let the other side prove its claim, which may be true."""
         assert self._acceptor is not None
         self._acceptor.admit(key)
         self.stage = Stage.TALKING

@@ -65,7 +65,7 @@ class FdPoller(Protocol):
         """Call `handler(events)` when it is readable, ended or broken."""
 
     def writes(self, fd: int, wanted: bool) -> None:
-        """Also (or no longer) call it when it is writable."""
+        """Call it when the stream is writable too, or no longer."""
 
     def remove(self, fd: int) -> None:
         """Forget it, before it is closed."""
@@ -80,7 +80,7 @@ class TcpStream:
 
     @property
     def sock(self) -> socket.socket:
-        """For its options and names; its bytes are this stream's."""
+        """The socket, for its options and names; its bytes are this stream's."""
         return self._sock
 
     def fileno(self) -> int:
@@ -113,6 +113,6 @@ class TcpStream:
 
 
 def check_room(buffers: Sequence[Buffer]) -> None:
-    """Without room nothing can be put, and that must not look like the end of the stream."""
+    """Raise if there is no room to receive into: that must not look like the end of the stream."""
     if not any(memoryview(buffer).nbytes for buffer in buffers[:MAX_BUFFERS]):
         raise ValueError("a stream was asked to receive into no room at all")

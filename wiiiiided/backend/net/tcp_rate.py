@@ -14,7 +14,7 @@ Kernels before 4.10 return a shorter structure: then the rate stays unknown, and
 
 The times are counted in the kernel's ticks, 4 ms at 250 Hz, so a sample must span several. And a
 short message is busy for a whole round trip, however little it carries: 1 KB to and fro looks like
-100 MB/s on a link of 3,500. A caller that sent only small things says so (`skip`).
+100 MB/s on a link of 3,500. So a sample has LEAST_BYTES (and `link_monitor` looks every 2 MiB).
 
 tcpi_delivery_rate was the alternative. It looks at one round trip, and a shaped link (`tc … tbf`)
 lets a burst of that length through at many times its rate; busy time gave 12.1 MB/s at 100 Mbit/s
@@ -96,10 +96,6 @@ class LinkRate:
         sample = Sample(self._nbytes, self._free_us / 1e6)
         self._nbytes = self._free_us = 0
         return sample
-
-    def skip(self, connection: socket.socket) -> None:
-        """Leave out what was carried since the last call: it was small frames."""
-        self._seen = _read(connection) or self._seen
 
 
 def _read(connection: socket.socket) -> Counters | None:

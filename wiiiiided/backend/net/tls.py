@@ -63,12 +63,12 @@ class TlsStream:
 
     @property
     def sock(self) -> socket.socket:
-        """For its options and names; its bytes are this stream's."""
+        """The socket, for its options and names; its bytes are this stream's."""
         return self._sock
 
     @property
     def tls(self) -> ssl.SSLObject:
-        """For its certificate and version."""
+        """The TLS object, for its certificate and version."""
         return self._tls
 
     def shake_hands(self) -> bool:
@@ -225,7 +225,7 @@ class _ServerContext(ssl.SSLContext):
 
 @functools.cache
 def server_context() -> ssl.SSLContext:
-    """For the acceptor: this process's own certificate, made at the first call."""
+    """The acceptor's context, with this process's own certificate, made at the first call."""
     certificate, pem = _make_certificate()
     context = _ServerContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
@@ -241,7 +241,7 @@ def server_context() -> ssl.SSLContext:
 
 @functools.cache
 def client_context() -> ssl.SSLContext:
-    """For the connector: it verifies nothing by itself; `binding` and the handshake do."""
+    """The connector's context, which verifies nothing: `binding` and the handshake do."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False

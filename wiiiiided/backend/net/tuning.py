@@ -212,7 +212,7 @@ LEFT_ALONE: Final = (
 
 
 def tune_data(sock: socket.socket) -> None:
-    """A connection that carries frames; before it is connected, if it is ours to connect."""
+    """Tune a connection that carries frames; before it is connected, if it is ours to connect."""
     _apply(sock, DATA)
 
 
@@ -223,17 +223,17 @@ def tune_watch(sock: socket.socket) -> None:
 
 
 def tune_listener(sock: socket.socket) -> None:
-    """A listening socket, before it is bound; then listen(BACKLOG)."""
+    """Tune a listening socket, before it is bound; then listen(BACKLOG)."""
     _apply(sock, LISTENER)
 
 
 def tune_probe(sock: socket.socket) -> None:
-    """A question for a route, which must have the answer that a connection gets."""
+    """Tune a socket that asks for a route, which must have the answer that a connection gets."""
     _apply(sock, (LASTING,))
 
 
 def _apply(sock: socket.socket, options: tuple[SocketOption, ...]) -> None:
-    """OSError, with the option's name, if the kernel refuses a vital one."""
+    """Set an option; raises OSError, with its name, if the kernel refuses a vital one."""
     sock.set_inheritable(False)  # a child of the training must not keep a link open
     for option in options:
         if option.family not in (0, sock.family):

@@ -48,7 +48,7 @@ class LineQuality:
 
     @classmethod
     def drawn(cls, chance: random.Random) -> LineQuality:
-        """From a machine room to a bad wireless link."""
+        """A line drawn by chance, between that of a machine room and a bad wireless link."""
         return cls(
             delay_s=10 ** chance.uniform(-4, -1),
             jitter_s=10 ** chance.uniform(-5, -1),
@@ -116,13 +116,13 @@ class FakeStream:
         self.out.link.fail(errno.ECONNRESET)
 
     def corrupt(self, at_byte: int) -> None:
-        """Of what this end sends, byte number `at_byte` since its beginning arrives changed."""
+        """Change byte number `at_byte` of what this end sends, counted from the beginning."""
         if at_byte < self.out.arrived_bytes:
             raise ValueError(f"byte {at_byte} has arrived: {self.out.arrived_bytes} have")
         self.out.flips.add(at_byte)
 
     def events(self) -> int:
-        """As epoll would say it."""
+        """The events of this end, as epoll would have them."""
         broken = bool(self.problem)
         readable = bool(self.inbox) or self.ended or broken
         writable = broken or self.out.room() > 0
@@ -181,7 +181,7 @@ class _Direction:
                 self.arrived_bytes += len(data)
 
     def send_again(self, now: float) -> None:
-        """The way is free again: what was lost meanwhile sets out once more."""
+        """Send what was lost once more: the way is free again."""
         soonest = now + self.link.line.delay_s
         self.flight = deque((max(due, soonest), data) for due, data in self.flight)
 
@@ -263,7 +263,7 @@ class FakeNetwork:
     # -- time ----
 
     def step(self, until: float = math.inf) -> bool:
-        """On to the next moment when something arrives; False: nothing does, until then."""
+        """Go on to the next moment when something arrives; False: nothing does, until then."""
         due = max(min((link.due() for link in self._links), default=math.inf), self.now)
         if due > until or due == math.inf:
             return False
@@ -273,7 +273,7 @@ class FakeNetwork:
         return True
 
     def deliver(self, until: float) -> None:
-        """All that arrives until a moment, and on to that moment."""
+        """Deliver all that arrives until a moment, and go on to that moment."""
         while self.step(until):
             pass
         self.now = max(self.now, until)
@@ -281,37 +281,37 @@ class FakeNetwork:
     # -- faults ----
 
     def cut(self, a: str, b: str) -> None:
-        """No way between two hosts. Nothing is lost: it waits for `heal`, or for keepalive."""
+        """Cut the way between two hosts. Nothing is lost: it waits for `heal`, or for keepalive."""
         self._cuts.add(frozenset((a, b)))
         self._block()
 
     def heal(self, a: str, b: str) -> None:
-        """The way between two hosts is free again."""
+        """Free the way between two hosts again."""
         self._cuts.discard(frozenset((a, b)))
         self._block()
 
     def silence(self, host: str) -> None:
-        """A host that has lost its power, or its cable: no way to it and none from it."""
+        """Cut all ways of a host, which has lost its power or its cable."""
         self._silent.add(host)
         self._block()
 
     def wake(self, host: str) -> None:
-        """Its cable is in again."""
+        """Put a silenced host's cable in again."""
         self._silent.discard(host)
         self._block()
 
     def end(self, host: str) -> None:
-        """Its process dies: the others read the end behind what it sent before."""
+        """End a host's process: the others read the end behind what it sent before."""
         for stream in self._ends_at(host):
             stream.close()
 
     def reset(self, host: str) -> None:
-        """All its connections break."""
+        """Break all connections of a host."""
         for stream in self._ends_at(host):
             stream.reset()
 
     def corrupt(self, a: str, b: str, at_byte: int) -> None:
-        """On each connection, byte number `at_byte` of what a sends to b arrives changed."""
+        """Change byte number `at_byte` of what a sends to b, on each connection."""
         for stream in self._ends_at(a):
             if stream.out.target.name == b:
                 stream.corrupt(at_byte)
@@ -320,7 +320,7 @@ class FakeNetwork:
         return [end for end in self.ends() if end.name == host]
 
     def ends(self) -> Iterator[FakeStream]:
-        """Both ends of every connection."""
+        """The two ends of every connection."""
         for link in self._links:
             yield from link.ends
 
@@ -348,7 +348,7 @@ class FakePoller:
         self._reads.add(fd)
 
     def writes(self, fd: int, wanted: bool) -> None:
-        """Also (or no longer) call it when it is writable."""
+        """Call it when the stream is writable too, or no longer."""
         self.interest(fd, reads=True, writes=wanted)
 
     def interest(self, fd: int, *, reads: bool, writes: bool) -> None:

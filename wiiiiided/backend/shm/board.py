@@ -33,12 +33,13 @@ Memory order, for each hand-over (`fence()` is a full barrier, see below):
 x86 needs the fence only in the second line; ARM in all. A word is 8 bytes and aligned, so a load or
 store of it is single on every 64-bit CPU.
 
-The fence. Python has no fence instruction, but releasing a held lock and taking it again is one:
-CPython's lock is a POSIX semaphore, sem_post is an atomic read-modify-write with release order and
-sem_trywait one with acquire order. On x86 both are LOCK-prefixed, each a full barrier by itself. On
-ARMv8 nothing before moves below the release, nothing after moves above the acquire, and the
-architecture keeps an acquire behind an earlier release (RCsc). It costs 0.12 µs; a syscall would
-cost more, and a semaphore inside the segment could not be polled together with sockets.
+The fence, a full memory barrier. Python has no such instruction, but releasing a held lock and
+taking it again is one: CPython's lock is a POSIX semaphore, sem_post is an atomic read-modify-write
+with release order and sem_trywait one with acquire order. On x86 both are LOCK-prefixed, each a
+full barrier by itself. On ARMv8 nothing before moves below the release, nothing after moves above
+the acquire, and the architecture keeps an acquire behind an earlier release (RCsc). It costs 0.12
+µs; a syscall would cost more, and a semaphore inside the segment could not be polled together with
+sockets.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ def fence(_release=_fence_lock.release, _acquire=_fence_lock.acquire) -> None:  
 
 
 def fence_after_fork() -> None:
-    """In a forked child: the parent's driver may have been inside `fence`."""
+    """Take the fence's lock in a forked child: the parent's driver may have been inside `fence`."""
     _fence_lock.acquire(blocking=False)
 
 
@@ -150,12 +151,12 @@ class Board:
     # -- set-up ----
 
     def found(self, nonce: int) -> None:
-        """Rank 0 writes the group block, once, before it hands the segment out."""
+        """Write the group block: rank 0 does, once, before it hands the segment out."""
         self.words[0], self.words[1] = MAGIC, VERSION
         self.words[2], self.words[3] = nonce, self.size
 
     def check(self, nonce: int) -> None:
-        """The others verify that this is the board they were promised."""
+        """Verify that this is the board that was promised, as the other ranks do."""
         magic, version, there, size = self.words[:4].tolist()
         if (magic, version, there, size) != (MAGIC, VERSION, nonce, self.size):
             raise HostError(
@@ -231,17 +232,17 @@ class Board:
             self.words[self._awaited_at] = 0
 
     def nudge(self) -> None:
-        """From any thread: wake those that sleep, to look again."""
+        """Wake those that sleep, to look again. Any thread may call it."""
         for word in self.completed:
             word.nudge()
 
     def doze(self, rank: int) -> None:
-        """I am going to sleep until `rank` arrives; look at `lagging` again before sleeping."""
+        """Announce a sleep until `rank` arrives; look at `lagging` again before sleeping."""
         self.words[self._awaited_at] = rank + 1
         fence()
 
     def wake(self) -> None:
-        """I am awake again: no more bells."""
+        """Announce that this rank is awake: no more bells."""
         self.words[self._awaited_at] = 0
 
     def hold(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Sleep on a word of shared memory, and wake all that sleep on it with one system call.
+"""A futex: sleep on a word of shared memory, and wake all that sleep on it with one system call.
 
     sleeper   reads the word, looks whether it must wait at all, then wait(the value it read)
     waker     changes the word, then wake()

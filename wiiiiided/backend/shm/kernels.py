@@ -26,6 +26,12 @@ from wiiiiided.errors import UsageError
 # float32 sum (128 KiB) stays in the L2 cache.
 BLOCK: Final = 32768
 
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without `torch.` in front: `float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
 _NATIVE: Final = {
     torch.float32: np.float32,
     torch.float64: np.float64,
@@ -56,7 +62,7 @@ _CARRIED: Final = {
 _TYPESTR: Final = {dtype: np.dtype(t).str for dtype, t in [*_NATIVE.items(), *_CARRIED.items()]}
 
 # A dtype's code in frames is its index here.
-DTYPE_NAMES: Final = [str(dtype).removeprefix("torch.") for dtype in [*_NATIVE, *_CARRIED]]
+DTYPE_NAMES: Final = [dtype_name(dtype) for dtype in [*_NATIVE, *_CARRIED]]
 
 # Summed in a wider dtype and rounded once.
 _WIDENED: Final = {
@@ -140,7 +146,7 @@ class Reduction(NamedTuple):
     unrounded: np.dtype[Any] | None = None  # of partial results that are wider than the tensors
 
     def carried(self, dtype: np.dtype[Any], ranks: int) -> np.dtype[Any]:
-        """As what a host with so many ranks sends what it has to the others."""
+        """The dtype in which a host of so many ranks sends its partial sums."""
         return dtype if ranks == 1 or self.unrounded is None else self.unrounded
 
 
@@ -235,8 +241,3 @@ def _widened(op: str, dtype: torch.dtype, ranks: int) -> Combine:
             target[block].copy_(total)
 
     return combine
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Without the `torch.` in front: `float32`."""
-    return str(dtype).removeprefix("torch.")

@@ -204,7 +204,7 @@ class StatsPage:
             self.metrics[name] = METRICS_AT + place
 
     def leave_to_script(self) -> None:
-        """From now on the script says how far it is: what was said in its place is taken back."""
+        """Let the script say how far it is from now on; take back what was said in its place."""
         if self.is_scripts:
             return
         self.is_scripts = True
@@ -224,7 +224,7 @@ class StatsPage:
             self.words[TRAINING_AT + TRAINING_METRICS.index(name)] = _as_word(value)
 
     def use_codec(self, name: str, why: str) -> None:
-        """The codec for other hosts, and the sentence that says why."""
+        """Show the codec for other hosts, and the sentence that says why."""
         text = f"{name}\n{why}".encode()[: CODEC_BYTES - 1]
         w, at = self.words, CODEC_TEXT * 8
         w[CODEC_GUARD] += 1

@@ -133,7 +133,7 @@ class ChallengeResponse:
             self._on_message(message)
 
     def _check_beginning(self) -> None:
-        """A peer is sent away at the first byte that no message of ours has there."""
+        """Send a peer away at the first byte that no message of ours has there."""
         beginnings = [self._terms.magic]
         if self.state is not AuthState.HELLO:
             beginnings = [self._terms.letters + bytes([kind]) for kind in MAY_COME[self.state]]
@@ -185,7 +185,7 @@ class AuthClient(ChallengeResponse):
         raise NotImplementedError
 
     def _check_challenge(self, value: int) -> None:
-        """The server's choice; raises HandshakeFailed."""
+        """Check the server's choice; raises HandshakeFailed."""
 
     def _on_message(self, message: bytes) -> None:
         _, kind, value, body = _ANSWER.unpack(message)

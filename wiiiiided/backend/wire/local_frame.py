@@ -37,7 +37,6 @@ from wiiiiided.errors import HostError
 
 HEADER: Final = struct.Struct("<BBHiQqqq")
 HEADER_BYTES: Final = HEADER.size
-MAX_PAYLOAD: Final = 0xFFFF
 
 
 class FrameKind(enum.IntEnum):

@@ -169,7 +169,7 @@ class Writer:
         self.head += count_bytes(len(name)) + name.encode("ascii")
 
     def _foreign(self, value: Any, problem: str) -> None:
-        """A value that does not travel as it is: a pickled leaf if the caller allowed it."""
+        """Write a value that does not travel as it is: pickled, if the caller allowed it."""
         if not self._pickle:
             self._refuse(f"is {problem}")
         self._blob(TypeTag.PICKLED, self._pickled(value, problem))
@@ -209,7 +209,7 @@ class Writer:
         self._open.pop()
 
     def _key(self, key: Any) -> None:
-        """A key stands in the head whole: the receiver checks all keys before it takes the data."""
+        """Write a whole key into the head: the receiver checks all before it takes the data."""
         if _plain_key(key, MAX_DEPTH - len(self._open)):
             start = len(self.buffers)
             self.write(key)

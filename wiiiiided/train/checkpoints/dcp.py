@@ -146,8 +146,8 @@ def _newest(path: Path) -> Path:
 
 
 def _leaves(path: tuple[str, ...], value: Any) -> Iterator[tuple[str, Any]]:
-    """By paths joined with dots, as DCP has them: it opens dicts, and lists with dicts or tensors
-    somewhere in them."""
+    """Yield leaves by paths joined with dots, as DCP has them: it opens dicts, and lists with dicts
+    or tensors somewhere in them."""
     if isinstance(value, Mapping):
         for key, item in value.items():
             yield from _leaves((*path, str(key)), item)

@@ -28,13 +28,13 @@ from wiiiiided import log
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.config import Config
 from wiiiiided.errors import HostError, WiiiiideError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints.file import NewestFile, check
 from wiiiiided.train.checkpoints.writer import make_folder, sync_folder, temporary_name
 from wiiiiided.train.residuals import HostNumber
+from wiiiiided.train.small_collectives import all_gather_text
 
 _PIECE: Final = 16 << 20  # bytes of a message
-CANNOT_SAVE: Final = "save: the files of before stay"
+CANNOT_SAVE: Final = "save (earlier files are kept)"
 
 
 class FileExchange:
@@ -59,10 +59,10 @@ class FileExchange:
         return self.rank == self._first
 
     def tell(self, text: str) -> list[str]:
-        """Every rank's text. A collective call."""
-        return [text] if self._process_group is None else tell_all(self._process_group, text)
+        """Gather every rank's text. A collective call."""
+        return [text] if self._process_group is None else all_gather_text(self._process_group, text)
 
-    def settle(self, problem: str, what: str) -> None:
+    def raise_any_problem(self, problem: str, what: str) -> None:
         """Raise on all ranks if one of them has a problem. A collective call."""
         for rank, theirs in enumerate(self.tell(problem)):
             if theirs:
@@ -85,7 +85,7 @@ class FileExchange:
             except OSError as error:
                 problem = f"{path}: {error.strerror or error}"
         try:
-            self.settle(problem, CANNOT_SAVE)
+            self.raise_any_problem(problem, CANNOT_SAVE)
             writes = self.is_first and not any(p.exists() for p in probes[: self.number.host])
             self.tell("")  # all have looked
         finally:
@@ -120,11 +120,11 @@ class FileExchange:
         elif self.rank in lacking:
             path = folder / (name or its_name)
             problem = self._receive(path, source, model)
-        self.settle(problem, f"take over the state of step {step}")
+        self.raise_any_problem(problem, f"take over the state of step {step}")
         return Path(self.tell(str(path))[self._first])
 
     def _send(self, path: Path, ranks: list[int]) -> str:
-        """To each of them its size, and then its bytes; where it cannot be read, why not."""
+        """Send a file's size and then its bytes to each of them; returns why it cannot be read."""
         assert self._process_group is not None or not ranks
         problem = ""
         for rank in ranks:
@@ -144,7 +144,7 @@ class FileExchange:
         return problem
 
     def _receive(self, path: Path, rank: int, model: str | None) -> str:
-        """Why it could not be written; all of it is taken from the link in any case."""
+        """Receive a file, all of it in any case; returns why it could not be written."""
         assert self._process_group is not None
         source, problem = dist.get_global_rank(self._process_group, rank), ""
         size = torch.zeros(1, dtype=torch.int64)
@@ -174,7 +174,7 @@ def _first_ranks(group: Group) -> list[int]:
 
 
 def _pieces(file: Any, left: int) -> Iterator[bytearray]:
-    """As many bytes as were announced; zeros, which a digest sees, for what cannot be read."""
+    """Yield as many bytes as were announced; zeros, which a digest sees, for unreadable ones."""
     while left:
         try:
             piece = bytearray(file.read(min(left, _PIECE)))

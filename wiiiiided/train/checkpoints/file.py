@@ -65,7 +65,7 @@ class FileHead:
 
 
 def model_digest(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> str:
-    """Of what must be the same for a checkpoint to fit."""
+    """A digest of what must be the same for a checkpoint to fit."""
     tensors = [*model.named_parameters(), *model.named_buffers()]
     said = [f"{name} {value.dtype} {list(value.shape)}" for name, value in tensors]
     if optimizer is not None:
@@ -103,7 +103,7 @@ class FileImage:
 
     @property
     def nbytes(self) -> int:
-        """Of the file."""
+        """The bytes of the file."""
         return len(self.front) + self.packed.nbytes
 
     def chunks(self) -> Iterator[bytes | memoryview]:
@@ -116,7 +116,7 @@ class FileImage:
             end = offset + nbytes
 
     def copy_to(self, memory: mmap.mmap, threads: int) -> None:
-        """In so many threads: one core alone does not fill the memory's bandwidth."""
+        """Copy the file in so many threads: one core does not fill the memory's bandwidth."""
         whole = torch.frombuffer(memory, dtype=torch.uint8)
         front = len(self.front)
         whole[:front] = bytes_tensor(memoryview(self.front))
@@ -250,7 +250,7 @@ def candidates(folder: Path, owner: FileOwner, host: int, why: list[str]) -> lis
 
 
 def _job(path: Path, series: str) -> str:
-    """Of which job a file is; "": of none, or it does not say."""
+    """The job that a file is of; "": none, or it does not say."""
     with contextlib.suppress(WiiiiideError):
         return job_of(series) or read_head(path).job
     return ""

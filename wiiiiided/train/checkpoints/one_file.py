@@ -52,7 +52,7 @@ class OneFile:
         optimizer: torch.optim.Optimizer | None,
         extra: Mapping[str, Any] | None,
     ) -> None:
-        """On all ranks; raises on all of them if a host could not write it. A trial of
+        """Save on all ranks; raises on all of them if a host could not write it. A trial of
         `wiiiiide plan` writes nothing."""
         problem, value, image = "", {}, None
         digest = _ANY if model is None else model_digest(_plain_model(model), None)
@@ -72,7 +72,7 @@ class OneFile:
         if self._exchange.writes(self._path, token):
             image = self._image(number, digest, token, value)
             problem = self._write(image)
-        self._exchange.settle(problem, CANNOT_SAVE)
+        self._exchange.raise_any_problem(problem, CANNOT_SAVE)
 
     def _image(self, number: int, digest: str, token: str, value: dict[str, Any]) -> FileImage:
         exchange = self._exchange
@@ -80,7 +80,7 @@ class OneFile:
         return FileImage.of(head, value)
 
     def _number(self) -> int:
-        """Of the file that is there; 0: there is none that says it."""
+        """The number of the file that is there; 0: there is none that says it."""
         with contextlib.suppress(WiiiiideError):
             if self._exchange.is_first:
                 return read_head(self._path).step
@@ -99,7 +99,7 @@ class OneFile:
     def load(
         self, model: torch.nn.Module | None, optimizer: torch.optim.Optimizer | None
     ) -> dict[str, Any] | None:
-        """On all ranks: what was saved as `extra`; None: no host has a file."""
+        """Load on all ranks; returns what was saved as `extra`. None: no host has a file."""
         mine, problem = NewestFile(), ""
         if self._exchange.is_first and self._path.exists():
             try:
@@ -152,7 +152,7 @@ def _take(
     model: torch.nn.Module | None,
     optimizer: torch.optim.Optimizer | None,
 ) -> None:
-    """All is compared before anything is changed."""
+    """Load what was saved; all is compared before anything is changed."""
     for name, wanted in (("model", model), ("optimizer", optimizer)):
         if wanted is not None and name not in value:
             raise UsageError(f"{path} has no {name}: it was saved without one")

@@ -31,18 +31,18 @@ class FileOwner:
 
     @classmethod
     def of(cls, model: str, folder: Path, job: JobHere | None) -> FileOwner:
-        """Of this run; `job`: None without a daemon."""
+        """The owner of this run's files; `job`: None without a daemon."""
         is_apart = job is not None and not folder.resolve().is_relative_to(Path(job.work).resolve())
         return cls(model, job, is_apart)
 
     @property
     def job_name(self) -> str:
-        """In the heads of files; "" by hand."""
+        """The job's name in the heads of files; "" without a job."""
         return "" if self.job is None else self.job.name
 
     @property
     def series(self) -> str:
-        """In the names of files: of one series, and no other, old ones go."""
+        """The series in the names of files: only old files of the same one are removed."""
         return f"{self.model}{_BETWEEN}{self.job_name}" if self.is_apart else self.model
 
     def takes(self, job: str) -> bool:

@@ -42,12 +42,12 @@ class SavePolicy:
 
     @property
     def steps(self) -> int | None:
-        """Between two saves; None: it goes by time."""
+        """The steps between two saves; None: it goes by time."""
         return self.every if isinstance(self.every, int) else None
 
     @property
     def seconds(self) -> float:
-        """Between two saves that go by time."""
+        """The seconds between two saves that go by time."""
         return (isinstance(self.every, str) and parse_duration(self.every)) or 0.0
 
     @property

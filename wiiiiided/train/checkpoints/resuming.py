@@ -48,7 +48,7 @@ class Resumer:
                 problem = str(error)
             for why in mine.passed_over:
                 log.warn(self._exchange.who, why)
-        self._exchange.settle(problem, "look for checkpoints")
+        self._exchange.raise_any_problem(problem, "look for checkpoints")
         path = self._exchange.bring(mine, self._folder, "", self._owner.model)
         return None if path is None else load(path)
 
@@ -66,7 +66,7 @@ class Resumer:
                 mine = NewestFile(here, 1)
             except (OSError, WiiiiideError) as error:
                 problem = str(error)
-        exchange.settle(problem, f"start from {path}")
+        exchange.raise_any_problem(problem, f"start from {path}")
         found = exchange.bring(mine, self._folder, "", self._owner.model)
         assert found is not None
         value = load(found)

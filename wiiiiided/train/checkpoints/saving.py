@@ -1,7 +1,7 @@
 """When a run saves, and how: a copy between two steps, written while training goes on.
 
     step n ── due? ─┬─ scheduler, evaluation … ─┬─ next batch ── forward ── backward ── step n+1
-                    │ all ranks know            │ save: generators of all ranks ─ meet
+                    │ all ranks know            │ save: generators of all ranks ─ barrier
                                                 │ place 0 copies its host's state, starts the writer
                                                 └─ no rank can write a weight before place 0 steps
 
@@ -41,16 +41,16 @@ from wiiiiided.backend.shm.segment import Segment, page_up
 from wiiiiided.backend.wire.tensors import pack, unpack
 from wiiiiided.domain.disk_room import room_on
 from wiiiiided.errors import HostError, UsageError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.checkpoints import writer
 from wiiiiided.train.checkpoints.file import FileHead, FileImage, candidates
 from wiiiiided.train.checkpoints.owner import FileOwner
 from wiiiiided.train.checkpoints.policy import SavePolicy, SaveWish
 from wiiiiided.train.checkpoints.signals import StopSignals
 from wiiiiided.train.data.shared_memory import available_bytes
-from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.memory import MappedMemory, host_barrier
 from wiiiiided.train.residuals import HostNumber
 from wiiiiided.train.rng import rng_state
+from wiiiiided.train.small_collectives import all_gather_text
 
 _SAVE: Final = CallSignature.of("a checkpoint of wide.parallel")
 _SPARE_BYTES: Final = 1 << 20  # a scheduler's state may grow
@@ -79,12 +79,12 @@ class Saver:
         )
         self._policy, self.folder = policy, policy.path
         self.number = HostNumber.of(group)
-        self._rng = Common(group, "random generators", _RNG_BYTES * group.team.size)
+        self._rng = MappedMemory(group, "random generators", _RNG_BYTES * group.team.size)
         self._image: Segment | None = None
         self._is_prepared = False
         self._prepared: Future[Segment | None] | None = None  # the memory that a thread looks for
         self._last_step, self._last_s = 0, time.monotonic()
-        self._token = tell_all(process_group, os.urandom(8).hex())[0]
+        self._token = all_gather_text(process_group, os.urandom(8).hex())[0]
         self._pending, self._is_begun = SaveWish.NO, False
         self._asked: list[int] = []  # the step after which the script asked for a save to come
         say = log.warn if group.team.rank == 0 else log.tell  # once a host is enough
@@ -100,12 +100,12 @@ class Saver:
     # -- when ----
 
     def begin(self) -> None:
-        """Before the first step: raise if files of a run before this one are in the way."""
+        """Begin before the first step; raises if files of an earlier run are in the way."""
         if not self._is_trial:
             self._signals.listen()
         if self._is_begun:
             return
-        for said in tell_all(self._process_group, self._in_the_way()):
+        for said in all_gather_text(self._process_group, self._in_the_way()):
             if said:
                 raise UsageError(said)
         self._is_begun = True
@@ -128,7 +128,7 @@ class Saver:
         return self._group.driver.config.probe
 
     def begin_after(self, step: int) -> None:
-        """The run goes on after a step, or begins (0)."""
+        """Count from the step that the run goes on after, or from 0."""
         self._is_begun, self._pending = True, SaveWish.NO
         self._last_step, self._last_s = step, time.monotonic()
 
@@ -153,12 +153,12 @@ class Saver:
             self._last_step, self._last_s = step, time.monotonic()
 
     def save_pending(self, step: int) -> None:
-        """Between two steps: save if the last one was due."""
+        """Save, between two steps, if the last one was due."""
         if self._pending:
             self.save(step, self._pending >= SaveWish.ASKED)
 
     def ask(self, step: int) -> None:
-        """The script wants a save as soon as hosts meet."""
+        """Note that the script wants a save as soon as hosts meet."""
         if not self._is_trial:
             self._asked[:] = [step]
 
@@ -178,7 +178,7 @@ class Saver:
         if self._is_trial:
             return
         self._lay_down_rng()
-        meet(self._group, _SAVE)
+        host_barrier(self._group, _SAVE)
         if self._group.team.rank == 0:
             if waits:
                 self._end_writer()
@@ -186,7 +186,7 @@ class Saver:
             if waits:
                 self._end_writer()
         if waits:
-            tell_all(self._process_group, "")
+            all_gather_text(self._process_group, "")
             self._signals.saved(step)
 
     def _lay_down_rng(self) -> None:
@@ -225,8 +225,8 @@ class Saver:
             _warn(self._group.who, step, problem.strerror or str(problem))
 
     def _lacking(self, nbytes: int) -> str:
-        """In a job: what its disk lacks for one more file, and for what stays free where the
-        daemon's state may be; "": nothing."""
+        """A sentence on the room that a job's disk lacks for one more file, and for what stays free
+        where the daemon's state may be; "": nothing."""
         job, disk = self._owner.job, os.statvfs(self.folder)
         if job is None:
             return ""
@@ -246,8 +246,11 @@ class Saver:
     def _say_busy(self, step: int, busy: int) -> None:
         if not self._says_busy:
             self._says_busy = True
-            text = f"step {step} is not saved: step {busy} is still being written"
-            log.warn(self._group.who, f"{text}; so with others. Save less often (save_every)")
+            log.warn(
+                self._group.who,
+                f"step {step} is not saved: step {busy} is still being written. It may be the same "
+                "with later ones. Save less often (save_every)",
+            )
 
     def _start(self, step: int, room: Segment, nbytes: int, path: str) -> None:
         numbers = [str(self.number.host), str(self._policy.keep)]
@@ -262,8 +265,8 @@ class Saver:
         self._writing.append((step, process))
 
     def _prepare(self, step: int) -> None:
-        """After the first step, when the optimizer has its state: have the memory by the first
-        save. The kernel needs several times as long to find and clear it as a copy takes."""
+        """Make the memory for saves early: after the first step, when the optimizer has its state.
+        The kernel needs several times as long to find and clear it as a copy takes."""
         self._is_prepared = True
         if self._group.team.rank == 0:
             image, _ = self._image_of(step, {"step": step, **self._collect()})
@@ -303,11 +306,12 @@ class Saver:
 
 
 def _mib(nbytes: int) -> str:
+    """Rounded up: a sentence about what is lacking must not say too little."""
     return f"{-(-nbytes // 2**20):,} MiB"
 
 
 def _make_room(nbytes: int) -> Segment | None:
-    """So much memory, every page of it there and mapped; None: there is not so much."""
+    """Make so much memory, every page there and mapped; None: there is not so much."""
     if page_up(nbytes) > available_bytes():
         return None
     try:
@@ -330,7 +334,7 @@ def _finish(writing: list[tuple[int, subprocess.Popen[str]]], who: str) -> None:
 
 
 def _say_unsaved(asked: list[int], who: str) -> None:
-    """At the end of a run."""
+    """Warn at the end of a run of saves that the script asked for and that were not made."""
     for step in asked:
         log.warn(
             who,

@@ -97,6 +97,6 @@ class StopSignals:
             self._end(number)
 
     def _end(self, number: int) -> None:
-        """As the signal would have ended this process."""
+        """End this process as the signal would have."""
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)

@@ -110,7 +110,7 @@ def make_folder(folder: Path) -> None:
 
 
 def taken_name(series: str) -> str:
-    """Of a checkpoint of torch's, while ranks read it; with the end of a half file."""
+    """The name, as of a half file, of what torch's checkpoint gave, while ranks read it."""
     return f".taken.{series}.wide"
 
 

@@ -28,7 +28,7 @@ _IGNORED: Final = 1.5
 
 
 class AdaptiveBatch:
-    """Within which bounds a batch goes, and how learning rates go along."""
+    """The bounds of an adaptive batch, and how learning rates go along."""
 
     def __init__(self, between: Any, lr_rule: str) -> None:
         good = isinstance(between, tuple | list) and len(between) == 2
@@ -52,11 +52,11 @@ class AdaptiveBatch:
         return self._rule != "none"
 
     def lr_factor(self, before: int, after: int) -> float:
-        """By what learning rates are multiplied when a batch becomes another."""
+        """The factor of learning rates when a batch becomes another."""
         return _RULES[self._rule](after / before)
 
     def follow(self, size: int, noise_scale: float | None) -> tuple[int, str]:
-        """After a step with a batch of this size: the next one's, and why if it is another."""
+        """The next batch's size after a step with one of this size, and why if it is another."""
         self.steps += 1
         if noise_scale is None or self.steps < _LEAST_STEPS:
             return size, ""

@@ -40,7 +40,7 @@ from wiiiiided.train.data.cursor import Cursor, EpochPlace, RoundCursor
 from wiiiiided.train.data.loader_worker import begin_worker, starting_workers
 from wiiiiided.train.data.order import BatchSpan, EpochOrder, batch_spans, split
 from wiiiiided.train.data.permutation import Numbers
-from wiiiiided.train.data.places import PlaceRange, PlacesLeft
+from wiiiiided.train.data.places import IndexRange, PlacesLeft
 from wiiiiided.train.data.rounds import HostRound, HostSizes, rounds_from
 from wiiiiided.train.script_notes import notes
 
@@ -213,7 +213,7 @@ class Batches:
         return epoch + place / self._length
 
     def total_steps(self, step: int) -> int | None:
-        """Of all epochs, when so many are done: as many steps for each batch as until now."""
+        """The steps of all epochs, once so many are done: as many for each batch as until now."""
         epoch, place, _ = self._cursor.committed
         done = epoch * len(self) - (-place // self.batch_size)
         if self.epochs is None or not done:
@@ -221,7 +221,7 @@ class Batches:
         return step + round(max(0, self.epochs * len(self) - done) * step / done)
 
     def set_epoch(self, epoch: int) -> None:
-        """To the beginning of another epoch; the one that training is in goes on where it is."""
+        """Go to the beginning of another epoch; the one that training is in goes on where it is."""
         if not isinstance(epoch, int) or epoch < 0:
             raise UsageError(f"set_epoch({epoch!r}): an epoch is a whole number from 0 on")
         self._end_drawn()
@@ -230,7 +230,7 @@ class Batches:
             self._loop += 1
 
     def attach(self, run: AttachedRun | None = None) -> None:
-        """From now on `committed` alone says what has been trained, and `run` hears of loops."""
+        """Let `committed` alone say from now on what has been trained; `run` hears of loops."""
         self._by_steps, self._run = True, run
 
     def committed(self) -> None:
@@ -254,7 +254,7 @@ class Batches:
     # -- how batches are divided ----
 
     def divide(self, shares: Sequence[float] | None, batch_size: int | None = None) -> None:
-        """From the next batch on ranks take these shares of it; it may have another size."""
+        """Divide batches by these shares from the next one on; it may have another size."""
         wanted = None if shares is None or len(set(shares)) == 1 else tuple(shares)
         size = batch_size or self.batch_size
         if (wanted, size) != (self._shares, self.batch_size):
@@ -262,8 +262,8 @@ class Batches:
             self._division += 1
 
     def halve(self) -> None:
-        """In a trial of `wiiiiide plan`: from the next batch on a rank gets the first half of its
-        part, as if there were twice as many ranks; the other half is not trained."""
+        """Give each rank, from the next batch on, only the first half of its part, as if there were
+        twice as many ranks; the other half is not trained. For a trial of `wiiiiide plan`."""
         self._is_halved = True
         self._division += 1
 
@@ -298,7 +298,7 @@ class Batches:
         return self._rounds.next_round(self._end)
 
     def resize_rounds(self, sizes: HostSizes) -> None:
-        """A round begins anew, with these sizes."""
+        """Begin the round anew, with these sizes."""
         self._rounds.sizes = sizes
         self._division += 1
 
@@ -382,7 +382,7 @@ class Batches:
     def _left(self, position: int, stretches: Iterable[Any]) -> PlacesLeft:
         """The places that hosts have left behind, as they were saved."""
         try:
-            left = tuple(PlaceRange(int(begin), int(end)) for begin, end in stretches)
+            left = tuple(IndexRange(int(begin), int(end)) for begin, end in stretches)
         except (TypeError, ValueError):
             raise UsageError("this is no state of wide.Batches") from None
         tail = position + sum(stretch.size for stretch in left)
@@ -415,7 +415,7 @@ class Batches:
             yield part(order, span, begin, end)
 
     def _parts_of_rounds(self, at: EpochPlace, cursor: RoundCursor) -> Iterator[RankPart]:
-        """As far as hosts go on as they are; `end_round` sees to it if they do not."""
+        """Yield this rank's parts, if hosts go on as they are; `end_round` sees to it if not."""
         (place, ranks), host, sizes = self._place_in_host, cursor.host, cursor.sizes
         order, skipped = self._order(at), cursor.handed
         for found in rounds_from(at.place, self._end, sizes):
@@ -694,5 +694,5 @@ def _fetcher(dataset: Any) -> Callable[[Numbers], Any]:
 
 
 def _rows(tensors: Iterable[torch.Tensor], rows: torch.Tensor) -> list[torch.Tensor]:
-    """A third of the time of `tensor[rows]`."""
+    """These rows of each tensor, in a third of the time of `tensor[rows]`."""
     return [tensor.index_select(0, rows.to(tensor.device)) for tensor in tensors]

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from wiiiiided.train.data.order import BatchSpan
 from wiiiiided.train.data.places import PlacesLeft
-from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, settle_rounds
+from wiiiiided.train.data.rounds import HostRound, HostSizes, cut_round, round_end
 
 
 class EpochPlace(NamedTuple):
@@ -35,7 +35,7 @@ class EpochPlace(NamedTuple):
     places: PlacesLeft = PlacesLeft()
 
     def saved(self) -> EpochPlace:
-        """Without what was trained."""
+        """The place without what was trained."""
         return self._replace(places=self.places.rest(self.place))
 
 
@@ -83,7 +83,7 @@ class Cursor:
         return self.committed.saved()
 
     def move(self, epoch: int) -> None:
-        """To the beginning of another epoch."""
+        """Go to the beginning of another epoch."""
         self.committed = EpochPlace(epoch, 0)
         self._ran_out = False
         self._forget()
@@ -130,7 +130,7 @@ class RoundCursor(Cursor):
         return (self._unstepped or self.committed).saved()
 
     def move(self, epoch: int) -> None:
-        """To the beginning of another epoch."""
+        """Go to the beginning of another epoch."""
         self.handed = self.trained = self._carried = 0
         self._unstepped = None
         super().move(epoch)
@@ -147,8 +147,8 @@ class RoundCursor(Cursor):
         return self.handed >= self.next_round(end).counts[self.host]
 
     def end_round(self, end: int, made: Sequence[int], unstepped: Sequence[int]) -> bool:
-        """Hosts have exchanged when each had got so many batches, of which the last may not have
-        been stepped; returns whether that was the plan."""
+        """Note that hosts exchanged when each had got so many batches, of which the last may not
+        have been stepped; returns whether that was the plan."""
         if not any(unstepped):
             self._unstepped = None
         if not any(made):  # an agreement between two rounds
@@ -156,8 +156,8 @@ class RoundCursor(Cursor):
         foreseen = self.next_round(end)
         if any(unstepped):
             stepped = [max(0, m - u) for m, u in zip(made, unstepped, strict=True)]
-            self._unstepped = self._settled(end, stepped)[1]
-        self._is_epochs_last, after = self._settled(end, made)
+            self._unstepped = self._place_after(end, stepped)[1]
+        self._is_epochs_last, after = self._place_after(end, made)
         if self._is_epochs_last:  # the loop that goes on still has its own
             self.committed = EpochPlace(after.epoch + 1, 0)
         else:
@@ -165,12 +165,12 @@ class RoundCursor(Cursor):
         self.handed, self.trained, self._carried = 0, 0, unstepped[self.host]
         return tuple(made) == foreseen.counts
 
-    def _settled(self, end: int, made: Sequence[int]) -> tuple[bool, EpochPlace]:
+    def _place_after(self, end: int, made: Sequence[int]) -> tuple[bool, EpochPlace]:
         """Whether an epoch is trained once hosts have made so many batches, and what is left."""
         epoch, place, places = self.committed
-        settled = settle_rounds(place, end, self.sizes, made)
-        after = places.after(settled.end, settled.left)
-        return settled.is_epochs_last, EpochPlace(epoch, after.begin, after)
+        ended = round_end(place, end, self.sizes, made)
+        after = places.after(ended.end, ended.left)
+        return ended.is_epochs_last, EpochPlace(epoch, after.begin, after)
 
     def now(self) -> EpochPlace | None:
         """Where the loop that goes on is; None: at its end."""

@@ -107,7 +107,7 @@ def npz(path: Path, memory: torch.Tensor) -> Tree:
 
 
 class _ZipMember(io.RawIOBase):
-    """So many bytes of a file, from where it stands."""
+    """A file-like view of so many bytes of a file, from where it stands."""
 
     def __init__(self, file: IO[bytes], nbytes: int) -> None:
         self._file, self._left, self._read = file, nbytes, 0

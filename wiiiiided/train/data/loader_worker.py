@@ -21,7 +21,7 @@ _LOOK_S: Final = 1.0  # between two looks at the rank
 
 @contextlib.contextmanager
 def starting_workers() -> Iterator[None]:
-    """In a rank, around the start of its workers; a signal that comes meanwhile comes after it."""
+    """Hold back SIGTERM while a rank starts its workers; it comes afterwards."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         yield
@@ -30,7 +30,7 @@ def starting_workers() -> Iterator[None]:
 
 
 def begin_worker(given: Callable[[int], None] | None, number: int) -> None:
-    """In a worker, before its first batch; `given`: the script's own worker_init_fn."""
+    """Begin a worker, before its first batch; `given`: the script's own worker_init_fn."""
     threading.Thread(target=_end_with_rank, daemon=True, name="wiiiiide-worker").start()
     if given is not None:
         given(number)

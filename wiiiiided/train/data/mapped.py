@@ -1,4 +1,4 @@
-"""`wide.mapped`: a file as a data set, without loading it.
+"""`wide.mapped`: a memory-mapped file as a data set, without loading it.
 
 The file is mapped read-only: the kernel reads a page when a sample on it is first asked for, and
 keeps it for all processes of the machine once. A data set larger than memory works, and eight ranks
@@ -65,7 +65,7 @@ def mapped(path: str | os.PathLike[str]) -> MappedDataset:
 
 
 def _map_again(path: Path, stamp: tuple[int, int]) -> MappedDataset:
-    """In another process."""
+    """Map the file again in another process."""
     data = mapped(path)
     if data._stamp != stamp:
         raise UsageError(f"{path} is another file than it was when it was mapped first")

@@ -5,6 +5,7 @@
              │ rank 0 │ 1  │  2  │
 
 A place of the order has the same sample whatever the number of ranks: seed and epoch alone decide.
+So a run may go on with more ranks or fewer (elastic training).
 A batch is the next `batch_size` places; an epoch may be taken up at any place. Ranks' parts lie one
 behind the other, even, or by shares that a caller gives; where there are fewer samples than ranks,
 some parts are empty, never the first one's unless its share is 0.

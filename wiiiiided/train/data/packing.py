@@ -30,6 +30,7 @@ import numpy as np
 import torch
 from torch.utils.data import TensorDataset
 
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import UsageError
 from wiiiiided.train.data.columns import Column, Constant, RowRun, StringColumn, StringRun, Tree
 from wiiiiided.train.data.file_formats import torch_dtype
@@ -141,7 +142,7 @@ class PackedValue:
             raise UsageError(f"{where} {what}: dense CPU tensors can be shared")
         tensor = value.detach()
         is_plain = tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
-        node = ["tensor", str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+        node = ["tensor", dtype_name(tensor.dtype), list(tensor.shape)]
         address = tensor.data_ptr() if is_plain else None
         return self._leaf(node, tensor.nbytes, address, lambda raw: _copy(raw, tensor))
 

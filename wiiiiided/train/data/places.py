@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 
-class PlaceRange(NamedTuple):
+class IndexRange(NamedTuple):
     """Positions, numbers or elements from `begin` up to, not including, `end`."""
 
     begin: int
@@ -34,41 +34,41 @@ class PlacesLeft(NamedTuple):
     """Numbers → places; from `tail` on they are the same."""
 
     tail: int = 0
-    left: tuple[PlaceRange, ...] = ()  # places before the tail, whose numbers end at it
+    left: tuple[IndexRange, ...] = ()  # places before the tail, whose numbers end at it
 
     @property
     def begin(self) -> int:
         """The first number."""
         return self.tail - sum(stretch.size for stretch in self.left)
 
-    def of(self, begin: int, end: int) -> Iterator[PlaceRange]:
+    def of(self, begin: int, end: int) -> Iterator[IndexRange]:
         """The places of these numbers, in their order."""
         at = self.begin
         for stretch in self.left:
             low, high = max(begin, at), min(end, at + stretch.size)
             if low < high:
-                yield PlaceRange(stretch.begin + low - at, stretch.begin + high - at)
+                yield IndexRange(stretch.begin + low - at, stretch.begin + high - at)
             at += stretch.size
         if end > max(begin, self.tail):
-            yield PlaceRange(max(begin, self.tail), end)
+            yield IndexRange(max(begin, self.tail), end)
 
-    def after(self, end: int, left: Iterable[PlaceRange]) -> PlacesLeft:
+    def after(self, end: int, left: Iterable[IndexRange]) -> PlacesLeft:
         """All numbers before `end` were handed out, and these of them were not trained."""
         tail = max(self.tail, end)
-        numbers = [*left, PlaceRange(end, tail)]
+        numbers = [*left, IndexRange(end, tail)]
         return PlacesLeft(tail, _joined(p for n in numbers for p in self.of(*n)))
 
     def rest(self, begin: int) -> PlacesLeft:
-        """Without what lies before a number."""
+        """The places without those before a number."""
         return PlacesLeft(self.tail, tuple(self.of(begin, self.tail)) if begin < self.tail else ())
 
 
-def _joined(stretches: Iterable[PlaceRange]) -> tuple[PlaceRange, ...]:
-    """In the order of places, those that touch as one."""
-    found: list[PlaceRange] = []
+def _joined(stretches: Iterable[IndexRange]) -> tuple[IndexRange, ...]:
+    """The stretches in the order of places, those that touch as one."""
+    found: list[IndexRange] = []
     for stretch in sorted(stretches):
         if found and found[-1].end == stretch.begin:
-            found[-1] = PlaceRange(found[-1].begin, stretch.end)
+            found[-1] = IndexRange(found[-1].begin, stretch.end)
         else:
             found.append(stretch)
     return tuple(found)

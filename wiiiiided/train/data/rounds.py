@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from wiiiiided.train.data.order import split
-from wiiiiided.train.data.places import PlaceRange
+from wiiiiided.train.data.places import IndexRange
 
 
 class HostSizes(NamedTuple):
@@ -33,27 +33,27 @@ class HostSizes(NamedTuple):
 
     @property
     def samples(self) -> tuple[int, ...]:
-        """Of each host in a whole round."""
+        """The samples of each host in a whole round."""
         return tuple(b * n for b, n in zip(self.batches, self.counts, strict=True))
 
 
 class HostRound(NamedTuple):
     """The numbers of one round."""
 
-    ranges: tuple[PlaceRange, ...]  # by host, one behind the other
+    ranges: tuple[IndexRange, ...]  # by host, one behind the other
     counts: tuple[int, ...]  # batches of each host
     last: bool  # of its epoch
 
     @property
     def end(self) -> int:
-        """Behind the last host's."""
+        """The end of the round: of the last host's range."""
         return self.ranges[-1].end
 
-    def batch(self, host: int, number: int, size: int) -> PlaceRange:
+    def batch(self, host: int, number: int, size: int) -> IndexRange:
         """The numbers of a host's batch; an empty one is a step that does not count."""
         begin, end = self.ranges[host]
         low = min(begin + number * size, end)
-        return PlaceRange(low, min(low + size, end))
+        return IndexRange(low, min(low + size, end))
 
 
 def cut_round(position: int, end: int, sizes: HostSizes) -> HostRound:
@@ -84,19 +84,19 @@ class RoundEnd(NamedTuple):
     """The place that rounds have reached at an exchange."""
 
     end: int  # all before it was given to a host
-    left: list[PlaceRange]  # and this of it was not trained
+    left: list[IndexRange]  # and this of it was not trained
     is_epochs_last: bool  # nothing of the epoch is left
 
 
-def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]) -> RoundEnd:
-    """Every host has trained so many batches since the round at `position` began."""
+def round_end(position: int, end: int, sizes: HostSizes, made: Sequence[int]) -> RoundEnd:
+    """Where rounds end once hosts have made so many batches since the one at `position` began."""
     missing, left = list(made), []
     found = None
     for found in rounds_from(position, end, sizes):
         for host, (stretch, size) in enumerate(zip(found.ranges, sizes.batches, strict=True)):
             trained = min(stretch.begin + missing[host] * size, stretch.end)
             if trained < stretch.end:
-                left.append(PlaceRange(trained, stretch.end))
+                left.append(IndexRange(trained, stretch.end))
             missing[host] = max(0, missing[host] - found.counts[host])
         if not any(missing):
             break
@@ -104,5 +104,5 @@ def settle_rounds(position: int, end: int, sizes: HostSizes, made: Sequence[int]
     return RoundEnd(found.end, left, found.last and not left)
 
 
-def _between(cuts: Sequence[int]) -> tuple[PlaceRange, ...]:
-    return tuple(itertools.starmap(PlaceRange, itertools.pairwise(cuts)))
+def _between(cuts: Sequence[int]) -> tuple[IndexRange, ...]:
+    return tuple(itertools.starmap(IndexRange, itertools.pairwise(cuts)))

@@ -25,11 +25,11 @@ from wiiiiided.backend.shm import malloc
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.segment import Segment
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import tell_all
 from wiiiiided.train.data.columns import ColumnDataset
 from wiiiiided.train.data.packing import Node, PackedValue, columns_of, unpacked, values_of
 from wiiiiided.train.data.shared_memory import GrowingMemory, SharedBuffer, check_room
 from wiiiiided.train.memory import run_plan
+from wiiiiided.train.small_collectives import all_gather_text
 
 _WHAT: Final = "wide.shared_dataset()"
 _GIVEN_BACK: Final = 16 << 20  # bytes: freed memory goes back to the kernel when it is so much
@@ -70,7 +70,7 @@ class SharedDataset(ColumnDataset):
 
 
 def build_alone(make: Make) -> SharedDataset:
-    """Without other ranks: for this process and its DataLoader workers."""
+    """Build a data set without other ranks, for this process and its DataLoader workers."""
     return _dataset(_built(make))
 
 
@@ -82,7 +82,7 @@ def build_together(make: Make, process_group: dist.ProcessGroup, group: Group) -
             built = _built(make)
         except BaseException as raised:  # an interrupt too: the others wait
             problem = raised
-    told = tell_all(process_group, _told(built, problem))
+    told = all_gather_text(process_group, _told(built, problem))
     if problem is not None:
         try:
             raise problem
@@ -130,7 +130,7 @@ def _made(make: Make, memory: GrowingMemory) -> Any:
 
 
 def _told(built: Segment | None, problem: BaseException | None) -> str:
-    """To all ranks: how many bytes there are, or what was raised."""
+    """The text for all ranks: how many bytes there are, or what was raised."""
     if problem is not None:
         text = f"!{type(problem).__name__}: {problem}"
         return text.encode(errors="replace").decode()

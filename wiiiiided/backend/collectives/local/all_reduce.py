@@ -5,7 +5,8 @@ Four ways, by size, number of ranks and place:
     direct     up to 64 KiB: lay mine in a slot, arrive; every rank reduces everything itself
                (one step; the same operations on the same values in the same order: same bits)
     scattered  larger: pieces go through slots; rank r reduces share r of each piece and lays the
-               result where its own share would have been, the others take it from there
+               result where its own share would have been, the others take it from there (that is
+               a reduce-scatter and an all-gather)
 
         slot of rank 1, piece k:   │ share 0 of its input │ RESULT of 1 │ share 2 of its input │
 

@@ -67,7 +67,7 @@ table_key = np.empty(0, _COUNT)
 
 
 def check_counts(name: str, sends: Array, expects: Array) -> None:
-    """`sends[r, q]` is what rank r has for q, `expects[q, r]` what q expects of it."""
+    """Raise unless `sends[r, q]`, what rank r has for q, is what q expects: `expects[q, r]`."""
     wrong = np.argwhere(sends != expects.T)
     if len(wrong):
         source, to = wrong[0]

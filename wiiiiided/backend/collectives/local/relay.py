@@ -28,7 +28,7 @@ Take = Callable[[int, list[Array]], None]
 
 
 def room(team: Team, x: Array, nbytes: int) -> tuple[bool, int]:
-    """For `nbytes` to exchange: whether the large slots are needed, and a slot's elements."""
+    """Whether `nbytes` to exchange need the large slots, and how many elements a slot has."""
     large = nbytes > SMALL_BYTES
     return large, (team.staging_bytes if large else SMALL_BYTES) // x.itemsize
 

@@ -19,25 +19,31 @@ from collections.abc import Sequence
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import as_hosts, carriers
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 
 
 def all_gather(group: Group, call: CallSignature, x: Array, outputs: Sequence[Array]) -> Plan:
     """The plan. `outputs[r]` becomes rank r's x."""
-    most = max(len(ranks) for ranks in across(group).hosts)
+    most = max(len(ranks) for ranks in remote_members(group).hosts)
     if x.nbytes * most <= SMALL_BYTES:
         return _brief(group, call, x, outputs)
     return _AllGatherPipeline(group, call, x, outputs).plan()
 
 
 def _brief(group: Group, call: CallSignature, x: Array, outputs: Sequence[Array]) -> Plan:
-    team, wide = group.team, across(group)
+    team, wide = group.team, remote_members(group)
     slots: list[Array] = []
 
     def put() -> None:
@@ -62,7 +68,7 @@ class _AllGatherPipeline:
     def __init__(
         self, group: Group, call: CallSignature, x: Array, outputs: Sequence[Array]
     ) -> None:
-        self._group, self._team, self._wide = group, group.team, across(group)
+        self._group, self._team, self._wide = group, group.team, remote_members(group)
         self._call, self._x, self._outputs = call, x, outputs
         self._alone = group.team.size == 1
         hosts = as_hosts(self._wide.hosts)
@@ -93,7 +99,9 @@ class _AllGatherPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._x, not alone, put, self._post_first
+        )
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):
@@ -147,7 +155,7 @@ class _AllGatherPipeline:
         self._tickets[k] = tickets
 
     def _send(self, k: int) -> None:
-        """My piece to its carriers on the other hosts."""
+        """Send my piece to its carriers on the other hosts."""
         begin, end = self._cuts[k]
         wide, sequence = self._wide, self._sequence
         mine = self._outputs[self._group.rank]

@@ -7,7 +7,7 @@
         A  put       lay the others' parts of my piece into my slot; post where answers go
         B  reduce    my parts of the piece, over the ranks of this host; send the sums
         C  combine   what the other hosts sent with my sum: the result of what is mine
-                     (if split, see `layout`: and send it back to them)
+                     (if split, see `exchange_plan`: and send it back to them)
         E  collect   results of the other hosts' shares (if split)
         D  take      the results of the other ranks of this host, out of their slots
 
@@ -19,6 +19,9 @@
     A piece's parts lie where they belong:
 
         slot of place 1, piece k:  │ its input for place 0 │ RESULT of 1 │ its input for place 2 │
+
+Split, the exchange between hosts is a reduce-scatter and an all-gather: it carries the bytes of a
+ring all-reduce in two trips over the wire, where a ring of H hosts takes 2(H-1).
 
 Each level adds in the order of ranks, then of hosts, and every element is added up by one rank (two
 hosts: by two, with the same operands in the same order): the bits are the same everywhere, whatever
@@ -34,12 +37,18 @@ from typing import Any
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import PieceExchange, as_hosts, exchange
 from wiiiiided.backend.collectives.wide.small_all_reduce import queued_items, run_batch
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import BatchItem, Plan, Wait
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction
 from wiiiiided.backend.shm.slots import SMALL_BYTES, SMALL_SLOTS, Array
@@ -69,7 +78,7 @@ class SmallWideAllReduce:
         dtype: np.dtype[Any],
         count: int,
     ) -> None:
-        self._group, self._wide, self._call = group, across(group), call
+        self._group, self._wide, self._call = group, remote_members(group), call
         self._reduction, self._dtype, self._count = reduction, dtype, count
         self._carried = [reduction.carried(dtype, len(ranks)) for ranks in self._wide.hosts]
         self._turns = [[slot[:count] for slot in turn] for turn in group.team.small.turns(dtype)]
@@ -120,7 +129,7 @@ class _AllReducePipeline:
     def __init__(
         self, group: Group, call: CallSignature, x: Array, reduction: Reduction, root: int
     ) -> None:
-        self._group, self._wide, self._team = group, across(group), group.team
+        self._group, self._wide, self._team = group, remote_members(group), group.team
         self._call, self._x, self._reduction = call, x, reduction
         self._alone = group.team.size == 1
         self._cuts = pieces(x.size, group.team.staging_bytes // x.itemsize)
@@ -171,7 +180,9 @@ class _AllReducePipeline:
             if not self._alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not self._alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._x, not self._alone, put, self._post_first
+        )
         a, w, v, count = self._ahead, self._flight, self._back, len(self._cuts)
         first, board = self._team.board.step, self._team.board
         for turn in range(count + 2 * a + w + v):
@@ -206,7 +217,7 @@ class _AllReducePipeline:
     # -- the phases ----
 
     def _put(self, k: int) -> None:
-        """A: the parts that the other ranks of this host reduce."""
+        """A: lay down the parts that the other ranks of this host reduce."""
         begin, end = self._cuts[k]
         assert self._team.staging is not None
         slots = self._slots[k] = self._team.staging.next(self._x.dtype)
@@ -227,10 +238,10 @@ class _AllReducePipeline:
         base = work.own[0]
         self._incoming[k] = [
             self._wide.post(
-                leg.rank, self._sequence, 0, k,
-                self._heard_of(k, leg.host)[leg.begin - base : leg.end - base],
+                part.rank, self._sequence, 0, k,
+                self._heard_of(k, part.host)[part.begin - base : part.end - base],
             )
-            for leg in work.receives
+            for part in work.receives
         ]  # fmt: skip
 
     def _post_results(self, k: int) -> None:
@@ -238,12 +249,12 @@ class _AllReducePipeline:
         results = self._exchange(k).results if self._wide.host in self._needing else ()
         into = self._result(k)
         self._collected[k] = [
-            self._wide.post(leg.rank, self._sequence, 1, k, into[leg.begin : leg.end])
-            for leg in results
+            self._wide.post(part.rank, self._sequence, 1, k, into[part.begin : part.end])
+            for part in results
         ]
 
     def _reduce(self, k: int) -> None:
-        """B: my parts, over the ranks of this host; the sums go to the other hosts."""
+        """B: reduce my parts over the ranks of this host, and send the sums to the other hosts."""
         begin, end = self._cuts[k]
         work, piece = self._exchange(k), self._x[begin:end]
         sums = piece
@@ -257,12 +268,12 @@ class _AllReducePipeline:
                     ]
                     self._reduction.partial(parts, sums[low:high])
         self._outgoing[k] = [
-            self._wide.send(leg.rank, self._sequence, 0, k, sums[leg.begin : leg.end])
-            for leg in work.sends
+            self._wide.send(part.rank, self._sequence, 0, k, sums[part.begin : part.end])
+            for part in work.sends
         ]
 
     def _combine(self, k: int) -> None:
-        """C: the hosts' sums of my part become its result."""
+        """C: make the result of my part from the hosts' sums."""
         work, wide = self._exchange(k), self._wide
         low, high = work.own
         if low == high or not (self._back or wide.host in self._needing):
@@ -291,13 +302,15 @@ class _AllReducePipeline:
             self._reduction.final(parts, result)
         if self._back:
             self._outgoing[k] = [
-                wide.send(leg.rank, self._sequence, 1, k, result[leg.begin - low : leg.end - low])
-                for leg in work.returns
-                if leg.host in self._needing
+                wide.send(
+                    part.rank, self._sequence, 1, k, result[part.begin - low : part.end - low]
+                )
+                for part in work.returns
+                if part.host in self._needing
             ]
 
     def _take(self, k: int) -> None:
-        """D: what the ranks of this host have, out of their slots (mine: what hosts sent me)."""
+        """D: copy the results of this host's ranks out of their slots (mine: what hosts sent)."""
         slots = self._slots.pop(k)
         if not self._wanted:
             return

@@ -22,7 +22,7 @@ import numpy as np
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Until, Wait
-from wiiiiided.backend.engine.remote_link import Wide
+from wiiiiided.backend.engine.remote_members import RemoteMembers
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import Array
 
@@ -41,7 +41,7 @@ def _post_nothing(_: int) -> None:
     pass
 
 
-def meet(
+def open_collective(
     group: Group,
     call: CallSignature,
     x: Array,
@@ -55,7 +55,7 @@ def meet(
     where the first pieces of other hosts go: before I arrive, because a rank beside me speaks for
     me too. With `large` the team's large slots are there by then.
     """
-    wide = across(group)
+    wide = remote_members(group)
     sequence = wide.sequence + 1
 
     def lay() -> None:
@@ -69,20 +69,20 @@ def meet(
     return sequence
 
 
-def across(group: Group) -> Wide:
-    """The group's way to other hosts, which it has."""
+def remote_members(group: Group) -> RemoteMembers:
+    """The members on other hosts, of a group that has some."""
     assert group.wide is not None
     return group.wide
 
 
 def barrier(group: Group, call: CallSignature) -> Plan:
     """Done when all ranks have called it."""
-    yield from meet(group, call, _EMPTY, False)
+    yield from open_collective(group, call, _EMPTY, False)
 
 
 def monitored_barrier(group: Group) -> Plan:
     """Done when all have entered; words of its own, so that giving up leaves the group whole."""
-    wide, team = across(group), group.team
+    wide, team = remote_members(group), group.team
     number = team.board.enter_monitored_barrier()
     for link in team.links.values():
         link.ring()

@@ -19,10 +19,15 @@ from __future__ import annotations
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, across, meet
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 
@@ -35,7 +40,7 @@ def broadcast(group: Group, call: CallSignature, x: Array, root: int) -> Plan:
 
 
 def _brief(group: Group, call: CallSignature, x: Array, root: int) -> Plan:
-    team, wide = group.team, across(group)
+    team, wide = group.team, remote_members(group)
     home = next(h for h, ranks in enumerate(wide.hosts) if root in ranks)
     slots: list[Array] = []
 
@@ -58,7 +63,7 @@ class _BroadcastPipeline:
     """One large broadcast under way."""
 
     def __init__(self, group: Group, call: CallSignature, x: Array, root: int) -> None:
-        self._group, self._team, self._wide = group, group.team, across(group)
+        self._group, self._team, self._wide = group, group.team, remote_members(group)
         self._call, self._x, self._root = call, x, root
         self._alone = group.team.size == 1
         hosts = self._wide.hosts
@@ -81,7 +86,7 @@ class _BroadcastPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._x, not alone, put, self._post)
+        yield from open_collective(self._group, self._call, self._x, not alone, put, self._post)
         a, w = 0 if alone else min(AHEAD, count), min(FLIGHT, count)
         first, board = team.board.step, team.board
         for turn in range(count + a + w):

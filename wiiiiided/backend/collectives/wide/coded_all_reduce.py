@@ -26,7 +26,7 @@ import numpy as np
 
 from wiiiiided.backend.collectives.local.relay import relay, room
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.collectives.wide.barrier import across
+from wiiiiided.backend.collectives.wide.barrier import remote_members
 from wiiiiided.backend.collectives.wide.segment_exchange import (
     HostSegment,
     count_pieces,
@@ -69,7 +69,7 @@ def coded_all_reduce(
     residuals: HostResiduals,
 ) -> Plan:
     """The plan. `combine` makes of a host's arrays what is added up over the hosts."""
-    team, wide = group.team, across(group)
+    team, wide = group.team, remote_members(group)
     yield from _reduce_share(team, call, x, combine)
     begin, end = share_bounds(x.size, team.size)[team.rank]
     left = wide.buffer("residuals of a share", 4 * (end - begin)).view(np.float32)
@@ -92,24 +92,26 @@ def _reduce_share(team: Team, call: CallSignature, x: Array, combine: Combine) -
     most = elements // size  # a slot holds a part for each rank
     cuts = pieces(longest, most)
 
-    def part(r: int, k: int) -> Array:
-        (low, high), (begin, end) = shares[r], cuts[k]
-        return x[min(low + begin, high) : min(low + end, high)]
-
     def put(k: int, slots: list[Array]) -> None:
         for r in range(size):
             if r != me:
-                theirs = part(r, k)
+                theirs = _cut_out(x, shares[r], cuts[k])
                 slots[me][r * most : r * most + theirs.size] = theirs
 
     def take(k: int, slots: list[Array]) -> None:
-        mine = part(me, k)
+        mine = _cut_out(x, shares[me], cuts[k])
         here = slice(me * most, me * most + mine.size)
         # Into my slot, where none has put anything: an operand must not change before it is read.
         combine([mine if r == me else slots[r][here] for r in range(size)], slots[me][here])
         mine[:] = slots[me][here]
 
     yield from relay(team, call, x, PRIVATE, large, len(cuts), put, take)
+
+
+def _cut_out(x: Array, share: tuple[int, int], cut: tuple[int, int]) -> Array:
+    """A piece of a share; `cut`: within the longest share, of which this one may be shorter."""
+    (low, high), (begin, end) = share, cut
+    return x[min(low + begin, high) : min(low + end, high)]
 
 
 def _gather_shares(team: Team, call: CallSignature, x: Array) -> Plan:
@@ -121,18 +123,14 @@ def _gather_shares(team: Team, call: CallSignature, x: Array) -> Plan:
     large, most = room(team, x, longest * x.itemsize)
     cuts = pieces(longest, most)
 
-    def part(r: int, k: int) -> Array:
-        (low, high), (begin, end) = shares[r], cuts[k]
-        return x[min(low + begin, high) : min(low + end, high)]
-
     def put(k: int, slots: list[Array]) -> None:
-        mine = part(me, k)
+        mine = _cut_out(x, shares[me], cuts[k])
         slots[me][: mine.size] = mine
 
     def take(k: int, slots: list[Array]) -> None:
         for r in range(team.size):
             if r != me:
-                theirs = part(r, k)
+                theirs = _cut_out(x, shares[r], cuts[k])
                 theirs[:] = slots[r][: theirs.size]
 
     yield from relay(team, call, x, PRIVATE, large, len(cuts), put, take)

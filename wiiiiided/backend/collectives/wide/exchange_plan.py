@@ -25,7 +25,7 @@ Span = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Leg:
+class PartTransfer:
     """A stretch of a piece that goes to a rank, or comes from it."""
 
     rank: int
@@ -46,10 +46,10 @@ class PieceExchange:
 
     mine: tuple[Span, ...]  # what this rank reduces inside its host
     own: Span  # what it reduces over the hosts
-    sends: tuple[Leg, ...]  # local sums, out
-    receives: tuple[Leg, ...]  # local sums of others of `own`, in
-    returns: tuple[Leg, ...]  # the result of `own`, out
-    results: tuple[Leg, ...]  # results of the others' shares, in
+    sends: tuple[PartTransfer, ...]  # local sums, out
+    receives: tuple[PartTransfer, ...]  # local sums of others of `own`, in
+    returns: tuple[PartTransfer, ...]  # the result of `own`, out
+    results: tuple[PartTransfer, ...]  # results of the others' shares, in
 
 
 @lru_cache(maxsize=256)
@@ -59,8 +59,8 @@ def exchange(count: int, hosts: Hosts, host: int, place: int, split: bool) -> Pi
     local = [_split(share, len(hosts[host]))[place] for share in shares]
     own = local[host]
     others = [h for h in range(len(hosts)) if h != host]
-    sends = [leg for h in others for leg in _legs(local[h], shares[h], hosts, h)]
-    receives = [leg for h in others for leg in _legs(own, shares[host], hosts, h)]
+    sends = [part for h in others for part in _transfers(local[h], shares[h], hosts, h)]
+    receives = [part for h in others for part in _transfers(own, shares[host], hosts, h)]
     if not split:
         return PieceExchange((own,), own, tuple(sends), tuple(receives), (), ())
     return PieceExchange(
@@ -73,14 +73,14 @@ def _split(span: Span, parts: int) -> list[Span]:
     return [(begin + low, begin + high) for low, high in share_bounds(end - begin, parts)]
 
 
-def _legs(mine: Span, region: Span, hosts: Hosts, other: int) -> list[Leg]:
+def _transfers(mine: Span, region: Span, hosts: Hosts, other: int) -> list[PartTransfer]:
     """How my part of a region meets the parts of another host's ranks."""
-    legs = []
+    transfers = []
     for rank, (low, high) in zip(hosts[other], _split(region, len(hosts[other])), strict=True):
         begin, end = max(mine[0], low), min(mine[1], high)
         if begin < end:
-            legs.append(Leg(rank, other, begin, end))
-    return legs
+            transfers.append(PartTransfer(rank, other, begin, end))
+    return transfers
 
 
 def carriers(hosts: Hosts) -> dict[int, dict[int, int]]:

@@ -18,10 +18,10 @@ from wiiiiided.backend.collectives.local.all_to_all import check_counts
 from wiiiiided.backend.collectives.local.scatter import scatter as local_scatter
 from wiiiiided.backend.collectives.pieces import pieces
 from wiiiiided.backend.collectives.wide.all_gather import all_gather
-from wiiiiided.backend.collectives.wide.barrier import across, meet
+from wiiiiided.backend.collectives.wide.barrier import open_collective, remote_members
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Until
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.slots import Array
 
@@ -36,11 +36,11 @@ def gather(
     """The plan. `outputs[r]` of the root becomes rank r's x."""
     team, tickets = group.team, _Tickets(group)
     if group.rank == root:
-        for rank in across(group).barriers_entered:
+        for rank in remote_members(group).barriers_entered:
             tickets.receive(rank, outputs[rank])
     elif root not in team.ranks:
         tickets.send(root, x)
-    yield from meet(group, call, x, False, post=tickets.post)
+    yield from open_collective(group, call, x, False, post=tickets.post)
     tickets.pump()
     if root in team.ranks:
         yield from local_all_gather(team, call, x, [outputs[r] for r in team.ranks if outputs])
@@ -53,11 +53,11 @@ def scatter(
     """The plan. `inputs[r]` of the root becomes rank r's output."""
     team, tickets = group.team, _Tickets(group)
     if group.rank == root:
-        for rank in across(group).barriers_entered:
+        for rank in remote_members(group).barriers_entered:
             tickets.send(rank, inputs[rank])
     elif root not in team.ranks:
         tickets.receive(root, output)
-    yield from meet(group, call, output, False, post=tickets.post)
+    yield from open_collective(group, call, output, False, post=tickets.post)
     tickets.pump()
     if root in team.ranks:
         near = [inputs[r] for r in team.ranks if inputs]
@@ -70,10 +70,10 @@ def all_to_all(
 ) -> Plan:
     """The plan. `outputs[r]` becomes what rank r has for this one."""
     size, tickets = group.size, _Tickets(group)
-    for rank in across(group).barriers_entered:
+    for rank in remote_members(group).barriers_entered:
         tickets.receive(rank, outputs[rank])
         tickets.send(rank, inputs[rank])
-    yield from meet(group, call, outputs[0], False, post=tickets.post)
+    yield from open_collective(group, call, outputs[0], False, post=tickets.post)
     # Sizes may differ from pair to pair: every rank sees all of them before anything is sent.
     mine = np.array([x.size for x in [*inputs, *outputs]], _COUNT)
     rows = [np.empty(2 * size, _COUNT) for _ in range(size)]
@@ -91,7 +91,7 @@ class _Tickets:
     """The pieces between this rank and others in one operation, a few at a time."""
 
     def __init__(self, group: Group) -> None:
-        self._wide, self._sequence = across(group), 0
+        self._wide, self._sequence = remote_members(group), 0
         self._out: list[tuple[int, int, Array]] = []  # rank, number of the piece, data
         self._in: list[tuple[int, int, Array]] = []
         self._coming: list[Ticket] = []
@@ -118,7 +118,7 @@ class _Tickets:
             self._going.append(self._wide.send(rank, self._sequence, 2, k, part))
 
     def wait(self) -> Plan:
-        """Until all of it has gone and come."""
+        """Wait until every send and receive is done."""
         self.pump()
         while self._going:
             if not any(ticket.done for ticket in self._going):

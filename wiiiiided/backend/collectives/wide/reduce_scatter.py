@@ -19,11 +19,17 @@ import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces
 from wiiiiided.backend.collectives.wide.all_reduce import SmallWideAllReduce
-from wiiiiided.backend.collectives.wide.barrier import AHEAD, FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import (
+    AHEAD,
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.exchange_plan import as_hosts, carriers
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.shm.board import CallSignature
 from wiiiiided.backend.shm.kernels import Reduction
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
@@ -58,7 +64,7 @@ class _ReduceScatterPipeline:
         output: Array,
         reduction: Reduction,
     ) -> None:
-        self._group, self._team, self._wide = group, group.team, across(group)
+        self._group, self._team, self._wide = group, group.team, remote_members(group)
         self._call, self._inputs, self._reduction = call, inputs, reduction
         self._output = output
         # An output that is part of an input may not change before that is sent.
@@ -102,7 +108,9 @@ class _ReduceScatterPipeline:
             if not alone:
                 self._put(0)
 
-        yield from meet(self._group, self._call, self._output, not alone, put, self._post_first)
+        yield from open_collective(
+            self._group, self._call, self._output, not alone, put, self._post_first
+        )
         a, w = self._ahead, self._flight
         first, board = team.board.step, team.board
         for turn in range(count + a + w):
@@ -150,7 +158,7 @@ class _ReduceScatterPipeline:
         return self._heard[k % self._posts, nth, : (end - begin) * dtype.itemsize].view(dtype)
 
     def _add_up(self, k: int) -> None:
-        """This host's sums for me and for the far ranks I serve; these are sent."""
+        """Make this host's sums for me and for the far ranks I serve, and send the latter."""
         sums = self._sums[k % self._ring]
         if not self._alone:
             self._sum_of(k, self._group.rank, sums[0])

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 
 from wiiiiided.backend.collectives.wide.barrier import FLIGHT
-from wiiiiided.backend.engine.remote_link import Wide
+from wiiiiided.backend.engine.remote_members import RemoteMembers
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm.slots import Array
 
@@ -29,7 +29,7 @@ _SAMPLE: Final = 1024
 class SegmentCoder:
     """A codec, and rings for what it has coded."""
 
-    def __init__(self, wide: Wide, codec: GradientCodec) -> None:
+    def __init__(self, wide: RemoteMembers, codec: GradientCodec) -> None:
         self.codec, self._wide = codec, wide
         self._host, self._hosts = wide.host, len(wide.hosts)
         self._raw = self._coded = 0
@@ -37,7 +37,7 @@ class SegmentCoder:
         self._left = self._given = 0.0  # sums of squares
 
     def make_buffers(self, elements: int) -> int:
-        """For shares of at most so many elements; returns the bytes of such a share, coded."""
+        """Make buffers for shares of at most so many elements; returns the coded bytes of one."""
         row, others = self.codec.coded_bytes(elements), self._hosts
         self._out = self._ring("coded out", FLIGHT + 1, others, row)
         if self._hosts > 2:
@@ -65,7 +65,7 @@ class SegmentCoder:
         return row[: self.codec.coded_bytes(count)]
 
     def add_up(self, mine: Array, heard: Mapping[int, Array]) -> None:
-        """Mine and what the other hosts have sent of it, in the order of hosts."""
+        """Add what the other hosts have sent to mine, in the order of hosts."""
         decoded = self._decoded[: mine.size]
         if self._hosts == 2:
             self.codec.decode(heard[1 - self._host], decoded)

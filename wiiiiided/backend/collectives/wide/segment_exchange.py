@@ -42,11 +42,16 @@ from typing import Final
 import numpy as np
 
 from wiiiiided.backend.collectives.pieces import pieces, share_bounds
-from wiiiiided.backend.collectives.wide.barrier import FLIGHT, WINDOW, across, meet
+from wiiiiided.backend.collectives.wide.barrier import (
+    FLIGHT,
+    WINDOW,
+    open_collective,
+    remote_members,
+)
 from wiiiiided.backend.collectives.wide.segment_coder import SegmentCoder
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.engine.operation import Plan, Wait
-from wiiiiided.backend.engine.remote_link import Ticket
+from wiiiiided.backend.engine.remote_members import Ticket
 from wiiiiided.backend.lossy.interface import GradientCodec
 from wiiiiided.backend.shm import stats
 from wiiiiided.backend.shm.board import CallSignature
@@ -100,7 +105,7 @@ class _SegmentExchange:
         segments: Sequence[HostSegment],
         codec: GradientCodec | None,
     ) -> None:
-        self._group, self._wide, self._call = group, across(group), call
+        self._group, self._wide, self._call = group, remote_members(group), call
         self._host, self._hosts = self._wide.host, len(self._wide.hosts)
         self._split = self._hosts > 2
         self._pieces = [piece for segment in segments for piece in _cut(segment, codec)]
@@ -114,7 +119,7 @@ class _SegmentExchange:
         self._coder = None if codec is None else SegmentCoder(self._wide, codec)
 
     def _make_buffers(self) -> None:
-        """A ring for what the other hosts send of what is added up here."""
+        """Make the ring for the other hosts' parts of what this rank adds up."""
         self._ring = min(self._window + FLIGHT + 1, max(len(self._pieces), 1))
         share_bytes = PIECE_BYTES // (self._hosts if self._split else 1)
         self._row = share_bytes + 64 * 8
@@ -127,7 +132,7 @@ class _SegmentExchange:
 
     def plan(self) -> Plan:
         self._make_buffers()  # here: a rank without memory for it fails the group, not only itself
-        yield from meet(self._group, self._call, _EMPTY, False, post=self._post_first)
+        yield from open_collective(self._group, self._call, _EMPTY, False, post=self._post_first)
         count, w = len(self._pieces), FLIGHT
         v = w if self._split else 0
         for turn in range(count + w + v if count else 0):
@@ -195,7 +200,7 @@ class _SegmentExchange:
                 yield host, rank, piece.number
 
     def _combine(self, k: int) -> None:
-        """The hosts' values become the sum, in the order of hosts."""
+        """Sum the hosts' values, in the order of hosts."""
         mine = self._share(k, self._host)
         if not mine.size:
             return
@@ -221,7 +226,7 @@ class _SegmentExchange:
             mine[:] = total
 
     def _take_results(self, k: int) -> None:
-        """Other hosts' sums that came coded."""
+        """Decode other hosts' sums that came coded."""
         coder = self._coder_of(k)
         if coder is not None:
             for host, _, _ in self._others(k):

@@ -1,4 +1,4 @@
-"""Small all_reduces that wait behind one another, run as one: one step, one frame, one trip.
+"""Small all_reduces that wait behind one another, coalesced: one step, one frame, one trip.
 
 A rank must not decide alone what it puts together: the others may have queued more, or less. So
 every small all_reduce says along with its data how many more its rank has queued behind it, as far

@@ -16,8 +16,8 @@ from wiiiiided.backend.net.tcp_rate import LinkRate
 LOOK_BYTES: Final = 2 << 20
 
 
-class Gauge:
-    """One link's. `checksum` is the setting: auto, on or off."""
+class LinkMonitor:
+    """Measures one link. `checksum` is the setting: auto, on or off."""
 
     def __init__(self, link: WideLink, checksum: str) -> None:
         self._link, self._setting, self._rate = link, checksum, LinkRate()
@@ -26,7 +26,7 @@ class Gauge:
         link.summed = self.checksum.summed
 
     def look(self) -> Iterator[str]:
-        """After a send: look if it is time. Yields a sentence for everything that changed."""
+        """Measure, after a send, if it is time; yields a sentence for everything that changed."""
         link = self._link
         if link.data.sent_bytes - self._looked_at < LOOK_BYTES:
             return

@@ -1,4 +1,4 @@
-"""A group's way to its members on other hosts: which ranks it sends to, and what is expected.
+"""A group's members on other hosts: which ranks this one sends to, and what it expects of them.
 
     host 0   ranks 0 1 2       rank 1's counterpart on host 1 is rank 4 (place 1), on host 2 rank 5:
     host 1   ranks 3 4         place p talks for its host to those places q of another whose
@@ -24,13 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from wiiiiided.backend.codec.interface import PieceInfo
-from wiiiiided.backend.engine.operation import Until
+from wiiiiided.backend.engine.operation import Until, different_calls
 from wiiiiided.backend.shm.board import CALL_BYTES, CallSignature
 from wiiiiided.backend.shm.kernels import DTYPE_NAMES
 from wiiiiided.backend.shm.slots import SMALL_BYTES, Array
 from wiiiiided.backend.wire.header import MAX_PAYLOAD, Header
 from wiiiiided.backend.wire.local_frame import FrameKind
-from wiiiiided.errors import BadFrame, Mismatch
+from wiiiiided.errors import BadFrame
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import Group
@@ -63,8 +63,8 @@ class Ticket:
         self.done = True
 
 
-class Wide:
-    """One member's end of what goes between hosts."""
+class RemoteMembers:
+    """The members on other hosts, as one rank of the group sees them: frames to and from them."""
 
     def __init__(self, group: Group, hosts: Sequence[Sequence[int]]) -> None:
         self._group = group
@@ -101,7 +101,7 @@ class Wide:
     def open(
         self, sequence: int, call: CallSignature, data: Array | None = None, ahead: int = 0
     ) -> None:
-        """All ranks of my host have begun: tell my audience."""
+        """Tell my audience that all ranks of my host have begun."""
         payload = call.raw if data is None else call.raw + data.tobytes()
         header = self._group.header(FrameKind.OPEN, sequence)
         header.extra, header.piece = call.digest, ahead
@@ -109,7 +109,7 @@ class Wide:
             self._group.send_far(rank, header, payload)
 
     def opened(self, sequence: int) -> Until:
-        """A wait for every other host's OPEN."""
+        """Make the wait for every other host's OPEN."""
         keys = [(sequence, rank) for rank in self.counterparts.values()]
         opens = self._opens
 
@@ -125,21 +125,18 @@ class Wide:
         return Until(ready, missing, "the other hosts")
 
     def hear(self, sequence: int) -> dict[int, Open]:
-        """The other hosts' calls, by host."""
+        """Take the other hosts' calls, by host."""
         self.met_ns = time.monotonic_ns()
         return {h: self._opens.pop((sequence, rank)) for h, rank in self.counterparts.items()}
 
     def take_opens(self, sequence: int, call: CallSignature) -> dict[int, Open]:
-        """The other hosts' calls, by host: they must be the same."""
+        """Take the other hosts' calls, by host; raises Mismatch unless they are this one."""
         said = self.hear(sequence)
         for h, there in said.items():
             if there.digest != call.digest:
                 text = there.text.rstrip(b"\0").decode(errors="replace")
-                raise Mismatch(
-                    f"the ranks of group {self._group.membership.name} called different "
-                    f"operations: rank {self._group.rank} {call.text}; "
-                    f"rank {self.counterparts[h]} {text}"
-                )
+                name, me = self._group.membership.name, self._group.rank
+                raise different_calls(name, me, call.text, self.counterparts[h], text)
         return said
 
     def with_mates(self, ranks: list[int]) -> list[int]:
@@ -149,7 +146,7 @@ class Wide:
         return sorted(mates.union(ranks))
 
     def enter_monitored_barrier(self, number: int) -> None:
-        """I have entered a monitored barrier: tell every rank of the other hosts."""
+        """Tell every rank of the other hosts that this one has entered a monitored barrier."""
         header = self._group.header(FrameKind.ENTER_BARRIER, number)
         for rank in self.barriers_entered:
             self._group.send_far(rank, header)
@@ -157,7 +154,7 @@ class Wide:
     # -- pieces ----
 
     def post(self, peer: int, sequence: int, lane: int, piece: int, into: Array) -> Ticket:
-        """Where a piece from a rank goes when it comes; `into` is contiguous."""
+        """Post where a piece from a rank goes when it comes; `into` is contiguous."""
         ticket = Ticket(peer, _bytes(into))
         self._places[peer, sequence, lane, piece] = ticket
         self._group.process.place_posted(self._group.links[peer])
@@ -173,7 +170,7 @@ class Wide:
         return ticket
 
     def tickets(self, tickets: Sequence[Ticket], what: str) -> Until:
-        """A wait for pieces, in or out."""
+        """Make the wait for these pieces, in or out."""
         return Until(
             lambda: all(t.done for t in tickets),
             lambda: sorted({t.peer for t in tickets if not t.done}),
@@ -181,7 +178,7 @@ class Wide:
         )
 
     def tell_coding(self, peers: Collection[int], summary: str) -> None:
-        """How gradients travelled to these ranks, for `links()`; empty: as they are."""
+        """Note how gradients travelled to these ranks, for `links()`; empty: as they are."""
         for peer in peers:
             self._group.tell_coding(peer, summary)
 
@@ -209,7 +206,7 @@ class Wide:
         return memoryview(bytearray(header.raw))
 
     def on_frame(self, header: Header, payload: memoryview) -> None:
-        """An OPEN, PIECE or ENTER_BARRIER frame of this group is there."""
+        """Handle an OPEN, PIECE or ENTER_BARRIER frame of this group."""
         if header.kind == FrameKind.PIECE:
             key = (header.source, header.sequence, header.lane, header.piece)
             ticket = self._places.pop(key, None)
@@ -223,7 +220,7 @@ class Wide:
             self.barriers_entered[header.source] = header.sequence
 
     def release(self) -> None:
-        """The group is over: nothing is expected any more."""
+        """Expect nothing any more: the group is over."""
         self._opens.clear()
         self._places.clear()
         self.scratch.clear()

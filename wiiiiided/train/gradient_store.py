@@ -32,14 +32,18 @@ from wiiiiided.backend.collectives.wide.segment_exchange import (
 )
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
-from wiiiiided.backend.shm.kernels import Combine, carrier, combiner
+from wiiiiided.backend.shm.kernels import Combine, carrier, combiner, dtype_name
 from wiiiiided.backend.shm.slots import Array
 from wiiiiided.errors import UsageError
 from wiiiiided.train.between import Between
-from wiiiiided.train.gradient import ScatteredGradient, StagedGradient, UnaveragedGradient
 from wiiiiided.train.layout import PlacedPart, Row, segments
 from wiiiiided.train.memory import HostMemory, run_plan
 from wiiiiided.train.residuals import Residuals, elements_before
+from wiiiiided.train.unaveraged_gradient import (
+    ScatteredGradient,
+    StagedGradient,
+    UnaveragedGradient,
+)
 
 # Sum and division of a block are done while it is in the L2 cache.
 BLOCK_BYTES: Final = 256 * 1024
@@ -105,11 +109,11 @@ class GradientStore:
         names: Sequence[str],
         layout: HostRows,
         between: Between,
-        when_left_out: Callable[[], None],
+        on_skipped_step: Callable[[], None],
     ) -> None:
-        """`when_left_out`: called on every rank before GradScaler leaves out a step."""
+        """`on_skipped_step`: called on every rank before GradScaler skips a step."""
         self._memory, self._process_group, self._group = memory, process_group, group
-        self.when_left_out = when_left_out
+        self.on_skipped_step = on_skipped_step
         self._parameters, self._names, self._layout = parameters, names, layout
         me, places = memory.place, range(memory.places)
         self._rows = [memory.row(me, sender) for sender in places]
@@ -197,10 +201,12 @@ class GradientStore:
         for held, part in self._held_parts(i):
             held.add_(flat[part.begin : part.end], alpha=alpha)
 
-    def taker(self, i: int) -> Callable[[torch.Tensor], None]:
+    def gradient_hook(self, i: int) -> Callable[[torch.Tensor], None]:
         """The hook on a parameter: a backward has come to it."""
         slot = self._staged[i]
-        return _Taker(self, i) if slot is None else _StagedTaker(self.pending[i], slot)
+        return (
+            _GradientHook(self, i) if slot is None else _StagedGradientHook(self.pending[i], slot)
+        )
 
     def parts(self, i: int) -> list[torch.Tensor]:
         """Where this rank's gradient of a parameter lies, flat, in parts."""
@@ -217,7 +223,7 @@ class GradientStore:
             yield held[part.begin : part.end], part
 
     def let_go(self) -> None:
-        """Before a backward: the memory of gradients that are discarded may be used for others."""
+        """Free, before a backward, the memory of gradients that were discarded."""
         for i in self._private:
             if self._parameters[i].grad is None:
                 self._held[i] = None
@@ -282,7 +288,7 @@ class GradientStore:
         return _stretch(row, at, part.count, self._parameters[part.parameter].dtype)
 
     def _add_up_runs(self, present: Presence) -> None:
-        """All ranks have the same gradients, and count alike."""
+        """Add up the gradients where all ranks have the same ones, and count alike."""
         key = present.tobytes()
         if key not in self._runs:
             if len(self._runs) >= _MOST_KEPT:
@@ -339,14 +345,14 @@ class GradientStore:
         """Where this host's sums go: what is rounded at the end only, to float32 of its own."""
         if self._layout.alone or dtype.itemsize >= 4:
             return carrier(self._rows[self._out_place][begin:end].view(dtype))
-        name = _name(dtype)
+        name = dtype_name(dtype)
         if name not in self._wide:
             nbytes = self._layout.mine.nbytes // dtype.itemsize * 4
             self._wide[name] = np.zeros(nbytes // 4, np.float32)
         return self._wide[name][begin // dtype.itemsize : end // dtype.itemsize]
 
     def _add_up_parts(self, here: Sequence[Presence], anywhere: Presence, weights: Weights) -> None:
-        """Ranks differ in what they have, or in what they count for."""
+        """Add up the gradients where ranks differ in which they have, or in what they count for."""
         ranks = self._layout.ranks[self._layout.host]
         for k, (part, at, private) in enumerate(self._layout.mine.placed):
             if not anywhere[part.parameter]:
@@ -416,7 +422,7 @@ class GradientStore:
 
     def _host_segments(self, present: Presence) -> list[HostSegment]:
         layout = self._layout
-        dtypes = [_name(p.dtype) for p in self._parameters]
+        dtypes = [dtype_name(p.dtype) for p in self._parameters]
         sizes = [p.element_size() for p in self._parameters]
         chosen = [int(i) for i in np.flatnonzero(present)]
         found, first = [], 0
@@ -435,7 +441,7 @@ class GradientStore:
         return found
 
     def _make_residuals(self) -> Residuals:
-        """Of all parts of this host, in the order of places and rows."""
+        """Make the residuals of all parts of this host, in the order of places and rows."""
         parts = [placed.part for row in self._layout.here for placed in row.placed]
         return Residuals(self._group, parts, self._parameters, self._names)
 
@@ -451,7 +457,7 @@ class GradientStore:
         )
 
     def _round(self) -> None:
-        """Half precision, summed over all hosts, becomes what the optimizer takes."""
+        """Round sums of half precision over all hosts to what the optimizer takes."""
         for name, sums in self._wide.items():
             dtype: torch.dtype = getattr(torch, name)
             for part, at, _ in self._layout.mine.placed:
@@ -461,7 +467,7 @@ class GradientStore:
                     rounded.copy_(torch.from_numpy(sums[begin : begin + part.count]))
 
 
-class _Taker:
+class _GradientHook:
     """Takes the gradient of a parameter whose gradients lie in parts."""
 
     def __init__(self, store: GradientStore, number: int) -> None:
@@ -475,7 +481,7 @@ class _Taker:
         store.keep(self._number, gradient)
 
 
-class _StagedTaker:
+class _StagedGradientHook:
     """Takes the gradient of a parameter whose gradients lie in one place. Made for speed."""
 
     def __init__(self, pending: UnaveragedGradient, slot: torch.Tensor) -> None:
@@ -513,12 +519,8 @@ def _product(one: torch.Tensor, other: torch.Tensor) -> float:
     return float(one.dot(other))
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
 def _weighted_sum(rows: Sequence[tuple[torch.Tensor, float]], out: torch.Tensor) -> None:
-    """Each row by its weight, summed block by block in float32 or wider; nothing: zeros."""
+    """Sum rows by their weights, block by block in float32 or wider; nothing: zeros."""
     wide = torch.float64 if out.dtype is torch.float64 else torch.float32
     step = BLOCK_BYTES // wide.itemsize
     for at in range(0, out.numel(), step):

@@ -30,10 +30,11 @@ import torch.distributed as dist
 
 from wiiiiided.backend.engine.group import Group
 from wiiiiided.backend.shm.board import CallSignature
+from wiiiiided.backend.shm.kernels import dtype_name
 from wiiiiided.errors import UsageError
-from wiiiiided.train.agreement import spread, tell_all
 from wiiiiided.train.layout import ParameterPart, offsets
-from wiiiiided.train.memory import Common, meet
+from wiiiiided.train.memory import MappedMemory, host_barrier
+from wiiiiided.train.small_collectives import all_gather_text, broadcast_bytes
 
 _FILLED: Final = CallSignature.of("optimizer state of wide.parallel")
 _NUMBERS: Final[tuple[type, ...]] = (float, int, bool)  # whole up to 2**53
@@ -88,7 +89,7 @@ class SharedState:
         self._group, self._process_group, self._optimizer = group, process_group, optimizer
         self._parameters, self._pieces, self._divided = parameters, pieces, divided
         self._pieces_state: State = defaultdict(dict)
-        self._commons: list[Common] = []  # kept: a forked child makes them its own
+        self._memories: list[MappedMemory] = []  # kept: a forked child makes them its own
         self._kinds: dict[tuple[int, str], StateEntry] = {}
         self._views: dict[tuple[int, str], torch.Tensor] = {}  # flat
         self._local: dict[
@@ -113,7 +114,7 @@ class SharedState:
     # -- after a step ----
 
     def look(self) -> bool:
-        """After this rank's part of a step: whether there is state that is not shared yet."""
+        """Look, after this rank's part of a step, whether there is state that is not shared yet."""
         fresh = False
         for piece in self._pieces:
             state = self.working.get(piece.tensor)
@@ -128,7 +129,7 @@ class SharedState:
         return fresh
 
     def _keep(self, piece: Piece, at: tuple[int, str], state: dict[str, Any], value: Any) -> None:
-        """The optimizer put a new value in place of the shared one."""
+        """Keep a new value that the optimizer put in place of the shared one."""
         kind, view = self._kinds[at], self._views[at]
         if kind.kind == "number":
             if piece.first:
@@ -159,25 +160,25 @@ class SharedState:
                 at = (piece.part.parameter, key)
                 if value is not None and self._local.get(at) is not value:
                     self._keep(piece, at, state, value)
-        meet(self._group, _FILLED)
+        host_barrier(self._group, _FILLED)
         self._show()
 
     def take(self, source: int) -> None:
-        """All state anew, as rank `source` has it (it has loaded it). A collective call."""
+        """Take the whole state of rank `source`, which has loaded it. A collective call."""
         loaded = {
             (i, key): (value, parameter)
             for i, parameter in enumerate(self._parameters)
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if value is not None and self._process_group.rank() == source
         }
-        for kept in (self._kinds, self._views, self._local, self._commons):
+        for kept in (self._kinds, self._views, self._local, self._memories):
             kept.clear()
-        common = self._make(self._union(loaded))
+        memory = self._make(self._union(loaded))
         for at, (value, parameter) in loaded.items():
             self._fill(self._kinds[at], self._views[at], value, parameter)
-        if common is not None and self._process_group.size() > self._group.team.size:
-            spread(self._process_group, common.bytes, source)
-        meet(self._group, _FILLED)
+        if memory is not None and self._process_group.size() > self._group.team.size:
+            broadcast_bytes(self._process_group, memory.bytes, source)
+        host_barrier(self._group, _FILLED)
         self._pieces_state.clear()
         self._optimizer.state.clear()
         self._show()
@@ -192,7 +193,8 @@ class SharedState:
         except UsageError as error:
             problem = str(error)
         told = [
-            json.loads(text) for text in tell_all(self._process_group, json.dumps([problem, rows]))
+            json.loads(text)
+            for text in all_gather_text(self._process_group, json.dumps([problem, rows]))
         ]
         if problem := next((theirs for theirs, _ in told if theirs), ""):
             raise UsageError(problem)
@@ -213,23 +215,23 @@ class SharedState:
                 "dense tensors and numbers can be shared between ranks. Use another optimizer, or "
                 "DistributedDataParallel over this backend"
             )
-        dtype_name = str(value.dtype).removeprefix("torch.")
+        name = dtype_name(value.dtype)
         if value.shape == holder.shape and value.dim():
             whole = self._parameters[parameter]
-            return StateEntry(parameter, key, "like", dtype_name, tuple(whole.shape))
-        return StateEntry(parameter, key, "tensor", dtype_name, tuple(value.shape))
+            return StateEntry(parameter, key, "like", name, tuple(whole.shape))
+        return StateEntry(parameter, key, "tensor", name, tuple(value.shape))
 
-    def _make(self, kinds: list[StateEntry]) -> Common | None:
+    def _make(self, kinds: list[StateEntry]) -> MappedMemory | None:
         if not kinds:
             return None
         at, total = offsets([kind.count * kind.torch_dtype.itemsize for kind in kinds])
-        common = Common(self._group, "optimizer state of wide.parallel", max(total, 1))
-        self._commons.append(common)
+        memory = MappedMemory(self._group, "optimizer state of wide.parallel", max(total, 1))
+        self._memories.append(memory)
         for kind, offset in zip(kinds, at, strict=True):
             where = (kind.parameter, kind.key)
             self._kinds[where] = kind
-            self._views[where] = common.tensor(offset, kind.count, kind.torch_dtype)
-        return common
+            self._views[where] = memory.tensor(offset, kind.count, kind.torch_dtype)
+        return memory
 
     def _fill(self, kind: StateEntry, view: torch.Tensor, value: Any, holder: torch.Tensor) -> None:
         if kind.kind == "number":
@@ -240,7 +242,7 @@ class SharedState:
             view.view(kind.shape).copy_(value)
 
     def _hand_out(self) -> None:
-        """The working state of this rank's pieces, from the shared one."""
+        """Make the working state of this rank's pieces from the shared one."""
         pieces = {piece.part.parameter: piece for piece in self._pieces}  # one of a parameter
         for at, kind in self._kinds.items():
             piece = pieces.get(at[0])
@@ -260,7 +262,7 @@ class SharedState:
     # -- looking at it ----
 
     def _show(self) -> None:
-        """Every parameter's whole state in optimizer.state, where programs expect it."""
+        """Put every parameter's whole state into optimizer.state, where programs expect it."""
         worked_with = set() if self._divided else {piece.part.parameter for piece in self._pieces}
         for at, value in self._whole():
             if at[0] not in worked_with:

@@ -5,9 +5,10 @@ between the two no tensor exists that `p.grad` could truly be; showing this rank
 be silently wrong (a norm of it is not the norm of the average). An `UnaveragedGradient` stands
 there instead:
 
-    another backward adds to it          accumulation needs nothing
+    another backward adds to it          gradient accumulation needs nothing
     zero_(), mul_(2), div_(world)        act on this rank's part, and count
-    GradScaler.unscale_                  acts on this rank's part; all ranks agree on inf
+    GradScaler.unscale_                  (mixed precision) acts on this rank's part; all ranks
+                                         agree on inf
     p.grad = None, p.grad = tensor       discards, replaces
     anything that reads                  raises one sentence that names `run.clip_grad_norm_`
 
@@ -62,30 +63,30 @@ _ADD = frozenset([_T.add_, _T.__iadd__])
 _UNSCALE = torch._amp_foreach_non_finite_check_and_unscale_
 
 
-class Store(Protocol):
-    """Where gradients lie (`gradients.GradientStore`)."""
+class GradientOwner(Protocol):
+    """The object that keeps the memory of gradients (`gradient_store.GradientStore`)."""
 
     def label(self, i: int) -> str: ...
     def add(self, i: int, gradient: torch.Tensor, alpha: float = 1) -> None: ...
     def parts(self, i: int) -> list[torch.Tensor]: ...
-    def when_left_out(self) -> None: ...
+    def on_skipped_step(self) -> None: ...
 
 
 class UnaveragedGradient(torch.Tensor):
     """One parameter's gradient on this rank, until the step averages it."""
 
     # Weakly: through `p.grad` torch keeps this object where Python's collector does not see it.
-    store: weakref.ref[Store]
+    store: weakref.ref[GradientOwner]
     number: int  # the parameter's, in the store
     reduced: bool  # the average has been made (by clip_grad_norm_): nothing may be added any more
     group: dist.ProcessGroup  # of the ranks that must agree on inf
 
-    def _belongs(self, store: Store, number: int, group: dist.ProcessGroup) -> None:
+    def _belongs(self, store: GradientOwner, number: int, group: dist.ProcessGroup) -> None:
         self.store, self.number = weakref.ref(store), number
         self.group, self.reduced = group, False
 
     @property
-    def _store(self) -> Store:
+    def _store(self) -> GradientOwner:
         store = self.store()
         assert store is not None, "a model whose weights are shared keeps its gradients"
         return store
@@ -157,7 +158,7 @@ class StagedGradient(UnaveragedGradient):
 
     @staticmethod
     def __new__(
-        cls, store: Store, number: int, slot: torch.Tensor, group: dist.ProcessGroup
+        cls, store: GradientOwner, number: int, slot: torch.Tensor, group: dist.ProcessGroup
     ) -> StagedGradient:
         made: StagedGradient = torch.Tensor._make_subclass(cls, slot)
         made._belongs(store, number, group)
@@ -169,7 +170,7 @@ class ScatteredGradient(UnaveragedGradient):
 
     @staticmethod
     def __new__(
-        cls, store: Store, number: int, like: torch.Tensor, group: dist.ProcessGroup
+        cls, store: GradientOwner, number: int, like: torch.Tensor, group: dist.ProcessGroup
     ) -> ScatteredGradient:
         made: ScatteredGradient = torch.Tensor._make_wrapper_subclass(
             cls, like.size(), strides=like.stride(), dtype=like.dtype, device=like.device
@@ -194,7 +195,7 @@ class ScatteredGradient(UnaveragedGradient):
 
 
 def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, scale: torch.Tensor) -> None:
-    """GradScaler's: a step is left out where a gradient is not finite, by all ranks or by none."""
+    """Unscale for GradScaler: all ranks skip the step if a gradient is not finite, or none does."""
     ours = [g for g in gradients if isinstance(g, UnaveragedGradient)]
     parts = [part for g in ours for part in g.parts]
     plain = [g for g in gradients if not isinstance(g, UnaveragedGradient)]
@@ -202,7 +203,7 @@ def _unscale(gradients: list[torch.Tensor], found_inf: torch.Tensor, scale: torc
     _UNSCALE([*parts, *plain], found_inf, scale)
     dist.all_reduce(found_inf, dist.ReduceOp.MAX, ours[0].group)
     if bool(found_inf) and not known:
-        ours[0]._store.when_left_out()
+        ours[0]._store.on_skipped_step()
 
 
 def _flat(args: Any) -> list[Any]:
