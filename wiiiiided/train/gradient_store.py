@@ -125,6 +125,7 @@ class GradientStore:
         found = {i: [placed for placed in parts if placed.private] for i, parts in mine}
         self._private = {i: parts for i, parts in found.items() if parts}
         self._held: list[torch.Tensor | None] = [None] * len(parameters)
+        self.holds_average = False  # made by `average`, and not yet used in a step
         dtypes = {p.dtype for p in parameters}
         self._combine: dict[torch.dtype, Combine] = {
             dtype: combiner("AVG", dtype, process_group.size()) for dtype in dtypes
@@ -223,8 +224,9 @@ class GradientStore:
             yield held[part.begin : part.end], part
 
     def let_go(self) -> None:
-        """Free, before a backward, the memory of gradients that were discarded."""
-        for i in self._private:
+        """Free, before a backward, the memory of gradients that were discarded. Where this rank has
+        no gradient, the average of what others have may lie there until the step."""
+        for i in () if self.holds_average else self._private:
             if self._parameters[i].grad is None:
                 self._held[i] = None
 
@@ -250,6 +252,7 @@ class GradientStore:
         leave the squared norms; those that hosts leave of the average add up to it.
         """
         self.own_norm = self.mean_norm = 0.0
+        self.holds_average = True
         if self._process_group.size() == 1:
             return  # the average of one rank's gradients is those, where its backward left them
         same = all(np.array_equal(presence, anywhere) for presence in here)
@@ -372,7 +375,8 @@ class GradientStore:
             chosen = [
                 (row, 1 / self._process_group.size() if weights is None else weights[rank])
                 for row, rank, presence in zip(rows, ranks, here, strict=True)
-                if presence[part.parameter]
+                # A rank that counts nothing is left out: its gradient may be no number at all.
+                if presence[part.parameter] and (weights is None or weights[rank])
             ]
             if self._is_measured:
                 self.own_norm += sum(float(row.dot(row)) for row, _ in chosen)

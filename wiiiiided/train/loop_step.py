@@ -130,6 +130,13 @@ class LoopStep:
         """Whether all hosts have the same weights."""
         return not isinstance(self._steps, OuterStep) or self._steps.is_round_over
 
+    def wants_batch(self) -> None:
+        """The loop asks for the next batch. One before it may have been given up after clipping, as
+        one does for a norm that is not finite: then its samples count for no step."""
+        if self._data is not None and self._steps.discard_clipped():
+            self._data.give_up()
+        self.between_steps()
+
     def between_steps(self) -> None:
         """All that belongs to the last step has been done: save, if it is time."""
         self._is_skipped = False

@@ -51,6 +51,11 @@ class DividedOptimizer(torch.optim.Optimizer):
     step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
 
     def _step(self, closure: Callable[[], Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None and bool(found_inf):
+            # GradScaler leaves it to a fused optimizer to skip the step, and calls it all the same;
+            # `on_skipped_step` has been called.
+            return None
         self._opt_called = True  # a scheduler looks whether the optimizer stepped before it
         loss = None
         if closure is not None:

@@ -136,7 +136,7 @@ class SharedState:
                 _write_number(view, value)
             self._local[at] = value
         elif kind.kind == "like":
-            mine = view[piece.part.begin : piece.part.end].view_as(value)
+            mine = self._shared_part(piece, view)
             state[at[1]] = self._local[at] = mine.copy_(value)
         elif piece.first:
             state[at[1]] = self._local[at] = view.view(kind.shape).copy_(value)
@@ -255,9 +255,15 @@ class SharedState:
         if kind.kind == "number":
             return _read_number(view)
         if kind.kind == "like":
-            mine = view[piece.part.begin : piece.part.end]
-            return mine if self._divided else _shaped(view, piece.tensor)
+            return self._shared_part(piece, view)
         return view.view(kind.shape) if piece.first else view.view(kind.shape).clone()
+
+    def _shared_part(self, piece: Piece, view: torch.Tensor) -> torch.Tensor:
+        """This rank's part of state of its parameter's shape. In shared memory it lies in the order
+        of the parameter's memory, which need not be that of its rows (channels_last)."""
+        if not self._divided:
+            return _shaped(view, piece.tensor)
+        return view[piece.part.begin : piece.part.end].view_as(piece.tensor)
 
     # -- looking at it ----
 

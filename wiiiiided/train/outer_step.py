@@ -116,7 +116,9 @@ class OuterStep:
             between=Between(),
             on_skipped_step=on_skipped_step,
         )
-        self._inner = SyncStep(shared, model, False, self._begin_anew)
+        self._inner = SyncStep(
+            shared, model, False, self._begin_anew, knows_batches=loop.data is not None
+        )
         tell_own_steps()
         self._length = self._first_length(model, group.driver.config.every_start)
         self._rounds = self._make_rounds(loop)
@@ -277,6 +279,10 @@ class OuterStep:
     def count_samples(self, count: float) -> None:
         """This rank's batch had so many samples."""
         self._inner.count_samples(count)
+
+    def discard_clipped(self) -> bool:
+        """Forget a batch whose gradients were thrown away after clip_grad_norm_."""
+        return self._inner.discard_clipped()
 
     def clip(self, max_norm: float, kind: float, error_if_nonfinite: bool) -> torch.Tensor:
         """Clip the average of this host's gradients."""

@@ -59,11 +59,13 @@ class SyncStep:
         model: torch.nn.Module,
         is_whole: bool = True,
         when_loaded: Callable[[], None] | None = None,
+        knows_batches: bool = False,
     ) -> None:
         """`is_whole`: these are all ranks of the run, and not those of one host among several.
-        `when_loaded`: called on every rank when one has loaded the model, before any writes."""
+        `when_loaded`: called on every rank when one has loaded the model, before any writes.
+        `knows_batches`: samples are those of the loop's data; a step of none changes nothing."""
         self._shared, self._model, self._is_whole = shared, model, is_whole
-        self._when_loaded = when_loaded
+        self._when_loaded, self._knows_batches = when_loaded, knows_batches
         self._has_buffers = any(True for _ in model.buffers()) and shared.process_group.size() > 1
         self._memory, self._gradients = shared.memory, shared.gradients
         self._settings = GroupSettings(shared.optimizer, shared.process_group)
@@ -74,6 +76,8 @@ class SyncStep:
         self._present = no_gradients(len(shared.parameters))
         self._words = np.zeros(WORDS, np.int64)
         self._factor: torch.Tensor | None = None  # by which clip_grad_norm_ scales the average
+        self._averaged_samples: float | None = None  # those that the present average was made with
+        self._is_empty = False  # no rank has a sample in this step
         self._flags = 0
         is_told = shared.process_group.size() > 1 and self._gradients.tells_noise
         self.noise = NoiseScale() if is_told else None
@@ -124,10 +128,12 @@ class SyncStep:
     def _update(self, inner: Callable[[], Any], present: Bytes, number: int) -> None:
         """Update this rank's part of the weights, and wait for the others'."""
         shared = self._shared
-        if self._factor is not None:
-            shared.scale_average(present, self._factor)
-            self._factor = None
-        shared.update(inner, present)
+        factor, self._factor = self._factor, None
+        if not self._is_empty:
+            if factor is not None:
+                shared.scale_average(present, factor)
+            shared.update(inner, present)
+        self._gradients.holds_average = False
         if shared.state.look():
             self._memory.mark_fresh(number)
         self._memory.complete(number)
@@ -167,7 +173,25 @@ class SyncStep:
 
     def count_samples(self, count: float) -> None:
         """This rank's batch had so many samples."""
+        if self._factor is not None and count != self._averaged_samples and self._is_averaged():
+            raise UsageError(
+                f"run.samples({count:g}) after run.clip_grad_norm_(), which has averaged the "
+                "gradients: call run.samples() before it"
+            )
         self.samples = count
+
+    def _is_averaged(self) -> bool:
+        """Whether gradients are there whose average has been made."""
+        pairs = zip(self._shared.parameters, self._gradients.pending, strict=True)
+        return any(p.grad is pending and pending.reduced for p, pending in pairs)
+
+    def discard_clipped(self) -> bool:
+        """Forget a batch whose gradients were thrown away after clip_grad_norm_; whether there was
+        one."""
+        if self._factor is None or any(p.grad is not None for p in self._shared.parameters):
+            return False
+        self._factor = self.samples = None
+        return True
 
     def before_forward(self) -> None:
         """Send rank 0's buffers to all, as DDP does; free the memory of discarded gradients."""
@@ -224,6 +248,8 @@ class SyncStep:
             self._resolve_differences(records)
         anywhere: Bytes = self._present
         weights: Weights = None
+        counts = [self.samples] if alike else [_float(record, _SAMPLES) for record in records]
+        self._is_empty = self._knows_batches and not any(count != 0 for count in counts)
         self.save_wished = SaveWish.NO
         if not alike:
             self._hear_wishes(records)
@@ -236,10 +262,14 @@ class SyncStep:
             measure = self.noise is not None and is_measured(self.number + 1)
             self._gradients.average(here, anywhere, weights, measure)
             self._measured = self._batch_sizes(weights, records) if measure else None
-            for pending in self._gradients.pending:
-                pending.reduced = True
+            self._mark_averaged()
             self._factor = None
         return anywhere
+
+    def _mark_averaged(self) -> None:
+        self._averaged_samples = self.samples
+        for pending in self._gradients.pending:
+            pending.reduced = True
 
     def _hear_noise(self, records: Sequence[Record]) -> None:
         """Hear the norms of the step before this one from all ranks, if it was measured."""
@@ -288,8 +318,7 @@ class SyncStep:
         if self.noise is not None and is_measured(self.number + 1):
             records = self._memory.records()
             self._measured = self._batch_sizes(_weighting(records), records)
-        for pending in self._gradients.pending:
-            pending.reduced = True
+        self._mark_averaged()
         self._flags, self._factor = 0, None
         return True
 

@@ -128,6 +128,16 @@ def test_nan_and_infinities_arrive_as_what_they_are_and_leave_nothing(
     assert np.array_equal(values[untouched] - arrived[untouched], left[untouched])
 
 
+@pytest.mark.parametrize("name", ["bf16", "int8", "int4"])
+def test_the_largest_number_there_is_leaves_a_residual_that_is_a_number(name: str) -> None:
+    values = np.full(300, np.finfo(np.float32).max, np.float32)
+    values[1::3] *= -1
+    residual, coder = np.zeros_like(values), _codec(name)
+    coder.encode(values, residual, np.empty(coder.coded_bytes(300), np.uint8))
+    assert np.isfinite(residual).all()
+    assert name == "bf16" or np.isfinite(values).all()
+
+
 def test_a_chunk_with_more_nans_than_top_k_sends_arrives_as_nan() -> None:
     values = _random(2 * CHUNK)
     values[:100] = np.inf

@@ -196,6 +196,19 @@ def test_a_loop_that_is_left_goes_on_with_what_was_not_trained() -> None:
     assert [ids(batch) for batch in data] == whole[4:]
 
 
+def test_the_epoch_is_that_of_the_next_loop_also_after_a_break() -> None:
+    data = Batches(TensorDataset(torch.arange(8)), 4, shuffle=False)
+    loops = 0
+    while data.epoch < 2:
+        loops += 1
+        for number, _ in enumerate(data):
+            assert data.epoch == loops - 1
+            data.committed()
+            if number == 1:  # left at its last batch, which was trained
+                break
+    assert (loops, data.epochs_done) == (2, 2.0)
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_workers_fetched_ahead_counts_as_not_seen(workers: int) -> None:
     whole = [ids(batch) for batch in at(0, 1)]

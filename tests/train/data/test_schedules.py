@@ -176,6 +176,7 @@ class SimulatedSteps(SyncStep):
 
     def __init__(self) -> None:
         self.number, self.samples = 0, None
+        self._factor = None  # none of them clips
         self.wishes_save = self.save_wished = SaveWish.NO
         self.noise: Any = SimpleNamespace(value=None)
         self.balance: Any = SimpleNamespace(shares=(1.0,))

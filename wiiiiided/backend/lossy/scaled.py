@@ -12,7 +12,7 @@ i + 128 above: both halves are packed in one pass over contiguous memory.
 An element is wrong by half a scale at most. The difference to its decoded value is exact in
 float32 (they are within a factor of two of each other, or the code is 0), so a residual is exactly
 what was rounded away. A block whose largest is below 2**-100 is sent as zeros: 1 / scale would
-overflow. One above 3.4e38 may decode to infinity.
+overflow.
 
 A block with a NaN or an infinity has an infinite scale and the codes 1, -1 and 0: multiplied they
 are the infinities and NaN, as decoding multiplies anyway. Its finite elements arrive as NaN.
@@ -34,6 +34,7 @@ from wiiiiided.backend.lossy.padding import encode_padded
 BLOCK: Final = 256
 _HALF: Final = BLOCK // 2
 _LEAST: Final = np.float32(2.0**-100)
+_MOST: Final = np.float32(3.4e38)
 
 _Codes = np.ndarray[Any, np.dtype[np.int8]]
 
@@ -110,11 +111,15 @@ class _Scaled:
         np.add(values, residual, out=residual)
         np.abs(residual, out=work)
         np.max(rows, axis=1, out=scales)
-        broken = None if np.max(scales) < np.inf else ~np.isfinite(scales)
+        largest = np.max(scales)
+        broken = None if largest < np.inf else ~np.isfinite(scales)
         np.divide(self.levels, scales, out=inverse)
         tiny = scales < _LEAST
         inverse[tiny], scales[tiny] = 0, 0
         np.divide(scales, self.levels, out=scales)
+        if largest > _MOST:  # rounded up, the scale would decode the largest to infinity
+            over = np.isinf(scales * np.float32(self.levels)) & np.isfinite(scales)
+            scales[over] = np.nextafter(scales[over], np.float32(0))
         np.multiply(meant, inverse[:, None], out=rows)
         np.rint(work, out=work)
         np.add(work, 0, out=work)  # the sender would have -0.0 where a decoder has 0.0

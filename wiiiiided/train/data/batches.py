@@ -90,7 +90,7 @@ class DrawnLoop:
 class AttachedRun(Protocol):
     """The training run that loops over the data, where it wants to hear how loops go on."""
 
-    def between_steps(self) -> None:
+    def wants_batch(self) -> None:
         """A batch will be fetched, and all that the loop does after a step has been done: after the
         last one of an epoch that is when the next epoch begins."""
 
@@ -194,7 +194,7 @@ class Batches:
         if not self._by_steps:
             self._cursor.commit()
         if self._run is not None:
-            self._run.between_steps()
+            self._run.wants_batch()
         drawn.is_told = True
         part = drawn.parts.popleft()
         self._cursor.hand_out(part.span, part.samples)
@@ -204,7 +204,10 @@ class Batches:
     @property
     def epoch(self) -> int:
         """The epoch of the loop that goes on, or of the next one."""
-        return self._cursor.head.epoch
+        if self.is_in_loop:
+            return self._cursor.head.epoch
+        at = self._cursor.next_loop
+        return at.epoch if self._has_left(at) else at.epoch + 1
 
     @property
     def epochs_done(self) -> float:
@@ -250,6 +253,10 @@ class Batches:
         """How many samples this rank has got since the last commit."""
         self._check_told()
         return self._cursor.samples
+
+    def give_up(self) -> None:
+        """Count the samples of batches that were got and not trained for no step."""
+        self._cursor.samples = 0
 
     # -- how batches are divided ----
 
@@ -441,7 +448,7 @@ class Batches:
         def handed_out() -> Iterator[Any]:
             nonlocal batches, division
             if self._run is not None:
-                self._run.between_steps()
+                self._run.wants_batch()
             while True:
                 if division != self._division:
                     division = self._division
@@ -458,7 +465,7 @@ class Batches:
                 if not self._by_steps:
                     self._cursor.commit()
                 if self._run is not None and not part.span.last:
-                    self._run.between_steps()
+                    self._run.wants_batch()
             if self._run is not None:
                 self._run.ran_out()
             self._cursor.run_out()

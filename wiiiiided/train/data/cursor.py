@@ -56,6 +56,11 @@ class Cursor:
         self._ran_out = False
         return self.head
 
+    @property
+    def next_loop(self) -> EpochPlace:
+        """Where the next loop begins."""
+        return self.head if self._ran_out else self.committed
+
     def hand_out(self, span: BatchSpan, samples: int) -> None:
         """The loop gets a batch, of which this rank has so many samples."""
         epoch = self.head.epoch
