@@ -203,7 +203,7 @@ def started(member: Member) -> Any:
     return asyncio.run(scene())
 
 
-def test_an_exception_before_the_start_is_the_end_of_the_share(tmp_path: Path) -> None:
+def test_an_exception_before_the_start_is_the_end_of_the_allocation(tmp_path: Path) -> None:
     """Not an allocation without a follower, which neither starts, ends nor can be cancelled."""
     found = started(Member(tmp_path, defect))
     assert isinstance(found, e.WorkersEnded)

@@ -1,4 +1,4 @@
-"""Figures of jobs through a real daemon: what is seen while they run, and what stays of them."""
+"""Metrics of jobs through a real daemon: what is seen while they run, and what stays of them."""
 
 from __future__ import annotations
 

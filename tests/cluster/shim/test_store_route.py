@@ -163,7 +163,9 @@ print("met", flush=True)
     assert (b"a word of rank" in heard) != encrypt
 
 
-def test_a_rank_waits_for_a_share_that_begins_later(machines: tuple[Machine, Machine]) -> None:
+def test_a_rank_waits_for_an_allocation_begun_later(
+    machines: tuple[Machine, Machine],
+) -> None:
     program = """
 print("begun", flush=True)
 store = client()
@@ -375,7 +377,7 @@ if rank == 1:
         there.end()
 
 
-def test_a_share_without_its_key_does_not_begin(machines: tuple[Machine, Machine]) -> None:
+def test_an_allocation_without_its_key_does_not_begin(machines: tuple[Machine, Machine]) -> None:
     with allocations(["true"], *machines) as (_, there):
         (there.path / protocol.KEY).unlink()
         end = there.run()
