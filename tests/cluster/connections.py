@@ -169,15 +169,15 @@ class FakeNode:
 
     def __init__(self, name: str, directory: Path) -> None:
         self.node = Node(name, 4, 1 << 30, address=f"10.0.0.{ord(name) - 96}", port=9461)
-        self.runs = JobDirs(directory / name, JobAccount.this())
-        self.workers = FakeWorkers(self.runs)
-        self.allocations = LocalAllocations(name, self.workers, self.runs)  # type: ignore[arg-type]
+        self.job_dirs = JobDirs(directory / name, JobAccount.this())
+        self.workers = FakeWorkers(self.job_dirs)
+        self.allocations = LocalAllocations(name, self.workers, self.job_dirs)  # type: ignore[arg-type]
 
     async def serve(self, connection: RpcConnection) -> None:
         await self.allocations.handle(connection, p.decode_ask(await connection.message()))
 
     def begin(self, job: int = 1, attempt: int = 1) -> None:
-        self.runs.make(job, attempt)
+        self.job_dirs.make(job, attempt)
         self.workers.following[job, attempt] = SimpleNamespace(attempt=None)
 
     def end(self, job: int = 1, attempt: int = 1) -> None:
@@ -186,11 +186,11 @@ class FakeNode:
     def give(self, content: dict[str, str], job: int = 1) -> None:
         """Files of a job's working directory."""
         for name, text in content.items():
-            path = self.runs.work(job) / name
+            path = self.job_dirs.work(job) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
 
     def write(self, rank: int, *lines: tuple[float, str], job: int = 1, attempt: int = 1) -> None:
-        self.runs.make(job, attempt)
-        with (self.runs.attempt(job, attempt) / f"rank-{rank}.log").open("a") as file:
+        self.job_dirs.make(job, attempt)
+        with (self.job_dirs.attempt(job, attempt) / f"rank-{rank}.log").open("a") as file:
             file.writelines(f"{at:.6f} out {text}\n" for at, text in lines)

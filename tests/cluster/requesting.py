@@ -39,7 +39,7 @@ class FakeMetrics:
     def run(self, number: int) -> None:
         return None
 
-    def runs(self, number: int) -> tuple[()]:
+    def job_dirs(self, number: int) -> tuple[()]:
         return ()
 
     def with_use(self, found: m.JobList) -> m.JobList:
@@ -78,7 +78,7 @@ class FakeMembers:
 
 def facts(node: FakeNode, state: Path) -> DaemonFacts:
     return DaemonFacts(
-        *("private", node.node, 1.0, str(state)), str(node.runs.root), node.runs.user.name
+        *("private", node.node, 1.0, str(state)), str(node.job_dirs.root), node.job_dirs.user.name
     )
 
 

@@ -21,34 +21,34 @@ def mark(path: Path) -> str:
 
 def test_a_machines_own_jobs_make_room_and_come_back(tmp_path: Path) -> None:
     put(tmp_path / "17", "own")
-    job_dir_owner.settle(tmp_path, "lab")
+    job_dir_owner.assign_job_dirs(tmp_path, "lab")
     assert not (tmp_path / "17").exists()
     assert mark(tmp_path / "before-lab" / "17") == "own"
     put(tmp_path / "17", "lab's")
-    job_dir_owner.settle(tmp_path, "lab")  # a restart
+    job_dir_owner.assign_job_dirs(tmp_path, "lab")  # a restart
     assert mark(tmp_path / "17") == "lab's"
-    job_dir_owner.settle(tmp_path, "")
+    job_dir_owner.assign_job_dirs(tmp_path, "")
     assert mark(tmp_path / "17") == "own"
     assert mark(tmp_path / "left-lab" / "17") == "lab's"
     assert not (tmp_path / "before-lab").exists()
-    job_dir_owner.settle(tmp_path, "")
+    job_dir_owner.assign_job_dirs(tmp_path, "")
     assert mark(tmp_path / "17") == "own"
 
 
 def test_two_memberships_in_clusters_of_one_name_leave_two_directories(tmp_path: Path) -> None:
     for number in (1, 2):
-        job_dir_owner.settle(tmp_path, "lab")
+        job_dir_owner.assign_job_dirs(tmp_path, "lab")
         put(tmp_path / "1", f"time {number}")
-        job_dir_owner.settle(tmp_path, "")
+        job_dir_owner.assign_job_dirs(tmp_path, "")
     assert mark(tmp_path / "left-lab" / "1") == "time 1"
     assert mark(tmp_path / "left-lab-2" / "1") == "time 2"
 
 
 def test_another_cluster_without_leaving_puts_the_first_ones_jobs_away(tmp_path: Path) -> None:
     put(tmp_path / "1", "own")
-    job_dir_owner.settle(tmp_path, "one")
+    job_dir_owner.assign_job_dirs(tmp_path, "one")
     put(tmp_path / "1", "one's")
-    job_dir_owner.settle(tmp_path, "two")
+    job_dir_owner.assign_job_dirs(tmp_path, "two")
     assert mark(tmp_path / "left-one" / "1") == "one's"
     assert mark(tmp_path / "before-two" / "1") == "own"
     assert not (tmp_path / "1").exists()
@@ -70,20 +70,20 @@ def test_a_crash_at_any_move_changes_nothing_in_the_end(
         left -= 1
         real(source, target, **rest)  # type: ignore[arg-type]
 
-    def settle(cluster: str) -> None:
+    def assign_job_dirs(cluster: str) -> None:
         monkeypatch.setattr(job_dir_owner.os, "rename", rename)
         try:
-            job_dir_owner.settle(tmp_path, cluster)
+            job_dir_owner.assign_job_dirs(tmp_path, cluster)
         except KeyboardInterrupt:
             monkeypatch.setattr(job_dir_owner.os, "rename", real)
-            job_dir_owner.settle(tmp_path, cluster)
+            job_dir_owner.assign_job_dirs(tmp_path, cluster)
         finally:
             monkeypatch.setattr(job_dir_owner.os, "rename", real)
 
-    settle("lab")
+    assign_job_dirs("lab")
     for number in (2, 3):
         put(tmp_path / str(number), f"lab's {number}")
-    settle("")
+    assign_job_dirs("")
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.isdecimal()) == ["1", "2"]
     assert [mark(tmp_path / str(number)) for number in (1, 2)] == ["own 1", "own 2"]
     found = {mark(path) for path in tmp_path.glob("left-lab*/*")}
@@ -94,5 +94,5 @@ def test_a_marker_that_cannot_be_read_stops_everything(tmp_path: Path) -> None:
     put(tmp_path / "1", "whose?")
     (tmp_path / job_dir_owner.MARKER).write_text("{")
     with pytest.raises(HostError, match="says whose the jobs there are"):
-        job_dir_owner.settle(tmp_path, "lab")
+        job_dir_owner.assign_job_dirs(tmp_path, "lab")
     assert mark(tmp_path / "1") == "whose?"

@@ -48,7 +48,7 @@ class Machine:
             self.steps[type(event).__name__] += steps_of(lambda: step(self.state, event))
         else:
             step(self.state, event)
-        self.state.settled()
+        self.state.committed()
 
     def submit(self, resources: Resources = ONE_CORE, *, hold: bool = False, **policy: Any) -> int:
         number, self.next = self.next, self.next + 1
@@ -205,7 +205,7 @@ def test_estimating_starts_does_not_grow_with_the_queue() -> None:
         spec = JobSpec("job", Run(("python",)))
         events = (e.JobSubmitted(0.0, n, spec, ADA, "0" * 64) for n in range(1, jobs + 1))
         step(state, e.SweepSubmitted(0.0, 1, tuple(events)))
-        state.settled()
+        state.committed()
         return steps_of(
             lambda: Estimate(state, 0.0, lambda job: RemainingTime(job.id % 7 + 1.0), 5000)
         )

@@ -175,7 +175,7 @@ def test_a_very_long_chain_of_dependencies_is_no_recursion() -> None:
 
         step(world.state, event)
         world.last.update(world.state.touched)
-        world.state.settled()
+        world.state.committed()
         last = number
     world.cancel(first)
     world.ended_on(first, code=143)

@@ -57,7 +57,7 @@ class World:
         for job in self.state.touched.values():
             _check_no_attempt_is_left_behind(self.last.get(job.id), job)
         self.last.update(self.state.touched)
-        self.state.settled()
+        self.state.committed()
         self.actions += actions
         for action in actions:
             if isinstance(action, PrepareWorkers | StartWorkers):

@@ -148,20 +148,20 @@ def test_pids_of_those_that_run_and_codes_of_those_that_ended(node: FakeNode) ->
     found = node.allocations.ranks(p.NodeRanks(1, 1))
     assert found.pids == {2: 11, 3: 12}
     assert found.codes == {3: 1}
-    assert found.directory == str(node.runs.job(1))
+    assert found.directory == str(node.job_dirs.job(1))
 
 
 def test_the_end_of_an_allocation_has_its_codes_and_its_error(node: FakeNode) -> None:
     node.begin()
     end = protocol.AttemptEnd(1.0, {"2": 1, "3": 143}, 1, 2, error="ValueError: no")
-    node.runs.write(1, 1, protocol.EXIT, protocol.to_bytes(end))
+    node.job_dirs.write(1, 1, protocol.EXIT, protocol.to_bytes(end))
     found = node.allocations.ranks(p.NodeRanks(1, 1))
     assert (found.codes, found.error) == ({2: 1, 3: 143}, "ValueError: no")
 
 
 def test_a_record_that_the_job_spoiled_is_no_record(node: FakeNode) -> None:
     node.begin()
-    node.runs.write(1, 1, protocol.EXIT, json.dumps({"codes": "?"}).encode())
+    node.job_dirs.write(1, 1, protocol.EXIT, json.dumps({"codes": "?"}).encode())
     assert node.allocations.ranks(p.NodeRanks(1, 1)).codes == {}
 
 
@@ -180,10 +180,10 @@ def test_stacks_that_a_hang_left_behind_are_of_the_latest_attempt_that_has_any(
     node: FakeNode,
 ) -> None:
     for attempt in (1, 2, 3):
-        node.runs.make(1, attempt)
-        node.runs.write(1, attempt, "stacks-0", b"")
+        node.job_dirs.make(1, attempt)
+        node.job_dirs.write(1, attempt, "stacks-0", b"")
     for attempt in (1, 2):
-        node.runs.write(1, attempt, "stacks-0", f"of attempt {attempt}".encode())
+        node.job_dirs.write(1, attempt, "stacks-0", f"of attempt {attempt}".encode())
     (found,) = run(asked(node, p.NodeStacks(1, 3)))
     assert found.dumps == (m.StackDump(0, None, "of attempt 2"),)
     assert run(asked(node, p.NodeStacks(9, 1))) == [m.StackDumps(())]

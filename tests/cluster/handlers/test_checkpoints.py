@@ -174,14 +174,14 @@ def test_without_any_of_them_the_attempt_fails_with_a_sentence(tmp_path: Path) -
         async with site(tmp_path) as here:
             here.fail()
             here.give(a="40")
-            here.node("a").runs.mark_placing(here.job, placing=True)
+            here.node("a").job_dirs.mark_placing(here.job, placing=True)
             for name in "bc":
                 here.switch_off(name)
             with pytest.raises(HostError) as caught:
                 await here.files()
             assert "those on a were being exchanged" in str(caught.value)
             assert "b does not answer" in str(caught.value)
-            here.node("a").runs.mark_placing(here.job, placing=False)
+            here.node("a").job_dirs.mark_placing(here.job, placing=False)
             here.limit = 100
             with pytest.raises(
                 HostError, match=r"those on a are too large: .* \(limits\.outputs\)"
@@ -339,7 +339,7 @@ def test_an_exchange_that_was_cut_short_keeps_no_file_of_wide_parallel_back(
     async def scene() -> None:
         async with site(tmp_path, "a", named=False) as here:
             here.save(500, "a")
-            here.node("a").runs.mark_placing(here.job, placing=True)
+            here.node("a").job_dirs.mark_placing(here.job, placing=True)
             here.fail(on="b")
             assert await here.files() == {wide(500): "a's"}
 
@@ -357,7 +357,7 @@ def test_where_the_job_file_names_files_of_wide_parallel_the_newest_step_counts(
             assert await here.files() == {wide(500): "b's"}
             here.fail(on="bca")
             for name in "abc":
-                here.node(name).runs.mark_placing(here.job, placing=True)
+                here.node(name).job_dirs.mark_placing(here.job, placing=True)
             with pytest.raises(HostError, match="those on a were being exchanged"):
                 await here.files()
 
@@ -376,7 +376,7 @@ def test_named_files_of_an_earlier_attempt_do_not_undo_what_a_later_one_has_done
             here.switch_off("b")
             with pytest.raises(HostError, match="b does not answer"):
                 await here.files()
-            (here.node("a").runs.work(here.job) / wide(20)).unlink()
+            (here.node("a").job_dirs.work(here.job) / wide(20)).unlink()
             here.cluster.dialer.away.clear()
             assert await here.files() == {"ckpt/model": "30"}
             here.fail(on="a")

@@ -69,7 +69,7 @@ def test_ranks_and_stacks_come_from_there(cluster: Cluster) -> None:
     async def scene() -> None:
         ranks = await cluster.node_rpc.ranks("b", p.NodeRanks(1, 1), 10.0)
         assert ranks.pids == {4: 44}
-        assert ranks.directory == str(cluster.b.runs.job(1))
+        assert ranks.directory == str(cluster.b.job_dirs.job(1))
         stacks = await cluster.node_rpc.stacks("b", p.NodeStacks(1, 1))
         assert stacks.dumps == (m.StackDump(4, 44, "stack"),)
 

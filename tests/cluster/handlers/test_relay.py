@@ -21,10 +21,10 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.client import Client, DaemonRefused
 from wiiiiided.cluster.control.job import Job, Owner
 from wiiiiided.cluster.handlers.cluster_role import ClusterRole
-from wiiiiided.cluster.handlers.offline import Alone
+from wiiiiided.cluster.handlers.offline import OfflineAnswers
 from wiiiiided.cluster.handlers.relay import Relay, patience
 from wiiiiided.cluster.handlers.status import status_of
-from wiiiiided.cluster.membership.dial import Turned
+from wiiiiided.cluster.membership.dial import PeerRefusal
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
@@ -57,7 +57,7 @@ class Member:
                 lambda: self.settings,
             ),
             lambda: status_of(about, self.cluster_role, {}),
-            Alone(cluster.b.allocations, "a"),
+            OfflineAnswers(cluster.b.allocations, "a"),
         )
         self.paths = Paths.private(str(directory))
         self.api = RpcServer(self.paths.socket, False, self.relay.handle, "b")
@@ -144,7 +144,7 @@ def given_to_b(b: Member, **given: Any) -> Job:
     b.cluster.start(number)
     job = b.cluster.job(number)
     node = b.cluster.b
-    node.runs.keep(number, msgspec.json.encode(job))
+    node.job_dirs.keep(number, msgspec.json.encode(job))
     assert job.attempt is not None
     node.workers.following[number, job.attempt.number] = job
     b.dialer.away.add(COORDINATOR)
@@ -227,12 +227,12 @@ def test_the_owner_and_root_may_cancel_the_part_here_and_no_other_user(
             (listed,) = await b.ask(m.ListJobs())
             assert [one.why for one in listed.jobs] == [view.why]
             # And after a restart of this daemon.
-            again = Cancellations(b.cluster.b.runs)
+            again = Cancellations(b.cluster.b.job_dirs)
             again.read()
             (told,) = again.told(1010.0)
             assert told == p.CancelledHere(job.id, job.submitted_at, "ada", False, 10.0)
             again.forget([job.id])
-            again = Cancellations(b.cluster.b.runs)
+            again = Cancellations(b.cluster.b.job_dirs)
             again.read()
             assert again.told(0.0) == ()
 
@@ -305,7 +305,7 @@ def test_a_removed_member_is_told_how_to_go(tmp_path: Path) -> None:
         async with member(tmp_path) as b:
 
             async def turned(*given: object) -> RpcConnection:
-                raise Turned(5, "b was removed by root", removed=True)
+                raise PeerRefusal(5, "b was removed by root", removed=True)
 
             b.dialer.open = turned  # type: ignore[method-assign,assignment]
             (no,) = await b.ask(m.ListJobs())

@@ -103,7 +103,7 @@ def test_show_has_the_processes_of_all_nodes(tmp_path: Path) -> None:
                 (rank, "abc"[rank // 2], 100 + rank, "running") for rank in range(6)
             ]
             assert detail.directory.startswith("a:/")
-            assert f", c:{cluster.c.runs.job(job)}" in detail.directory
+            assert f", c:{cluster.c.job_dirs.job(job)}" in detail.directory
 
     run(scene())
 
@@ -122,7 +122,7 @@ def test_show_does_without_a_node_that_does_not_answer(tmp_path: Path) -> None:
                 (None, "running"),
                 (None, "running"),
             ]
-            assert detail.directory == str(cluster.a.runs.job(job))
+            assert detail.directory == str(cluster.a.job_dirs.job(job))
 
     run(scene())
 
@@ -134,7 +134,7 @@ def test_show_has_the_errors_of_all_nodes_with_their_names(tmp_path: Path) -> No
             cluster.start(job)
             for node, error in (("a", "PeerLost: rank 2"), ("b", "ValueError: no")):
                 end = protocol.AttemptEnd(1.0, {}, 1, error=error)
-                getattr(cluster, node).runs.write(job, 1, protocol.EXIT, protocol.to_bytes(end))
+                getattr(cluster, node).job_dirs.write(job, 1, protocol.EXIT, protocol.to_bytes(end))
             detail = await cluster.one(m.Show(job))
             assert detail.error == "on a:\nPeerLost: rank 2\non b:\nValueError: no"
 

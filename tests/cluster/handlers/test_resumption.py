@@ -122,7 +122,7 @@ def test_the_machine_with_the_newest_step_gives_them(tmp_path: Path) -> None:
             assert found.missing == {"b": "b does not answer"}
             cluster.dialer.away |= {"10.0.0.2", "10.0.0.3"}
             assert isinstance(await cluster.one(resuming(job), ADA), m.Submitted)
-            (cluster.a.runs.work(job) / name(7)).unlink()
+            (cluster.a.job_dirs.work(job) / name(7)).unlink()
             said = await cluster.one(resuming(job), ADA)
             assert said.message.startswith(f"the checkpoints of job {job} cannot be had: b does")
 

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import socket
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from wiiiiided.cluster.control.actions import AnyAction
 from wiiiiided.cluster.control.job import Job, Owner
 from wiiiiided.cluster.membership import link
 from wiiiiided.cluster.membership.control_port import OpenConnections
-from wiiiiided.cluster.membership.dispatch import Assigner, Performer
+from wiiiiided.cluster.membership.dispatch import ActionDispatcher, Assigner
 from wiiiiided.cluster.membership.links import Links, restamped
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc.connection import RpcConnection
@@ -68,9 +68,11 @@ class Identity:
 class Head:
     """A coordinator without a port: members are at the other end of socket pairs."""
 
-    def __init__(self, state: Path, members: Members) -> None:
+    def __init__(
+        self, state: Path, members: Members, clock: Callable[[], float] = time.time
+    ) -> None:
         self.store = StateStore(state)
-        self.controller = Controller(self.store, [A], self._perform, lambda: None)
+        self.controller = Controller(self.store, [A], self._perform, lambda: None, clock=clock)
         identity: Any = Identity()
         assigner = Assigner(self.controller, identity)
         given: Any = members
@@ -80,12 +82,12 @@ class Head:
             lambda node, metrics: None,
         )
         workers: Any = Workers()
-        self.performer = Performer("a", workers, assigner, self.links)
+        self.dispatcher = ActionDispatcher("a", workers, assigner, self.links)
         self.tasks: list[asyncio.Task[None]] = []
         self.members: list[RpcConnection] = []
 
     def _perform(self, action: AnyAction, job: Job) -> None:
-        self.performer(action, job)
+        self.dispatcher(action, job)
 
     async def link(
         self,
@@ -125,8 +127,10 @@ class Head:
 
 
 @contextlib.asynccontextmanager
-async def head(state: Path, members: Members | None = None) -> AsyncIterator[Head]:
-    made = Head(state, members or Members())
+async def head(
+    state: Path, members: Members | None = None, clock: Callable[[], float] = time.time
+) -> AsyncIterator[Head]:
+    made = Head(state, members or Members(), clock)
     try:
         async with asyncio.timeout(20):
             yield made
@@ -554,7 +558,7 @@ def test_times_of_another_machine_become_ours(
 
 
 def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(
-    state: Path, monkeypatch: pytest.MonkeyPatch
+    state: Path,
 ) -> None:
     """A job that ends alone after a time would be started elsewhere beside itself."""
 
@@ -570,7 +574,7 @@ def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(
             assert a.state(1) == "running"
 
     async def again() -> None:
-        async with head(state) as a:
+        async with head(state, clock=lambda: time.time() - 50_000.0) as a:
             now, latest = (
                 a.controller.clock(),
                 a.controller.latest(a.controller.state.jobs.values()),
@@ -582,8 +586,6 @@ def test_a_clock_that_went_back_while_no_daemon_ran_makes_no_silence_longer(
             assert a.state(1) == "running"
 
     asyncio.run(begin())
-    real = time.time
-    monkeypatch.setattr("wiiiiided.cluster.state.controller.time.time", lambda: real() - 50_000.0)
     asyncio.run(again())
 
 

@@ -16,7 +16,7 @@ from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Attempt, Job, Owner, Starting
 from wiiiiided.cluster.membership import uplink as module
-from wiiiiided.cluster.membership.dial import Turned, Unreachable
+from wiiiiided.cluster.membership.dial import PeerRefusal, Unreachable
 from wiiiiided.cluster.membership.uplink import Uplink
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc.connection import RpcConnection
@@ -239,7 +239,15 @@ def test_it_dials_again_whatever_happens() -> None:
     async def nonsense(connection: RpcConnection) -> None:
         await connection.send(b"J", b"{}")
 
-    plays = [Unreachable("no"), play, nonsense, OSError(5, "io"), play, Turned(5, "not now"), play]
+    plays = [
+        Unreachable("no"),
+        play,
+        nonsense,
+        OSError(5, "io"),
+        play,
+        PeerRefusal(5, "not now"),
+        play,
+    ]
     link, _ = played(Coordinator(*plays), lambda link, w: count == 3 and not link.linked)
     assert "does not answer" in link.trouble
     assert "jobs go on" in link.trouble
@@ -421,7 +429,7 @@ def test_a_removed_member_ends_what_it_runs_and_says_so(how: str) -> None:
         await connection.say(p.MemberRemoved("root"))
         await connection.gone()
 
-    plays = [play] if how == "told" else [Turned(5, "b was removed", removed=True)]
+    plays = [play] if how == "told" else [PeerRefusal(5, "b was removed", removed=True)]
     link, workers = played(Coordinator(*plays), lambda link, w: bool(link.removed))
     assert "removed" in link.trouble
     assert "wiiiiide leave" in link.trouble

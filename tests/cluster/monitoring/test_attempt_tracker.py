@@ -16,7 +16,7 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
 from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader
-from wiiiiided.cluster.monitoring.stats_pages import Pages
+from wiiiiided.cluster.monitoring.stats_pages import StatsPageReader
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.log import logger
@@ -31,11 +31,11 @@ class Site:
         self.now = 1000.0
         self.world = World()
         self.store = StateStore(root / "state")
-        self.runs = JobDirs(root / "jobs", JobAccount.this())
+        self.job_dirs = JobDirs(root / "jobs", JobAccount.this())
         self.tracker = self.new_daemon()
         self.world.now = self.now + DAY
         self.job = self.world.submit(spec("digits", resources={"workers_per_node": 2}))
-        self.runs.make(self.job, 1)
+        self.job_dirs.make(self.job, 1)
         self.tracker.update(self.world.state)
         self.pages: list[StatsPage] = []
 
@@ -46,7 +46,7 @@ class Site:
         def clock() -> float:
             return self.now + DAY
 
-        pages = Pages(self.runs, monotonic, clock)
+        pages = StatsPageReader(self.job_dirs, monotonic, clock)
         records = self.store.records
         reader = RankStatsReader("a", pages, {}, lambda event: None, monotonic, clock)
         find = self.world.last.get
@@ -55,7 +55,7 @@ class Site:
     def begin(self) -> None:
         """The ranks make their pages."""
         for rank in (0, 1):
-            path = self.runs.attempt(self.job, 1) / f"stats-{rank}"
+            path = self.job_dirs.attempt(self.job, 1) / f"stats-{rank}"
             path.touch()
             self.pages.append(StatsPage(str(path)))
             self.pages[-1].words[3] = int((self.now + DAY) * 1e9)

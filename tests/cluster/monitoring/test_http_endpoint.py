@@ -17,7 +17,12 @@ from tests.kit.conditions import wait_until
 from tests.kit.daemons import PrivateDaemon, free_port, private_daemon
 from tests.kit.prometheus import parse
 from wiiiiided.cluster.monitoring import http_endpoint
-from wiiiiided.cluster.monitoring.http_endpoint import HEAD_BYTES, Metrics, judge, read_token
+from wiiiiided.cluster.monitoring.http_endpoint import (
+    HEAD_BYTES,
+    MetricsEndpoint,
+    judge,
+    read_token,
+)
 from wiiiiided.cluster.system.settings import Address, BadSettings, Settings, read_settings
 from wiiiiided.errors import HostError
 
@@ -216,8 +221,10 @@ def test_a_token_file_is_named_by_its_whole_path(tmp_path: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def served(token: Path, page: Callable[[], str] = lambda: PAGE) -> AsyncIterator[Metrics]:
-    endpoint = Metrics(page)
+async def served(
+    token: Path, page: Callable[[], str] = lambda: PAGE
+) -> AsyncIterator[MetricsEndpoint]:
+    endpoint = MetricsEndpoint(page)
     await endpoint.apply(
         Settings(metrics_listen=Address("127.0.0.1", 0), metrics_token_file=str(token))
     )
@@ -229,7 +236,7 @@ async def served(token: Path, page: Callable[[], str] = lambda: PAGE) -> AsyncIt
         assert endpoint.port is None
 
 
-async def ask(endpoint: Metrics, data: bytes) -> bytes:
+async def ask(endpoint: MetricsEndpoint, data: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", endpoint.port)
     try:
         writer.write(data)
@@ -403,7 +410,7 @@ def test_a_port_in_use_is_a_line_in_the_log(token: Path, caplog: pytest.LogCaptu
     async def body() -> None:
         with socket.create_server(("127.0.0.1", 0)) as other:
             address = Address(*other.getsockname())
-            endpoint = Metrics(lambda: PAGE)
+            endpoint = MetricsEndpoint(lambda: PAGE)
             await endpoint.apply(Settings(metrics_listen=address, metrics_token_file=str(token)))
             assert endpoint.port is None
         says = f"cannot listen on {address}: Address already in use; another program has that port"

@@ -17,7 +17,7 @@ from tests.cluster.monitoring.two_nodes import DAY, Clock, TwoNodes
 from tests.metrics.samples import sample
 from wiiiiided.backend.shm import stats
 from wiiiiided.cluster.allocation.shim_process import Shim
-from wiiiiided.cluster.monitoring.metrics_pusher import EVERY_S, IDLE_S, Pusher
+from wiiiiided.cluster.monitoring.metrics_pusher import EVERY_S, IDLE_S, MetricsPusher
 from wiiiiided.cluster.peering.metrics_codec import (
     NodeMetrics,
     Observed,
@@ -254,11 +254,11 @@ def test_an_allocation_that_ends_sends_its_last_count_and_is_forgotten(site: Two
     assert site.sent[-1].attempts == ()
 
 
-def pusher(site: TwoNodes, clock: Clock) -> tuple[Pusher, list[float]]:
+def pusher(site: TwoNodes, clock: Clock) -> tuple[MetricsPusher, list[float]]:
     sent: list[float] = []
     machine: Any = SimpleNamespace(look=lambda: Health())
     send = lambda figures: sent.append(clock.now)  # noqa: E731
-    made = Pusher(site.reader, lambda: site.following, machine, clock.as_loop, send)
+    made = MetricsPusher(site.reader, lambda: site.following, machine, clock.as_loop, send)
     return made, sent
 
 
@@ -448,7 +448,7 @@ def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
 
 
 def test_a_status_that_a_job_made_up_names_no_rank(watched: TwoNodes) -> None:
-    shim = Shim(watched.runs["b"], watched.job, 1, lambda: None, lambda: 0.0)
+    shim = Shim(watched.job_dirs["b"], watched.job, 1, lambda: None, lambda: 0.0)
     forged = [{"code": 1}, {"rank": [], "code": 1}, {"rank": 2, "code": 0}, {"rank": 3}, 5]
     shim._heard(read_report(json.dumps({"event": "status", "ranks": forged}).encode()))
     assert shim.over == {2}

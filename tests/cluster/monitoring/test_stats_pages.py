@@ -15,7 +15,7 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.monitoring import stats_pages as module
 from wiiiiided.cluster.monitoring.host_stats import Usage
-from wiiiiided.cluster.monitoring.stats_pages import Pages, Reading
+from wiiiiided.cluster.monitoring.stats_pages import Reading, StatsPageReader
 from wiiiiided.domain.metrics import RankSample, TrainingMetrics
 
 
@@ -23,13 +23,13 @@ class Attempt:
     """One attempt's directory, a page in it, and a reader with a clock of its own."""
 
     def __init__(self, root: Path) -> None:
-        self.runs = JobDirs(root, JobAccount.this())
-        self.runs.make(1, 1)
+        self.job_dirs = JobDirs(root, JobAccount.this())
+        self.job_dirs.make(1, 1)
         self.now = 100.0
-        self.pages = Pages(self.runs, lambda: self.now, lambda: self.now + 1e9)
+        self.pages = StatsPageReader(self.job_dirs, lambda: self.now, lambda: self.now + 1e9)
 
     def path(self, rank: int = 0) -> Path:
-        return self.runs.attempt(1, 1) / f"stats-{rank}"
+        return self.job_dirs.attempt(1, 1) / f"stats-{rank}"
 
     def make(self, rank: int = 0) -> StatsPage:
         self.path(rank).touch()

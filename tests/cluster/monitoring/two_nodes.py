@@ -1,7 +1,7 @@
 """A job on two nodes without a network: a coordinator's courses, a member's reader and pusher.
 
 a (coordinator)   ranks 0 1      tracker ◄──take── NodeMetrics as bytes and back
-b (member)        ranks 2 3      Reader ──► Pusher ──┘      its clock is far ahead
+b (member)        ranks 2 3      Reader ──► MetricsPusher ┘  its clock is far ahead
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
-from wiiiiided.cluster.monitoring.metrics_pusher import Pusher
+from wiiiiided.cluster.monitoring.metrics_pusher import MetricsPusher
 from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader
-from wiiiiided.cluster.monitoring.stats_pages import Pages
+from wiiiiided.cluster.monitoring.stats_pages import StatsPageReader
 from wiiiiided.cluster.peering.messages import MetricsUpdate, decode_from_member, encode
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.state.store import StateStore
@@ -45,7 +45,7 @@ class TwoNodes:
         resources = {"nodes": (2, 2), "workers_per_node": 2}
         self.job = self.world.submit(spec("digits", resources=resources, policy=policy))
         self.store = StateStore(root / "state")
-        self.runs = {name: JobDirs(root / name, JobAccount.this()) for name in RANKS}
+        self.job_dirs = {name: JobDirs(root / name, JobAccount.this()) for name in RANKS}
         self.shims: dict[Key, Any] = {(self.job, 1): SimpleNamespace(ranks=[], over=set())}
         self.report: Callable[[Any], None] = lambda event: None  # the coordinator's
         self.tracker = self.new_coordinator()
@@ -55,17 +55,17 @@ class TwoNodes:
         self.linked = True
         self.reader = RankStatsReader(
             "b",
-            Pages(self.runs["b"], lambda: self.now + AHEAD, lambda: self.now + DAY),
+            StatsPageReader(self.job_dirs["b"], lambda: self.now + AHEAD, lambda: self.now + DAY),
             self.shims,
             self.hung.append,
             *(lambda: self.now + AHEAD, lambda: self.now + DAY),
         )
         machine: Any = SimpleNamespace(look=lambda: Health(0.51234, 0.25, False))
         loop: Any = SimpleNamespace(time=lambda: self.now)
-        self.pusher = Pusher(self.reader, lambda: self.following, machine, loop, self._send)
+        self.pusher = MetricsPusher(self.reader, lambda: self.following, machine, loop, self._send)
         self.pages: dict[int, StatsPage] = {}
         for name in RANKS:
-            self.runs[name].make(self.job, 1)
+            self.job_dirs[name].make(self.job, 1)
             prepared = e.WorkersPrepared(self.world.now, self.job, 1, name, "3.11.7", "2.13.0", "1")
             self.world.feed(prepared)
         self.following[self.job, 1] = self.world.job(self.job)  # as it was when b was told
@@ -73,7 +73,7 @@ class TwoNodes:
         self.tracker.update(self.world.state)
 
     def new_coordinator(self) -> AttemptTracker:
-        pages = Pages(self.runs["a"], lambda: self.now, lambda: self.now + DAY)
+        pages = StatsPageReader(self.job_dirs["a"], lambda: self.now, lambda: self.now + DAY)
         times = (lambda: self.now, lambda: self.now + DAY)
         report: Callable[[Any], None] = lambda event: self.report(event)  # noqa: E731
         reader = RankStatsReader("a", pages, self.shims, report, *times)
@@ -90,7 +90,7 @@ class TwoNodes:
     def begin(self) -> None:
         for name, ranks in RANKS.items():
             for rank in ranks:
-                path = self.runs[name].attempt(self.job, 1) / f"stats-{rank}"
+                path = self.job_dirs[name].attempt(self.job, 1) / f"stats-{rank}"
                 path.touch()
                 page = self.pages[rank] = StatsPage(str(path))
                 page.words[3] = int((self.now + DAY) * 1e9)

@@ -62,17 +62,17 @@ class AttemptRig:
     """Attempts' directories, their endpoints, and a connection to be passed on."""
 
     def __init__(self, root: Path) -> None:
-        self.runs = JobDirs(root, JobAccount.this())
+        self.job_dirs = JobDirs(root, JobAccount.this())
         self.live: list[tuple[int, int]] = []
-        self.handoff = FdHandoff(self.runs, lambda: self.live)
+        self.handoff = FdHandoff(self.job_dirs, lambda: self.live)
         self.mine, self.theirs = socket.socketpair()
         self.mine.setblocking(False)
         self._listeners: list[Listener] = []
 
     def attempt(self, job: int, attempt: int = 1) -> Path:
-        self.runs.make(job, attempt)
+        self.job_dirs.make(job, attempt)
         self.live.append((job, attempt))
-        return self.runs.attempt(job, attempt)
+        return self.job_dirs.attempt(job, attempt)
 
     def listener(self, path: Path, *args: Any) -> Listener:
         self._listeners.append(Listener(path, *args))
@@ -216,7 +216,7 @@ def test_an_endpoint_of_another_user_is_refused(
         other.bind(str(path))
         other.listen(1)
         monkeypatch.setattr(module.os, "getuid", lambda: 12345)
-        rig.runs.user = JobAccount("nobody", 12346, 12346, "/", other=False)
+        rig.job_dirs.user = JobAccount("nobody", 12346, 12346, "/", other=False)
         with pytest.raises(NoEndpoint, match="no socket of the job's"):
             asyncio.run(rig.handoff.worker(7, 1, UID, rig.mine))
 
@@ -247,7 +247,7 @@ def test_a_path_longer_than_a_sockets_may_be_is_no_problem(tmp_path: Path) -> No
 
 def test_the_key_is_that_of_a_live_attempt_and_no_other(rig: AttemptRig) -> None:
     rig.attempt(7)
-    rig.runs.write(7, 1, "key", KEY)
+    rig.job_dirs.write(7, 1, "key", KEY)
     assert rig.handoff.key(7, 1) == KEY
     assert rig.handoff.key(7, 2) is None
     assert rig.handoff.key(8, 1) is None
@@ -259,7 +259,7 @@ def test_the_key_is_that_of_a_live_attempt_and_no_other(rig: AttemptRig) -> None
 @pytest.mark.parametrize("data", [b"", KEY[:-1], KEY + b"!"])
 def test_a_key_of_another_size_is_none(rig: AttemptRig, data: bytes) -> None:
     rig.attempt(7)
-    rig.runs.write(7, 1, "key", data)
+    rig.job_dirs.write(7, 1, "key", data)
     assert rig.handoff.key(7, 1) is None
 
 

@@ -92,11 +92,11 @@ def test_a_time_that_is_none_of_the_past_is_now(tmp_path: Path, at: object) -> N
 
 
 def test_the_daemon_keeps_an_allocation_going(tmp_path: Path) -> None:
-    runs = JobDirs(tmp_path, JobAccount.this())
-    with Attempt(runs.job(7), ["sleep", "1000"], alone_s=ALONE_S) as attempt:
+    job_dirs = JobDirs(tmp_path, JobAccount.this())
+    with Attempt(job_dirs.job(7), ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         attempt.claim()
-        shim = Shim(runs, 7, 1, lambda: None, lambda: 0.0)
+        shim = Shim(job_dirs, 7, 1, lambda: None, lambda: 0.0)
 
         async def follow() -> tuple[protocol.AttemptEnd, float]:
             following = asyncio.ensure_future(shim.follow(None, lambda: nullcontext({})))

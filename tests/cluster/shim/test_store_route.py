@@ -83,7 +83,9 @@ client().wait(["never"])
         for rank, share in enumerate(both):
             share.wait_for("connected", rank)
         assert [tcp_listeners(share) for share in both] == [[], []]
-        with Attempt(machines[0].runs.job(8), ["sleep", "1000"]) as alone:  # the look can find one
+        with Attempt(
+            machines[0].job_dirs.job(8), ["sleep", "1000"]
+        ) as alone:  # the look can find one
             alone.start()
             alone.listen().phase("running")
             assert len(tcp_listeners(alone)) == 1
@@ -273,7 +275,7 @@ except dist.DistNetworkError:
         there.wait_for("ended", 1)
         assert time.monotonic() - began < 20.0  # and not after the 60 s that it would wait
         assert there.end().code == 0
-        assert helper("--sweep", str(here.path)).returncode == 0
+        assert helper("--cleanup", str(here.path)).returncode == 0
 
 
 def test_each_job_of_a_machine_has_its_own_store(machines: tuple[Machine, Machine]) -> None:

@@ -12,7 +12,7 @@ from tests.cluster.control.world import ADA, GIB, spec
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control import step as control_step
 from wiiiiided.cluster.control.job import Job
-from wiiiiided.cluster.control.transitions import Machine
+from wiiiiided.cluster.control.transitions import Transition
 from wiiiiided.cluster.state.controller import PUT_OFF_S, Controller
 from wiiiiided.cluster.state.store import StateStore
 from wiiiiided.domain.node import Node
@@ -29,12 +29,16 @@ LIMIT = {"max_time_s": 10.0, "warn_before_s": 0.0}
 
 
 class Clocked(Controller):
-    """With a clock that the test moves."""
+    """With a clock that the test moves, and one that stands or goes along with it."""
 
-    def __init__(self, store: StateStore) -> None:
-        super().__init__(store, [Node("a", 4, GIB)], lambda action, job: None, lambda: None)
+    def __init__(self, store: StateStore, *, steady_stands: bool) -> None:
         self.now = 1000.0
-        self.clock = lambda: self.now
+        clock = lambda: self.now  # noqa: E731
+        super().__init__(
+            *(store, [Node("a", 4, GIB)], lambda action, job: None, lambda: None),
+            clock=clock,
+            steady=(lambda: 0.0) if steady_stands else clock,
+        )
 
     def run(self, **policy: float) -> int:
         """A job that runs on one of four cores."""
@@ -49,9 +53,7 @@ def test_small_steps_of_the_clock_add_up_to_a_jump(store: StateStore) -> None:
     """Of sixty times 1.9 s nothing was told, and deadlines came two minutes early."""
 
     async def scene() -> None:
-        controller = Clocked(store)
-        controller.steady = lambda: 0.0
-        controller._ahead = controller.now
+        controller = Clocked(store, steady_stands=True)
         job = controller.run(max_time_s=100.0)
         for _ in range(60):
             controller.now += 1.9
@@ -70,22 +72,21 @@ def test_a_deadline_that_raises_keeps_no_other_from_being_taken(
     tried: list[float] = []
     real = control_step._phase_due
 
-    def broken(machine: Machine, job: Job) -> None:
+    def broken(transition: Transition, job: Job) -> None:
         if job.id != 1:
-            real(machine, job)
+            real(transition, job)
             return
-        tried.append(machine.at)
+        tried.append(transition.at)
         if isinstance(problem, KeyError):
             raise problem
-        machine.check("done", job.phase)
+        transition.check("done", job.phase)
 
     monkeypatch.setattr(control_step, "_phase_due", broken)
 
     async def scene() -> None:
-        controller = Clocked(store)
+        controller = Clocked(store, steady_stands=False)
         jobs = [controller.run(**LIMIT), controller.run(**LIMIT)]
         controller.now += 10.0
-        controller.steady = lambda: controller.now - controller._ahead
         controller.tick()
         assert [controller.state.jobs[job].state for job in jobs] == ["running", "stopping"]
         assert len(tried) == 2  # with all others, and alone

@@ -29,7 +29,7 @@ class Marker(msgspec.Struct, frozen=True):
     coming_back: bool = False  # the machine's own are on their way back from before-…
 
 
-def settle(jobs: Path, cluster: str) -> None:
+def assign_job_dirs(jobs: Path, cluster: str) -> None:
     """Make the numbered directories those of `cluster`; empty: the machine's own."""
     try:
         said = _marker(jobs)

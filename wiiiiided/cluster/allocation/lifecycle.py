@@ -126,7 +126,7 @@ class StopOrdered:
     job: Job
     grace_s: float
     reason: str
-    moment: bool = False  # ranks may end by themselves first
+    ranks_end_first: bool = False  # ranks may end by themselves first
 
 
 @dataclass(frozen=True)
@@ -217,7 +217,7 @@ class Follow:
 class StopShim:
     grace_s: float
     reason: str
-    moment: bool = False
+    ranks_end_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -382,7 +382,7 @@ class _Move:
         else:
             self.set(shim=replace(shim, job=event.job))
         self.mark_ending("asked")
-        self.actions.append(StopShim(event.grace_s, event.reason, event.moment))
+        self.actions.append(StopShim(event.grace_s, event.reason, event.ranks_end_first))
 
     def running_found(self, job: Job) -> None:
         self.drop_beginning()

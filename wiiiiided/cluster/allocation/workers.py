@@ -156,8 +156,8 @@ class Workers:
                     preparing.cancel()
             case Follow(given, starts):
                 self._follow(key, given, starts)
-            case StopShim(grace_s, reason, moment):
-                self.shims[key].stop(grace_s, reason, moment)
+            case StopShim(grace_s, reason, ranks_end_first):
+                self.shims[key].stop(grace_s, reason, ranks_end_first)
             case ReportEvent(event) if ordered:
                 asyncio.get_running_loop().call_soon(self._report, event)
             case ReportEvent(event):
@@ -180,7 +180,9 @@ class Workers:
             case a.StartWorkers():
                 self.start(given, action.attempt)
             case a.StopWorkers():
-                self.stop(job, action.attempt, action.grace_s, action.reason, action.moment)
+                self.stop(
+                    job, action.attempt, action.grace_s, action.reason, action.ranks_end_first
+                )
             case a.SignalWorkers():
                 if shim := self.shims.get((action.id, action.attempt)):
                     shim.tell(SignalCommand(action.signal))
@@ -198,10 +200,10 @@ class Workers:
         self._take((given.job.id, attempt), StartOrdered(given), ordered=True)
 
     def stop(
-        self, job: Job, attempt: int, grace_s: float, reason: str, moment: bool = False
+        self, job: Job, attempt: int, grace_s: float, reason: str, ranks_end_first: bool = False
     ) -> None:
         """End an allocation at any stage; one that never began never will."""
-        event = StopOrdered(job, grace_s, reason, moment)
+        event = StopOrdered(job, grace_s, reason, ranks_end_first)
         self._take((job.id, attempt), event, ordered=True)
 
     def cancel(self, job: Job, by: str, now: bool) -> None:

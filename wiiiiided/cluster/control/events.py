@@ -70,7 +70,7 @@ class SweepCancelRequested(Event, frozen=True, tag="SweepCancelRequested"):
 class RequeueRequested(Event, frozen=True, tag="RequeueRequested"):
     id: int
     by: str
-    ended: Job | None = None  # the job itself when it is over, which the machine has forgotten
+    ended: Job | None = None  # the job itself when it is over, which the state has forgotten
     waits_for: tuple[int, ...] = ()  # of policy.after: those that are not done yet
 
 

@@ -101,7 +101,7 @@ class NodeTable:
     def changed(self) -> bool:
         return self._before is not None
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         self._before = None
         self._touched.clear()
 
@@ -114,7 +114,7 @@ class NodeTable:
                 mine.update(old)  # type: ignore[arg-type]
             self.lost.clear()
             self.lost.update(lost)
-        self.settled()
+        self.committed()
 
     def row(self, name: str) -> NodeRow | None:
         node = self.nodes.get(name)

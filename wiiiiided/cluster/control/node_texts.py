@@ -1,7 +1,7 @@
 """Sentences about nodes: the state of one, and why something cannot be done to it. Pure.
 
 A refusal is a sentence, or empty: then the event may be made. A refusal comes before an
-event; the machine takes an event that came too late as what it is, and changes nothing.
+event; the control plane takes an event that came too late as what it is, and changes nothing.
 """
 
 from __future__ import annotations

@@ -19,15 +19,15 @@ from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.actions import PrepareWorkers, StartWorkers
 from wiiiiided.cluster.control.job import Attempt, Job, Running, Starting, Versions
 from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
-from wiiiiided.cluster.control.transitions import Machine
+from wiiiiided.cluster.control.transitions import Transition
 from wiiiiided.cluster.control.version_check import disagreement
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 
 
-def start_what_fits(machine: Machine) -> None:
+def start_what_fits(transition: Transition) -> None:
     """In queue order; nodes that the first in line could never use stay open to the others."""
-    state = machine.state
+    state = transition.state
     counted = state.counted()
     open_nodes = {name for name in state.nodes if state.takes(name) and state.free(name) > 0}
     waiting: set[Resources] = set()  # what no job can have now
@@ -42,7 +42,7 @@ def start_what_fits(machine: Machine) -> None:
         free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
         layout = place(job.spec, fit, free)
         if layout is not None:
-            start(machine, job, _attempt(machine, job, layout))  # and it has left the queue
+            start(transition, job, _attempt(transition, job, layout))  # and it has left the queue
             open_nodes = {name for name in open_nodes if state.free(name) > 0}
             continue
         waiting.add(wanted)
@@ -51,11 +51,11 @@ def start_what_fits(machine: Machine) -> None:
             open_nodes.difference_update(heard)
 
 
-def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
+def _attempt(transition: Transition, job: Job, layout: Layout) -> Attempt:
     nodes = tuple(allocation.node for allocation in layout.allocations)
-    saved, sources = job.saved, checkpoints_from(job, nodes, machine.state.nodes)
+    saved, sources = job.saved, checkpoints_from(job, nodes, transition.state.nodes)
     return Attempt(
-        *(_next(job), layout, machine.at),
+        *(_next(job), layout, transition.at),
         ordered=len(nodes) == 1 and not sources,
         checkpoints_from=sources,
         saved=saved,
@@ -81,66 +81,66 @@ def checkpoints_from(job: Job, nodes: tuple[str, ...], members: Collection[str])
     return () if nodes == holders and len(nodes) == 1 else holders
 
 
-def start(machine: Machine, job: Job, attempt: Attempt) -> None:
+def start(transition: Transition, job: Job, attempt: Attempt) -> None:
     """A job that needs preparing is prepared on all its nodes first; else it is told to start."""
     job = replace(job, attempt=attempt)
     text = f"starting on {', '.join(attempt.nodes)}, attempt {attempt.number}"
-    machine.move(job, Starting(machine.at), text, was="queued", kind="Placed")
+    transition.move(job, Starting(transition.at), text, was="queued", kind="Placed")
     action = StartWorkers if attempt.ordered else PrepareWorkers
-    machine.actions += [action(job.id, attempt.number, n, attempt.layout) for n in attempt.nodes]
+    transition.actions += [action(job.id, attempt.number, n, attempt.layout) for n in attempt.nodes]
 
 
 def workers_prepared(
-    machine: Machine, job: Job, attempt: Attempt, event: e.WorkersPrepared
+    transition: Transition, job: Job, attempt: Attempt, event: e.WorkersPrepared
 ) -> None:
     """One more node is ready; with the last of them all start, or the job fails at once."""
     if attempt.ordered or event.node not in attempt.live:
         return
     has = Versions(event.python, event.torch, event.wiiiiided)
     # One that was ready before this coordinator restarted says so again when it is heard.
-    ready = {n: v for n, v in attempt.prepared.items() if n not in machine.state.absent}
+    ready = {n: v for n, v in attempt.prepared.items() if n not in transition.state.absent}
     attempt = replace(attempt, prepared={**ready, event.node: has})
     job = replace(job, attempt=attempt)
     if event.note:
-        machine.tell(job, f"on {event.node} {event.note}")
+        transition.tell(job, f"on {event.node} {event.note}")
     if set(attempt.nodes) - set(attempt.prepared):
-        machine.move(job, job.phase)
+        transition.move(job, job.phase)
         return
     in_order = {node: attempt.prepared[node] for node in attempt.nodes}
     if reason := disagreement(in_order, job.spec.network.backend):
-        machine.stop(job, "versions", reason)
+        transition.stop(job, "versions", reason)
         return
     job = replace(job, attempt=replace(attempt, ordered=True))
-    machine.move(job, job.phase, "all nodes are ready and start")
+    transition.move(job, job.phase, "all nodes are ready and start")
     number, layout = attempt.number, attempt.layout
-    machine.actions += [StartWorkers(job.id, number, node, layout) for node in attempt.nodes]
+    transition.actions += [StartWorkers(job.id, number, node, layout) for node in attempt.nodes]
 
 
-def workers_started(machine: Machine, job: Job, attempt: Attempt, node: str) -> None:
+def workers_started(transition: Transition, job: Job, attempt: Attempt, node: str) -> None:
     """With the last allocation's word the job runs."""
     if not attempt.ordered or node in attempt.up or node not in attempt.live:
         return
     attempt = replace(attempt, up=(*attempt.up, node))
     job = replace(job, attempt=attempt)
     if job.state == "stopping" or set(attempt.nodes) - set(attempt.up):
-        machine.state.put(job)
+        transition.state.put(job)
         return
-    machine.move(job, Running(machine.at), f"runs on {', '.join(attempt.nodes)}")
-    machine.notify(job, "running", None, "")
+    transition.move(job, Running(transition.at), f"runs on {', '.join(attempt.nodes)}")
+    transition.notify(job, "running", None, "")
 
 
-def ask_again(machine: Machine, job: Job, phase: Starting) -> None:
+def ask_again(transition: Transition, job: Job, phase: Starting) -> None:
     """Nothing was heard of an allocation for too long: its node may have lost the order. A second
     one changes nothing there, and the node reports again what it knows. A node that is away is told
     everything when it is back."""
     attempt = job.attempt
     assert attempt is not None
-    machine.move(job, replace(phase, asked_at=machine.at))
+    transition.move(job, replace(phase, asked_at=transition.at))
     action = StartWorkers if attempt.ordered else PrepareWorkers
-    machine.actions += [
+    transition.actions += [
         action(job.id, attempt.number, node, attempt.layout)
         for node in attempt.unheard
-        if node not in machine.state.absent
+        if node not in transition.state.absent
     ]
 
 

@@ -9,7 +9,7 @@
     deadlines    (when, job), earliest first; of a job on a node that is not heard of, that counts
     nodes, absent, drained, lost     the nodes (control/node_table)
 
-`put` is the only way to change a job, and keeps all of them in step. Until `settled`, the state
+`put` is the only way to change a job, and keeps all of them in step. Until `committed`, the state
 remembers what every changed job or node was before: when the store cannot take a change, `rollback`
 undoes it, and nothing that was not written down has ever happened.
 """
@@ -62,7 +62,7 @@ class State:
         self.touched: dict[int, Job] = {}  # as they are now, ended ones included
         for job in jobs:
             self.put(job)
-        self.settled()
+        self.committed()
 
     # ---- changing
 
@@ -113,14 +113,14 @@ class State:
         self.put_off_to[job.id] = until
         self._list_deadline(job)
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """The changes are stored: forget what was before."""
         self._before.clear()
         self.touched.clear()
-        self.node_table.settled()
+        self.node_table.committed()
 
     def rollback(self) -> None:
-        """Undo every change since the last `settled`."""
+        """Undo every change since the last `committed`."""
         for number, old in self._before.items():
             self._replace(number, self.jobs.get(number), old)
         if self.node_table.changed():
@@ -132,7 +132,7 @@ class State:
                 if not self.claims[name]:
                     del self.claims[name]
             self._list_all_deadlines()
-        self.settled()
+        self.committed()
 
     # ---- reading
 

@@ -46,7 +46,7 @@ class IllegalMove(WiiiiideError):
     """A defect of the control plane: a move that the table does not have."""
 
 
-class Machine:
+class Transition:
     """The state, the event's time and kind, and the actions it has caused."""
 
     def __init__(self, state: State, event: e.AnyEvent) -> None:
@@ -97,12 +97,14 @@ class Machine:
         phase = Stopping(self.at, cause, reason, silent, now=grace_s == 0.0)
         self.move(spend(job, self.at), phase, f"stopping: {reason}")
         grace_s = job.spec.policy.grace_s if grace_s is None else grace_s
-        self.stop_allocations(job, grace_s, reason, moment=cause == "share-failed")
+        self.stop_allocations(job, grace_s, reason, ranks_end_first=cause == "share-failed")
 
-    def stop_allocations(self, job: Job, grace_s: float, reason: str, moment: bool = False) -> None:
+    def stop_allocations(
+        self, job: Job, grace_s: float, reason: str, ranks_end_first: bool = False
+    ) -> None:
         assert job.attempt is not None
         for node in job.attempt.live:
-            stop = StopWorkers(job.id, job.attempt.number, node, grace_s, reason, moment)
+            stop = StopWorkers(job.id, job.attempt.number, node, grace_s, reason, ranks_end_first)
             self.actions.append(stop)
 
     def allocation_ended(self, job: Job, attempt: Attempt, node: str, result: Result) -> None:

@@ -76,14 +76,14 @@ class DaemonProcess:
             interface = interface_of(identity.address)
             self.node = replace(own, name=identity.node, interface=interface, **place)
         self.here = HostContext.of(self.node, paths.mode == "system")
-        self.runs = JobDirs(paths.jobs, self.here.user)
+        self.job_dirs = JobDirs(paths.jobs, self.here.user)
         self.archives = Archives(paths.state / "archives")
         self.facts = DaemonFacts(
             paths.mode,
             self.node,
             time.time(),
             str(paths.state),
-            jobs_directory=str(self.runs.root),
+            jobs_directory=str(self.job_dirs.root),
             job_user=self.here.user.name,
         )
         self.loop = asyncio.get_running_loop()

@@ -27,7 +27,7 @@ from wiiiiided.domain.exit_codes import FAILED
 LOOK_S = 0.05
 
 
-class Alone:
+class OfflineAnswers:
     """One member's own answers. `coordinator` is the name of the one that is away."""
 
     def __init__(self, allocations: LocalAllocations, coordinator: str) -> None:

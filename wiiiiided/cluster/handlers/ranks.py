@@ -97,7 +97,7 @@ class RankRequests:
             if allocation.directory
         }
         if not found or list(found) == [self.node_rpc.own]:
-            return str(self.node_rpc.allocations.runs.job(job.id))
+            return str(self.node_rpc.allocations.job_dirs.job(job.id))
         return ", ".join(f"{node}:{directory[:4096]}" for node, directory in found.items())
 
     # ---- logs

@@ -30,7 +30,7 @@ from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 
 
-class Coordination:
+class CoordinatorServices:
     """Of one cluster."""
 
     def __init__(

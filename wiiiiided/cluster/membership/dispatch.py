@@ -41,7 +41,7 @@ class Assigner:
         return p.Assignment(job, key, endpoints, secrets)
 
 
-class Performer:
+class ActionDispatcher:
     """Carries actions out. A machine alone has no links."""
 
     def __init__(self, own: str, workers: Workers, assigner: Assigner, links: Links | None) -> None:

@@ -181,7 +181,7 @@ async def _join(state: Path, node: Node, token: Token, there: _Found) -> Identit
     return adopt_membership(state, membership, there.authority, key, certificate)
 
 
-class _Talk:
+class _JoinConnection:
     """One of the two connections: frames out, frames in, each within its time."""
 
     def __init__(
@@ -236,7 +236,9 @@ class _Talk:
 
 
 @asynccontextmanager
-async def _connected(host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[_Talk]:
+async def _connected(
+    host: str, port: int, context: ssl.SSLContext
+) -> AsyncIterator[_JoinConnection]:
     where = endpoint(host, port)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -252,7 +254,7 @@ async def _connected(host: str, port: int, context: ssl.SSLContext) -> AsyncIter
     except (OSError, UnicodeError) as problem:
         raise _unreachable(where, problem) from None
     try:
-        yield _Talk(where, reader, writer)
+        yield _JoinConnection(where, reader, writer)
     finally:
         abort(writer.transport)  # all is said; TLS's good-bye would be one more wait
 

@@ -27,7 +27,7 @@ QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most ASSIGN
 FIRST_WITHIN_S = 30.0  # that one of the first messages may take to be sent
 
 
-class LineEnded(WiiiiideError):
+class LinkEnded(WiiiiideError):
     """Why a link has ended, in a sentence."""
 
 
@@ -36,7 +36,7 @@ class DaemonLink:
     holds, and take their time: the other end answers nothing before it has all of it."""
 
     def __init__(self, connection: RpcConnection, first: Iterable[Message] = ()) -> None:
-        self._talk = connection
+        self._connection = connection
         self._first = deque(first)
         self._queue: deque[bytes] = deque()
         self._bytes = 0
@@ -77,7 +77,7 @@ class DaemonLink:
             for task in work:
                 task.cancel()
             found = await asyncio.gather(*work, return_exceptions=True)
-            self._talk.close()
+            self._connection.close()
         if not self._why:
             problems = [one for one in found if isinstance(one, Exception)]
             self._why = _words(problems[0]) if problems else "it was closed"
@@ -85,21 +85,21 @@ class DaemonLink:
 
     async def _read(self, heard: Callable[[bytes], None]) -> None:
         while True:
-            message = await self._talk.message()
+            message = await self._connection.message()
             self._heard = True
             heard(message)
 
     async def _write(self) -> None:
         while self._first:
             async with asyncio.timeout(FIRST_WITHIN_S):
-                await self._talk.say(self._first[0])
+                await self._connection.say(self._first[0])
             self._first.popleft()
         while True:
             while self._queue:
                 data = self._queue.popleft()
                 self._bytes -= len(data)
                 self._said = True
-                await self._talk.send(framing.MESSAGE, data)
+                await self._connection.send(framing.MESSAGE, data)
             self._more.clear()
             await self._more.wait()
 
@@ -110,7 +110,7 @@ class DaemonLink:
             if not self._said and not self._queue and not self._first:
                 self.say(p.Ping())
             self._said = self._heard = False
-        raise LineEnded(f"nothing was heard for {self.silent_s:g} s")
+        raise LinkEnded(f"nothing was heard for {self.silent_s:g} s")
 
 
 def _words(problem: Exception) -> str:

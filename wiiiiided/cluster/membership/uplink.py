@@ -23,7 +23,7 @@ from wiiiiided.cluster.allocation.workers import HEARD_S, Workers
 from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.membership.credentials import Credentials
-from wiiiiided.cluster.membership.dial import Dialer, Turned, Unreachable
+from wiiiiided.cluster.membership.dial import Dialer, PeerRefusal, Unreachable
 from wiiiiided.cluster.membership.link import DaemonLink
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
@@ -125,8 +125,8 @@ class Uplink:
                 await self._once()
                 if asyncio.get_running_loop().time() - began > MOST_S:
                     wait_s = FIRST_S
-            except Turned as no:
-                self._turned(no)
+            except PeerRefusal as no:
+                self._refused(no)
                 wait_s = TURNED_S
             except (Unreachable, EOFError, OSError, TimeoutError, msgspec.DecodeError) as problem:
                 self._is_away(str(problem) or "it hung up")
@@ -212,7 +212,7 @@ class Uplink:
         self.away = why
         self._watcher.unlinked()
 
-    def _turned(self, no: Turned) -> None:
+    def _refused(self, no: PeerRefusal) -> None:
         if no.removed:
             self._is_removed(str(no))
         else:
@@ -299,13 +299,13 @@ class Uplink:
 
 
 async def _reconciliation(connection: RpcConnection) -> p.Reconcile:
-    """All parts of it as one; Turned."""
+    """Read the parts of a reconciliation and put them together; PeerRefusal: it was refused."""
     given: list[msgspec.Raw] = []
     while True:
         async with asyncio.timeout(RECONCILE_S):
             told = p.decode_reconcile(await connection.message())
         if isinstance(told, p.TurnedAway):
-            raise Turned(told.code, told.message, told.hint, told.removed)
+            raise PeerRefusal(told.code, told.message, told.hint, told.removed)
         given += told.assignments
         if not told.more:
             return p.Reconcile(tuple(given), told.forget, cancelled=told.cancelled)

@@ -46,7 +46,7 @@ VERSIONS = ("HTTP/1.0", "HTTP/1.1")
 Page = Callable[[], str]
 
 
-class Metrics:
+class MetricsEndpoint:
     """The endpoint, where there is one. `page` makes what is served, at every request."""
 
     def __init__(self, page: Page) -> None:

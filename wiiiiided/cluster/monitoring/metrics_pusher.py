@@ -30,7 +30,7 @@ Codec = tuple[str, str]  # its name, why
 Rank = tuple[Key, int]
 
 
-class Pusher:
+class MetricsPusher:
     """From `start` until `close`. `changed` when jobs have come to this node or gone; `following`
     are those that are here."""
 

@@ -22,7 +22,7 @@ from wiiiiided.cluster.monitoring import host_stats
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.hang_detector import HangDetector
 from wiiiiided.cluster.monitoring.host_stats import SLOW_S
-from wiiiiided.cluster.monitoring.stats_pages import Pages, Reading
+from wiiiiided.cluster.monitoring.stats_pages import Reading, StatsPageReader
 from wiiiiided.cluster.peering.metrics_codec import Observed
 
 WEIGHED: Final = 256  # ranks whose processes are looked at
@@ -62,7 +62,7 @@ class RankStatsReader:
     def __init__(
         self,
         node: str,
-        pages: Pages,
+        pages: StatsPageReader,
         shims: Mapping[Key, Shim],
         report: Callable[[ProgressSampled], None],
         monotonic: Callable[[], float],

@@ -43,8 +43,8 @@ class EndpointBusy(HostError):
 class FdHandoff:
     """Hands connections to the processes of this machine's attempts."""
 
-    def __init__(self, runs: JobDirs, live: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        self._runs = runs
+    def __init__(self, job_dirs: JobDirs, live: Callable[[], Iterable[tuple[int, int]]]) -> None:
+        self._job_dirs = job_dirs
         self._live = live  # jobs and attempts that may run here
 
     def key(self, job: int, attempt: int) -> bytes | None:
@@ -52,7 +52,7 @@ class FdHandoff:
         if (job, attempt) not in set(self._live()):
             return None
         try:
-            key = self._runs.read(job, attempt, KEY)
+            key = self._job_dirs.read(job, attempt, KEY)
         except (OSError, HostError):  # a job has put something else in its place: its own harm
             return None
         return key if key is not None and len(key) == KEY_BYTES else None
@@ -104,9 +104,9 @@ class FdHandoff:
 
     def _connect(self, job: int, attempt: int, name: str) -> socket.socket:
         """A connection to an endpoint; NoEndpoint, EndpointBusy."""
-        owners = {self._runs.user.uid, os.getuid()}
+        owners = {self._job_dirs.user.uid, os.getuid()}
         try:
-            directory = self._runs.open_attempt(job, attempt)
+            directory = self._job_dirs.open_attempt(job, attempt)
             try:
                 return _connected(directory, name, owners)
             finally:

@@ -39,10 +39,11 @@ class StopCommand:
 
     grace_s: float | None  # None: the job's own
     reason: str
-    moment: bool = False
+    ranks_end_first: bool = False  # "moment" in the line
 
     def line(self) -> bytes:
-        return _line({"do": "stop", **asdict(self)})
+        fields = {"grace_s": self.grace_s, "reason": self.reason, "moment": self.ranks_end_first}
+        return _line({"do": "stop", **fields})
 
 
 @dataclass(frozen=True)
@@ -122,8 +123,8 @@ def read_command(line: bytes) -> ShimCommand | None:
     fields = _fields(line)
     match fields.get("do"):
         case "stop":
-            grace_s, moment = _float(fields.get("grace_s")), fields.get("moment") is True
-            return StopCommand(grace_s, str(fields.get("reason", "")), moment)
+            grace_s, ranks_end_first = _float(fields.get("grace_s")), fields.get("moment") is True
+            return StopCommand(grace_s, str(fields.get("reason", "")), ranks_end_first)
         case "signal":
             return SignalCommand(str(fields.get("signal")))
         case "stacks":

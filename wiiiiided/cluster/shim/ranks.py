@@ -89,7 +89,7 @@ class Rank:
             Pipe(loop, err_read, "err", self.log),
         ]
         self._report = report_read
-        loop.watch(report_read, READ, lambda: self.settle(loop, report))
+        loop.watch(report_read, READ, lambda: self.read_start_report(loop, report))
 
     def finish_log(self) -> None:
         """Write the rest of the log, when no process of the job is left."""
@@ -110,7 +110,7 @@ class Rank:
     def state(self) -> RankState:
         return RankState(self.number, self.pid, self.ticks, self.code)
 
-    def settle(self, loop: ShimLoop, report: Callable[[Rank, int, str], None]) -> None:
+    def read_start_report(self, loop: ShimLoop, report: Callable[[Rank, int, str], None]) -> None:
         """Read the report once: the process runs the program, or has ended."""
         if self._report < 0:
             return

@@ -45,25 +45,38 @@ Perform = Callable[[AnyAction, Job], None]
 Cancel = e.CancelRequested | e.SweepCancelRequested
 
 
+def _since_boot() -> float:
+    """Read a clock, in seconds, that cannot be set and goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 class Controller:
-    """The only writer of this daemon's state."""
+    """The only writer of this daemon's state. `clock` is seconds since 1970; `steady` goes on at
+    the same pace, and no person sets it."""
 
     def __init__(
-        self, store: StateStore, heard: list[Node], perform: Perform, on_change: Callable[[], None]
+        self,
+        store: StateStore,
+        heard: list[Node],
+        perform: Perform,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = _since_boot,
     ) -> None:
         self.store = store
         self.perform = perform
         self.on_change = on_change
         self.problem = ""  # a sentence while the state cannot be written
         self.unrecorded: dict[int, Job] = {}  # jobs as they are, though the disk does not say so
-        self.clock: Callable[[], float] = time.time
+        self.clock = clock
+        self._steady = steady
         jobs = store.live()
         # Of the other members nothing was heard yet, whatever they were before. A clock that went
         # back while no daemon ran is reported as a jump, and moves this time like all others.
         since = max(self.clock(), self.latest(jobs))
         self.state = State(heard, jobs, store.nodes(), since)
-        self.steady: Callable[[], float] = _since_boot
-        self._ahead = self.clock() - self.steady()
+        self._ahead = self.clock() - self._steady()
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._reports: deque[e.AnyEvent] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -197,7 +210,7 @@ class Controller:
             self.state.rollback()
             raise
         stands = self.state.node_table.changed()
-        self.state.settled()
+        self.state.committed()
         if stands and (text := node_texts.told(event)):
             logger.info("%s", text)
         self._done(changed, actions, getattr(event, "rank", None))
@@ -263,7 +276,7 @@ class Controller:
     def _mind_the_clock(self) -> None:
         """A person may have set it: what is due in a minute stays due in a minute. Corrections add
         up until they are a jump."""
-        ahead = self.clock() - self.steady()
+        ahead = self.clock() - self._steady()
         jump = ahead - self._ahead
         if abs(jump) > JUMP_S:
             self._ahead = ahead
@@ -330,8 +343,3 @@ def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str
 def _same(one: Cancel, other: e.AnyEvent) -> bool:
     """Said once more, at another time."""
     return type(one) is type(other) and one == replace(other, at=one.at)
-
-
-def _since_boot() -> float:
-    """Seconds of a clock that cannot be set and goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -34,14 +34,14 @@ _as_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(RunRecord).decode
 
 
-class Times(msgspec.Struct, frozen=True):
+class RunTimes(msgspec.Struct, frozen=True):
     """Of a RunRecord, what `longest` needs; its points are passed over, which is much faster."""
 
     started_at: float
     ended_at: float | None = None
 
 
-_times = msgspec.json.Decoder(Times).decode
+_times = msgspec.json.Decoder(RunTimes).decode
 Kind = TypeVar("Kind")
 
 
