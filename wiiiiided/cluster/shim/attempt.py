@@ -104,11 +104,3 @@ def is_alive(claim: protocol.ShimClaim) -> bool:
 def is_gone(directory: int) -> bool:
     """Whether the directory was removed: then no daemon wants to know the end."""
     return os.fstat(directory).st_nlink == 0
-
-
-def exists(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True
