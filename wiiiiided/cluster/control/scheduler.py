@@ -1,54 +1,61 @@
-"""From the queue onto nodes: which jobs start now, and how a gang starts: on all nodes or none.
+"""From the queue onto nodes: gang scheduling, a job starts on all of its nodes or on none.
 
     placed ─┬─ one node ──────────────────────────────────────────────► StartWorkers
             └─ several, or one that needs another's checkpoints:
                PrepareWorkers to each ─► WorkersPrepared of each, and they agree ─► to all
                           └─ one cannot, or is not heard of ─► StopWorkers to all, nothing ran
 
-A job that must wait keeps every node it could use from those behind it, so no job overtakes it for
-good. But it keeps no node while others that it needs are not heard of: that may last for days.
+Which jobs start now, and which must wait, is decided in control/start_order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.actions import PrepareWorkers, StartWorkers
 from wiiiiided.cluster.control.job import Attempt, Job, Running, Starting, Versions
-from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
+from wiiiiided.cluster.control.placement import fitting
+from wiiiiided.cluster.control.start_order import starts
+from wiiiiided.cluster.control.state import Key, State
 from wiiiiided.cluster.control.transitions import Transition
 from wiiiiided.cluster.control.version_check import disagreement
+from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 
 
+class _CurrentQueue:
+    """The queue and the nodes as they are (start_order.QueueView)."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._counted = state.counted()
+
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[Key, Resources]]:
+        ready = self._state.ready.items()
+        return [(keys[0], wanted) for wanted, keys in ready if wanted not in waiting]
+
+    def fitting(self, job: Job) -> list[Node]:
+        return fitting(job.spec, self._counted)
+
+    def free(self, node: str) -> int:
+        return self._state.free(node)
+
+    def open(self, nodes: AbstractSet[str]) -> set[str]:
+        return {name for name in nodes if self._state.free(name) > 0}
+
+
 def start_what_fits(transition: Transition) -> None:
-    """In queue order; nodes that the first in line could never use stay open to the others."""
+    """Start every queued job for which there is room, in queue order."""
     state = transition.state
-    counted = state.counted()
-    open_nodes = {name for name in state.nodes if state.takes(name) and state.free(name) > 0}
-    waiting: set[Resources] = set()  # what no job can have now
-    while open_nodes:
-        heads = [(keys[0], wanted) for wanted, keys in state.ready.items()]
-        heads = [head for head in heads if head[1] not in waiting]
-        if not heads:
-            return
-        (_, number), wanted = min(heads, key=lambda head: head[0])
-        job = state.jobs[number]
-        fit = fitting(job.spec, counted)
-        free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
-        layout = place(job.spec, fit, free)
-        if layout is not None:
-            start(transition, job, _attempt(transition, job, layout))  # and it has left the queue
-            open_nodes = {name for name in open_nodes if state.free(name) > 0}
-            continue
-        waiting.add(wanted)
-        heard = [node.name for node in fit if node.name not in state.absent]
-        if len(heard) >= wanted_nodes(job.spec, fit)[0]:  # else freeing them would not help
-            open_nodes.difference_update(heard)
+    queue = _CurrentQueue(state)
+    open_nodes = queue.open({name for name in state.nodes if state.takes(name)})
+    for job, layout in starts(state, queue, open_nodes):
+        start(transition, job, _attempt(transition, job, layout))
 
 
 def _attempt(transition: Transition, job: Job, layout: Layout) -> Attempt:

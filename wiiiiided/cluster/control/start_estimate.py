@@ -2,7 +2,7 @@
 
     what runs ──remaining──► ends ─┐   the earliest end frees its nodes
     queue ────────────────────────►├─► whatever fits then starts, in the order of
-                                   │   control/scheduler, and its own end joins the others
+                                   │   control/start_order, and its own end joins the others
                                    └─► until no end is known, or so much was looked at
 
 The caller says how long a job has still to run: `remaining` is what its script says of its steps,
@@ -18,11 +18,13 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from wiiiiided.cluster.control.job import Job, Running
-from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
+from wiiiiided.cluster.control.placement import fitting
+from wiiiiided.cluster.control.start_order import starts
 from wiiiiided.cluster.control.state import Key, State, is_ready
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
@@ -159,34 +161,37 @@ class Estimate:
                 insort(self._late.setdefault(job.spec.resources, []), job.queue_key)
 
     def _place(self) -> None:
-        """Start all that can start now, as control/scheduler does."""
-        open_nodes = {name for name, free in self._free.items() if free > 0}
+        """Start all jobs for which there is room by then."""
         self._looks -= len(self._free)
-        waiting: set[Resources] = set()
-        while open_nodes and self._looks > 0:
-            heads = [
-                (key, wanted)
-                for wanted in (*self._taken, *(w for w in self._late if w not in self._taken))
-                if wanted not in waiting and (key := self._head(wanted)) is not None
-            ]
-            self._looks -= len(heads)
-            if not heads:
-                return
-            (_, number), wanted = min(heads, key=lambda head: head[0])
-            job = self._state.jobs[number]
-            fit = self._fits(job)
-            self._looks -= len(fit)
-            free = {n.name: self._free[n.name] if n.name in open_nodes else -1 for n in fit}
-            layout = place(job.spec, fit, free)
-            if layout is not None:
-                self._start(job, layout)
-                open_nodes = {name for name in open_nodes if self._free[name] > 0}
-                self._looks -= len(open_nodes)
-                continue
-            waiting.add(wanted)
-            heard = [node.name for node in fit if node.name not in self._state.absent]
-            if len(heard) >= wanted_nodes(job.spec, fit)[0]:
-                open_nodes.difference_update(heard)
+        open_nodes = {name for name, free in self._free.items() if free > 0}
+        for job, layout in starts(self._state, self, open_nodes):
+            self._start(job, layout)
+
+    # ---- what start_order looks at, and how often it looked
+
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[Key, Resources]]:
+        if self._looks <= 0:
+            return []
+        found = [
+            (key, wanted)
+            for wanted in (*self._taken, *(w for w in self._late if w not in self._taken))
+            if wanted not in waiting and (key := self._head(wanted)) is not None
+        ]
+        self._looks -= len(found)
+        return found
+
+    def fitting(self, job: Job) -> list[Node]:
+        found = self._fits(job)
+        self._looks -= len(found)
+        return found
+
+    def free(self, node: str) -> int:
+        return self._free[node]
+
+    def open(self, nodes: AbstractSet[str]) -> set[str]:
+        found = {name for name in nodes if self._free[name] > 0}
+        self._looks -= len(found)
+        return found
 
     def _head(self, wanted: Resources) -> Key | None:
         """The first that asks for this and has not started."""
