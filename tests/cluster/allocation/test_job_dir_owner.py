@@ -93,6 +93,6 @@ def test_a_crash_at_any_move_changes_nothing_in_the_end(
 def test_a_marker_that_cannot_be_read_stops_everything(tmp_path: Path) -> None:
     put(tmp_path / "1", "whose?")
     (tmp_path / job_dir_owner.MARKER).write_text("{")
-    with pytest.raises(HostError, match="says whose the jobs there are"):
+    with pytest.raises(HostError, match="it names the cluster of the jobs there"):
         job_dir_owner.assign_job_dirs(tmp_path, "lab")
     assert mark(tmp_path / "1") == "whose?"

@@ -171,7 +171,7 @@ class ShimStarted:
 
 @dataclass(frozen=True)
 class ShimEnded:
-    """Nothing of the attempt runs any more."""
+    """No process of the attempt is left."""
 
     end: AttemptEnd
     missing: str = ""  # why the shim could not be started

@@ -320,8 +320,8 @@ class Workers:
             self._do(key, ReportEvent(event), ordered=True)
 
     def _adopt(self, given: Assignment) -> None:
-        """`adopt`, where a defect with one job keeps neither the daemon from starting nor the link
-        to the coordinator from working."""
+        """Adopt an allocation. A defect with one job keeps neither the daemon from starting nor the
+        link to the coordinator from working."""
         try:
             self.adopt(given)
         except Exception as problem:

@@ -187,7 +187,7 @@ class Blob:
         self._connection.close()
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         while not self._left and not self._ended:
             self._more()
         data, self._left = self._left[:size], self._left[size:]

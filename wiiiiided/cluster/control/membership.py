@@ -7,7 +7,8 @@
 
 An allocation that counts as ended while it runs would let the same job run twice: so silence alone
 ends nothing. The one exception is an allocation that was prepared and never told to start: it runs
-nowhere yet.
+nowhere yet. policy.stop_alone is a lease, which a job asks for: its shims have ended their ranks
+before the job starts elsewhere.
 """
 
 from __future__ import annotations

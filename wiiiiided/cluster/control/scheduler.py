@@ -100,7 +100,8 @@ def start(transition: Transition, job: Job, attempt: Attempt) -> None:
 def workers_prepared(
     transition: Transition, job: Job, attempt: Attempt, event: e.WorkersPrepared
 ) -> None:
-    """One more node is ready; with the last of them all start, or the job fails at once."""
+    """Count one more node that is ready; with the last of them all start, or the job fails at
+    once."""
     if attempt.ordered or event.node not in attempt.live:
         return
     has = Versions(event.python, event.torch, event.wiiiiided)
@@ -124,7 +125,7 @@ def workers_prepared(
 
 
 def workers_started(transition: Transition, job: Job, attempt: Attempt, node: str) -> None:
-    """With the last allocation's word the job runs."""
+    """Count one more node whose ranks run; with the last of them the job runs."""
     if not attempt.ordered or node in attempt.up or node not in attempt.live:
         return
     attempt = replace(attempt, up=(*attempt.up, node))
@@ -137,9 +138,9 @@ def workers_started(transition: Transition, job: Job, attempt: Attempt, node: st
 
 
 def ask_again(transition: Transition, job: Job, phase: Starting) -> None:
-    """Nothing was heard of an allocation for too long: its node may have lost the order. A second
-    one changes nothing there, and the node reports again what it knows. A node that is away is told
-    everything when it is back."""
+    """Send the order again where no word of an allocation came for too long: its node may have lost
+    it. A second one changes nothing there, and the node reports again what it knows. A node that is
+    away is told everything when it is back."""
     attempt = job.attempt
     assert attempt is not None
     transition.move(job, replace(phase, asked_at=transition.at))

@@ -49,7 +49,8 @@ class RemainingTime(NamedTuple):
 
 
 class Start(NamedTuple):
-    """When a job starts, in a sentence; at None the sentence says why that is not known."""
+    """The time at which a job starts, in a sentence; at None the sentence says why that is not
+    known."""
 
     at: float | None
     text: str
@@ -58,7 +59,8 @@ class Start(NamedTuple):
 def remaining(
     job: Job, now: float, longest_s: float | None, eta_s: float | None = None
 ) -> RemainingTime:
-    """From the longest of its earlier runs, and what its script says while it runs."""
+    """Estimate from the longest of a job's earlier runs, and from what its script says while it
+    runs."""
     policy = job.spec.policy
     if job.state == "stopping":
         return RemainingTime(policy.grace_s, most=True)

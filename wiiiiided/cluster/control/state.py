@@ -35,7 +35,7 @@ ALONE_MARGIN_S = 60.0  # beyond stop_alone and grace: an allocation has ended it
 
 
 class State:
-    """Mutable, and changed by `control/step` alone."""
+    """The state of the control plane. Mutable, and changed by `control/step` alone."""
 
     def __init__(
         self,
@@ -67,21 +67,21 @@ class State:
     # ---- changing
 
     def put(self, job: Job) -> None:
-        """This is the job from now on."""
+        """Put this job in the place of the one that had its number."""
         old = self.jobs.get(job.id)
         self._before.setdefault(job.id, old)
         self.touched[job.id] = job
         self._replace(job.id, old, job)
 
     def hear(self, node: Node) -> None:
-        """This node is there."""
+        """Note that a node is heard, with its resources."""
         jobs = self._unlist_deadlines(node.name)
         self.node_table.hear(node)
         self.claims.setdefault(node.name, {})
         self._list_deadlines(jobs)
 
     def miss(self, name: str, since: float) -> None:
-        """Nothing is heard of it any more."""
+        """Note that a node is not heard of any more."""
         jobs = self._unlist_deadlines(name)
         self.node_table.miss(name, since)
         self._list_deadlines(jobs)
@@ -96,7 +96,7 @@ class State:
         self.crowded = True
 
     def remove(self, name: str) -> None:
-        """It is no member any more, and no allocation is on it."""
+        """Forget a node that is no member any more, and on which no allocation is."""
         self.node_table.remove(name)
         self.claims.pop(name)
         self.crowded = True
@@ -196,14 +196,16 @@ class State:
     # ---- indexes
 
     def _unlist_deadlines(self, node: str) -> list[Job]:
-        """Before the state of a node changes: deadlines of the jobs on it depend on that."""
+        """Take the deadlines of the jobs on a node out of the index, before the node's state
+        changes: they depend on it."""
         jobs = self.on(node)
         for job in jobs:
             self._unlist_deadline(job)
         return jobs
 
     def _list_deadlines(self, jobs: list[Job]) -> None:
-        """After it."""
+        """Put the deadlines of these jobs back into the index, after their node's state has
+        changed."""
         for job in jobs:
             self._list_deadline(job)
         self.crowded = True
@@ -217,7 +219,7 @@ class State:
             del self.deadlines[bisect_left(self.deadlines, (when, job.id))]
 
     def _list_all_deadlines(self) -> None:
-        """Anew, from the jobs."""
+        """Make the index of deadlines anew from the jobs."""
         found = ((self.deadline(job), job.id) for job in self.jobs.values())
         self.deadlines = sorted((when, number) for when, number in found if when is not None)
 
@@ -260,7 +262,7 @@ class State:
 
 
 def is_ready(job: Job) -> bool:
-    """It waits for nothing but nodes."""
+    """Whether a job waits for nothing but nodes."""
     return isinstance(job.phase, Queued) and not job.waits_for
 
 

@@ -78,7 +78,8 @@ class Transition:
         self.actions.append(Tell(job.id, self.at, text))
 
     def notify(self, job: Job, state: str, code: int | None, reason: str) -> None:
-        """On the owner's node, if that is heard; else where the queue is."""
+        """Have the job's notify command run: on the owner's node, if that is heard, else where the
+        queue is."""
         notify = job.spec.notify
         if notify.command and state in notify.on:
             node = job.owner.node
@@ -108,7 +109,8 @@ class Transition:
             self.actions.append(stop)
 
     def allocation_ended(self, job: Job, attempt: Attempt, node: str, result: Result) -> None:
-        """Nothing of it runs any more: its node said so, or an operator vouches for it."""
+        """Take the end of one allocation: its node said that no process is left, or an operator
+        vouches for it."""
         kind, self.kind = self.kind, "WorkersEnded"  # to the table an end is an end
         attempt = replace(attempt, results={**attempt.results, node: result})
         job = replace(job, attempt=attempt)
@@ -160,8 +162,9 @@ class Transition:
     def restart_or_fail(
         self, job: Job, causes: tuple[RestartCause, ...], code: int, reason: str
     ) -> None:
-        """By the policy; a job that ended for two causes starts again for either. One that ends
-        before it has done anything is tried once more, at once: the same end again is its own."""
+        """Start the job again after its exponential backoff, or let it fail, by its policy; a job
+        that ended for two causes starts again for either. One that ends before it has done anything
+        is tried once more, at once: the same end again is its own."""
         policy = job.spec.policy.restart
         may = bool(set(causes) & set(policy.on)) and job.restarts < policy.max
         how = how_stillborn(job.attempt) if causes == ("failure",) else ""
@@ -268,7 +271,8 @@ def _without_rank(reason: str) -> str:
 
 
 def fresh_again(job: Job) -> Job:
-    """As if it had never been tried: a person wants it to run once more."""
+    """Forget earlier attempts, as if the job had never been tried: a person wants it to run once
+    more."""
     return replace(job, restarts=0, spent_s=0.0, stillborn="")
 
 

@@ -204,7 +204,7 @@ class Member(DaemonProcess):
         self._say_status()
 
     def _say_status(self) -> None:
-        """To the service manager: what is wrong, or what it does."""
+        """Tell the service manager what is wrong, or what the daemon does."""
         self.notifier.status(self._trouble() or self.summary())
 
     async def forget(self, jobs: tuple[int, ...]) -> None:
@@ -271,8 +271,8 @@ class Member(DaemonProcess):
             raise Refuse(answer.code, answer.message, answer.hint)
 
     async def _end_all(self, reason: str, hint: str = "") -> None:
-        """No allocation may go on without a daemon that looks after it, nor one begin that was on
-        its way here. Refuse: one does not end."""
+        """End every allocation, and those on their way here: none may go on or begin without a
+        daemon that looks after it. Refuse: one does not end."""
         workers, began, grace_s = self.workers, self.loop.time(), 0.0
         workers.reconcile((), reason=reason, grace=True)
         while workers.shims:

@@ -122,7 +122,8 @@ class LocalAllocations:
     # ---- stacks
 
     async def stacks(self, request: p.NodeStacks) -> m.StackDumps:
-        """Of the ranks that run; else those that a hang left behind, none if none did."""
+        """Give the stacks of the ranks that run; else those that a hang left behind, none if none
+        did."""
         shim = self.workers.shims.get((request.id, request.attempt))
         if shim is None:
             return self._written_stacks(request)
@@ -133,7 +134,7 @@ class LocalAllocations:
         return m.StackDumps(tuple(told))
 
     def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
-        """Those of the latest attempt that wrote any."""
+        """Read the stacks of the latest attempt that wrote any."""
         for attempt in range(request.attempt, 0, -1):
             ranks = ranks_written(self.job_dirs, request.id, attempt, r"stacks-(\d+)")
             found = (self._written(request.id, attempt, rank) for rank in ranks[:MOST_DUMPS])

@@ -47,7 +47,8 @@ Key = tuple[int, int]  # job, attempt
 
 
 class Checkpoints:
-    """Of a coordinator. `limit` is the most that a set has, in bytes."""
+    """Sets of checkpoints that a coordinator gathers for attempts that begin. `limit` is the most
+    that a set has, in bytes."""
 
     def __init__(
         self, directory: Path, node_rpc: NodeRpc, controller: Controller, limit: Callable[[], int]
@@ -92,7 +93,7 @@ class Checkpoints:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     async def send(self, connection: RpcConnection, request: p.FetchCheckpoints) -> None:
-        """To a node of that attempt."""
+        """Send the attempt's set to a node of that attempt."""
         job = self._waiting(request.id, request.attempt)
         nodes = job.attempt.nodes if job is not None and job.attempt is not None else ()
         if connection.peer is None or connection.peer.name not in nodes:
@@ -120,7 +121,8 @@ class Checkpoints:
         return job if job is not None and isinstance(job.phase, Starting) else None
 
     async def _gathered(self, key: Key) -> Path:
-        """Once for all nodes that ask; a node that goes away does not cancel it for the others."""
+        """Gather the set once for all nodes that ask; a node that goes away does not cancel it for
+        the others."""
         if key not in self._tasks:
             self._sets.add(key)
             task = self._tasks[key] = asyncio.ensure_future(self._gather(key))
@@ -203,7 +205,8 @@ class Checkpoints:
             self.controller.tell(job, f"{text}: {_listed(missing)}")
 
     async def _receive(self, job: Job, node: str, asked: p.NodePull, path: Path) -> str:
-        """One machine's whole set, kept under its name when it is here; a sentence about it."""
+        """Receive one machine's whole set, kept under its name when it is here; a sentence about
+        it."""
         state, limit = self.controller.state, self.limit()
         if node in state.absent:
             raise NoAnswer(f"{node} does not answer")

@@ -7,8 +7,9 @@
     metrics        watch, records
     trials         what plans and earlier runs say of a job, and the end of a trial
 
-On a coordinator they come from every machine of the cluster; the person is `connection.caller`.
-Requests about the daemon itself (init, join, leave, renew) is taken out before (membership/roles).
+To a coordinator requests come from every machine of the cluster; `connection.caller` is the person.
+Requests about the daemon itself (init, join, leave, renew) never arrive here: membership/roles
+answers them before.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Requests:
         self.trials = TrialRequests(self.jobs, metrics, forget)
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
-        """One request, to its end."""
+        """Answer one request, to its end."""
         match request:
             case m.Submit() | m.SubmitSweep():
                 await self.submissions.submit(connection, request)

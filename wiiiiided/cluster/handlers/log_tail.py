@@ -197,7 +197,8 @@ class Tail:
                 log.skip_to_last(min(max(0, lines), MOST_LINES))
 
     def more(self) -> Iterator[LogLine]:
-        """Everything new, oldest first. Nothing is looked at before the first line is wanted."""
+        """Read all lines that are new, oldest first. No file is looked at before the first line is
+        wanted."""
         self._look()
         logs = (self._logs[rank].lines() for rank in sorted(self._logs))
         yield from heapq.merge(*logs, key=attrgetter("at"))

@@ -81,7 +81,7 @@ class TarReader:
             yield from found
 
     def _file(self) -> list[Found] | None:
-        """As much of a file's content as is here."""
+        """Take as much of a file's content as is here."""
         if self._content and not self._buffer:
             return None
         piece = bytes(self._buffer[: self._content])
@@ -219,7 +219,7 @@ class Merge:
 
     @property
     def is_between(self) -> bool:
-        """No file is half through."""
+        """Whether no file is half through."""
         return self._passing is None or self._passing.is_held
 
     def _begun(self, entry: TarMember) -> _Passing:
@@ -284,7 +284,7 @@ class _Passing:
         self._spool: IO[bytes] | None = None
 
     def hold(self, twin: bytes, directory: Path) -> None:
-        """Nothing of it passes before its digest is known."""
+        """Keep the file back: no byte of it passes before its digest is known."""
         self.twin = twin
         self._spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(directory))  # noqa: SIM115
 

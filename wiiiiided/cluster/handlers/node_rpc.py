@@ -167,5 +167,5 @@ def _expect(answer: Reply, kind: type[Kind]) -> Kind:
 
 
 def _of(node: str, line: m.LogLine) -> m.LogLine:
-    """No node speaks in another's name."""
+    """Put the node's own name to what it says: no node speaks in another's name."""
     return line if line.node == node else replace(line, node=node)

@@ -156,7 +156,7 @@ class NodeRequests:
         return replace(before, state="lost", why=f"removed by {caller.user}", jobs=())
 
     def _begin_removal(self, cluster: Cluster, name: str, by: str) -> None:
-        """It gets nothing new, and is told to end what it has."""
+        """Let a node get nothing new, and tell it to end what it has."""
         controller = self.jobs.controller
         self.jobs.ask(e.NodeDrained(controller.clock(), name, by, "is being removed"))
         if any(job.attempt and not job.attempt.ordered for job in controller.state.on(name)):

@@ -72,7 +72,7 @@ class Relay:
         self._alone = alone
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
-        """One request, to its end."""
+        """Relay one request, to its end."""
         if isinstance(request, m.GetStatus):
             await connection.say(self._status())
             return
@@ -92,7 +92,8 @@ class Relay:
     async def _pass_pictures(
         self, there: RpcConnection, connection: RpcConnection, quiet_s: float
     ) -> None:
-        """As `_pass_on`; and the person hears that it is the coordinator that has become silent."""
+        """Pass frames on like `_pass_on`, and tell the person when it is the coordinator that has
+        become silent."""
         silent_s, place = 0.0, self._coordinator
         while True:
             try:
@@ -221,8 +222,8 @@ class ArchiveCopy:
 
 
 async def _upload(connection: RpcConnection, there: RpcConnection, copy: ArchiveCopy) -> bool:
-    """Every piece, or as many as are wanted: the coordinator may say no in the middle. Whether all
-    were."""
+    """Pass on every piece, or as many as are wanted: the coordinator may say no in the middle.
+    Whether all were."""
     no = asyncio.ensure_future(there.waiting())
     sending = asyncio.ensure_future(_send_archive(connection, there, copy))
     try:

@@ -31,7 +31,7 @@ from wiiiiided.log import logger
 
 
 class CoordinatorServices:
-    """Of one cluster."""
+    """The services of one cluster's coordinator besides its queue."""
 
     def __init__(
         self,

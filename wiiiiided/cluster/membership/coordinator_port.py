@@ -39,7 +39,8 @@ NAME_CHARS = 64
 
 
 class CoordinatorPort:
-    """Of one cluster. `api` answers people, whichever machine they are on."""
+    """The one port of a cluster's coordinator. `api` answers people, whichever machine they are
+    on."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ Answer = TypeVar("Answer")
 def init_cluster(
     state: Path, node: Node, request: m.Init, clock: Callable[[], float] = time.time
 ) -> m.ClusterView:
-    """This machine becomes the coordinator of a new cluster."""
+    """Make this machine the coordinator of a new cluster."""
     with_port = request.port or PORT
     try:
         address = own_address.told(request.address) if request.address else ""
@@ -91,7 +91,7 @@ def init_cluster(
 
 
 async def join_cluster(state: Path, node: Node, request: m.Join) -> m.ClusterView:
-    """This machine becomes a member of the cluster that its token was made for."""
+    """Make this machine a member of the cluster that its token was made for."""
     if Identity.load(state) is not None:  # before a token is used for nothing
         raise Refuse(USAGE, IN_A_CLUSTER)
     try:

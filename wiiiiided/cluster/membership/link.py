@@ -1,12 +1,13 @@
-"""One end of a link between two daemons: what is said goes out in order, silence is noticed.
+"""One end of a link between two daemons: messages go out in order, a heartbeat shows silence.
 
     say ─► queue ─► writer ─► TLS          beat   0   1   2   3   4   5      every 2 s
     heard ◄─────── reader ◄─ TLS           said   ·   x   ping x   ping ·    a quiet one pings
                                            heard  x   ·   ·   ·   ·   end    LOST_BEATS of silence
 
-Silence is counted in beats of our own: a daemon that was stopped for a minute and goes on has
-missed its own beats, and does not take the others for lost because of it. Nothing waits for a slow
-peer: a link with too much in its queue is closed, and what it lost comes back by reconciliation.
+Silence is counted in heartbeats of our own: a daemon that was stopped for a minute and goes on has
+missed its own beats, and does not take the others for lost because of it. There is no backpressure,
+no sender waits for a slow peer: a link with too much in its queue is closed, and the messages it
+lost come back by reconciliation.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.messages import Message
 from wiiiiided.errors import WiiiiideError
 
-BEAT_S = 2.0
+BEAT_S = 2.0  # of the heartbeat
 LOST_BEATS = 5  # without a word: ten seconds
 QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most ASSIGNMENT_BYTES
 FIRST_WITHIN_S = 30.0  # that one of the first messages may take to be sent
@@ -47,7 +48,8 @@ class DaemonLink:
         self._silent = 0  # beats without a word
 
     def say(self, message: Message) -> None:
-        """Soon, in order; never blocks."""
+        """Queue a message, which is sent in order. Never blocks; there is no backpressure: a link
+        whose peer takes too little is closed."""
         data = p.encode(message)
         self._queue.append(data)
         self._bytes += len(data)
@@ -57,7 +59,7 @@ class DaemonLink:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard, to a beat."""
+        """How long the other end has been silent, to a beat."""
         return self._silent * BEAT_S
 
     def end(self, why: str) -> None:
@@ -66,7 +68,7 @@ class DaemonLink:
         self._ended.set()
 
     async def run(self, heard: Callable[[bytes], None]) -> str:
-        """Until it ends, and why it did. `heard` is called with every message."""
+        """Run the link until it ends; why it did. `heard` is called with every message."""
         work = [
             asyncio.ensure_future(do)
             for do in (self._read(heard), self._write(), self._beat(), self._ended.wait())

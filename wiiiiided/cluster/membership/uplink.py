@@ -54,7 +54,7 @@ class LinkWatcher(Protocol):
 
 
 class Uplink:
-    """One member's. `run` it as long as the daemon is a member."""
+    """A member's link to its coordinator. `run` it as long as the daemon is a member."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Uplink:
     # ---- to the coordinator
 
     def report(self, event: e.AnyEvent) -> None:
-        """It has happened. Without a link the reconciliation will ask."""
+        """Tell the coordinator what has happened. Without a link the reconciliation will ask."""
         if self._link is not None:
             self._link.say(p.Report(event))  # type: ignore[arg-type]
 
@@ -117,7 +117,8 @@ class Uplink:
     # ---- keeping the link
 
     async def run(self) -> None:
-        """For ever: dial, listen, dial again."""
+        """Dial, listen, dial again, for ever, with exponential backoff between FIRST_S and
+        MOST_S."""
         wait_s = FIRST_S
         while True:
             try:
@@ -181,9 +182,9 @@ class Uplink:
             self._spawn(self._watcher.forget(told.forget))
 
     async def _tell_shims(self) -> None:
-        """When the coordinator was heard, not whether a link is there: allocations that end
-        themselves when they are cut off count on it, and so does the coordinator, which starts
-        them elsewhere."""
+        """Tell the shims when the coordinator was heard, not whether a link is there: allocations
+        that end themselves when they are cut off count on it, and so does the coordinator, which
+        starts them elsewhere."""
         while self._is_awake():
             self._workers.heard(self._heard_at)
             await asyncio.sleep(HEARD_S)

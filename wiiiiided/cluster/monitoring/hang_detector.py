@@ -67,7 +67,7 @@ class HangDetector:
 
 
 def _since(seen: dict[int, _LastSign], reading: Reading, now: float) -> float:
-    """When it last did something."""
+    """Say since when a rank has done nothing."""
     last = seen.get(reading.rank)
     if last is None or last.counters != reading.progress:
         last = seen[reading.rank] = _LastSign(reading.progress, now)

@@ -59,11 +59,11 @@ class MetricsEndpoint:
 
     @property
     def port(self) -> int | None:
-        """Where it listens; None: nowhere."""
+        """The port at which it listens; None: it does not listen."""
         return self._server.sockets[0].getsockname()[1] if self._server is not None else None
 
     async def apply(self, settings: Settings) -> None:
-        """As the settings say: open, moved, closed. Never raises: see the log."""
+        """Open, move or close the endpoint, as the settings say. Never raises: see the log."""
         async with self._changing:
             address = settings.metrics_listen
             try:

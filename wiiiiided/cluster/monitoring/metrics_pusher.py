@@ -31,8 +31,8 @@ Rank = tuple[Key, int]
 
 
 class MetricsPusher:
-    """From `start` until `close`. `changed` when jobs have come to this node or gone; `following`
-    are those that are here."""
+    """Sends this node's metrics to the coordinator, from `start` until `close`. Call `changed` when
+    jobs have come to this node or gone; `following` are those that are here."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class MetricsPusher:
         self._guarded = Defects().guarded
 
     def start(self) -> None:
-        """Also when a new link stands: its coordinator has heard nothing yet."""
+        """Begin, also when a new link stands: its coordinator has heard nothing yet."""
         self._told.clear()
         self._pushed_at = float("-inf")
         self._plan()

@@ -79,7 +79,8 @@ class RankStatsReader:
         self._defects = Defects()
 
     def look(self, following: Mapping[Key, Job]) -> list[AttemptReading]:
-        """All attempts of which something is on this node; silence that is too long is reported."""
+        """Read all attempts of which a part is on this node; silence that is too long is
+        reported."""
         for key in [key for key in self._seen if key not in following]:
             self.forget(*key)
         self._progress.forget_all_but(
@@ -95,8 +96,8 @@ class RankStatsReader:
         return found
 
     def last(self, job: int, attempt: int, ranks: range | None = None) -> AttemptReading:
-        """Once more, of an attempt that ends: then it is forgotten. `ranks` where it may never have
-        been looked at."""
+        """Read an attempt that ends once more, then forget it. `ranks` where it may never have been
+        looked at."""
         seen = self._seen.get((job, attempt))
         if seen is not None:
             ranks = seen.ranks
@@ -137,7 +138,8 @@ class RankStatsReader:
                 break
 
     def _is_watched(self, key: Key, following: Mapping[Key, Job]) -> bool:
-        """For hangs. Without a shim the allocation is over, and its end on the way."""
+        """Whether the attempt is watched for hangs. Without a shim the allocation is over, and its
+        end on the way."""
         return key in self._shims and self._progress.wanted(following[key])
 
     def _watch_for_hangs(self, job: Job, look: AttemptReading) -> None:
@@ -155,7 +157,7 @@ def ranks_on(node: str, attempt: Attempt) -> range:
 
 
 def lived(reading: Reading) -> float | None:
-    """For how long, if its page says something that can be."""
+    """How long the rank has lived, if its page says a time that can be."""
     if reading.sample is None or not 0 < reading.born < reading.sample.at:
         return None
     return reading.sample.at - reading.born

@@ -69,7 +69,7 @@ class Sampler:
         self._guarded = Defects().guarded
 
     def adopt(self) -> None:
-        """At the start, before anything can end."""
+        """Take over what earlier daemons left: at the start, before anything can end."""
         self.changed()
         self._guarded(self.tracker.end_what_was_left)
 

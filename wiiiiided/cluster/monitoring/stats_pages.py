@@ -202,7 +202,7 @@ class StatsPageReader:
             memory=last.memory,
             measured=words[stats.WORLD] > 0,
             diverged=last.report.diverged,
-            said_at=_heard(last.report.at_ns / 1e9, at),
+            said_at=_report_time(last.report.at_ns / 1e9, at),
             cpu=last.cpu,
             cpu_s=last.cpu_s,
             metrics=last.report.metrics,
@@ -214,7 +214,8 @@ class StatsPageReader:
         return sample
 
     def weigh(self, job: int, attempt: int, rank: int, pid: int, usage: Usage | None) -> None:
-        """From here on the rank's samples carry what its processes use; None: they have ended."""
+        """Count, from here on, the use of the rank's processes in its samples; None: they have
+        ended."""
         last = self._known.setdefault((job, attempt), {}).setdefault(rank, _Known())
         last.pid = pid
         if usage is None:
@@ -269,7 +270,7 @@ def _script_report(words: Words, page: bytes) -> ScriptReport:
 
 
 def _metrics(words: Words, page: bytes) -> Metrics:
-    """Those whose name is one."""
+    """Read the metrics of a page, but for those whose name is none."""
     found: Metrics = {}
     for place in range(stats.METRICS):
         at = stats.NAMES_AT * 8 + place * stats.NAME_BYTES
@@ -296,8 +297,8 @@ def _as_float(word: int) -> float:
     return float(number)
 
 
-def _heard(said: float, at: float) -> float | None:
-    """When it said that, if it can be: by our clock, and not in the future."""
+def _report_time(said: float, at: float) -> float | None:
+    """Check the time of a script's report: by our clock, and not in the future."""
     return said if 0 < said <= at else None
 
 
@@ -318,7 +319,8 @@ def _take_codec(page: bytes, last: _Known, before: int, after: int) -> bool:
 
 
 def _waited(words: Words) -> dict[int, float]:
-    """Only as many peers as there are: to look at 256 would be half of all the work here."""
+    """Read the waits for as many peers as there are: to look at 256 would be half of all the work
+    here."""
     size = words[stats.WORLD]
     most = size if 0 < size < stats.PEERS else stats.PEERS
     peers = words[stats.PEERS_AT : stats.PEERS_AT + most]

@@ -120,8 +120,8 @@ class FdHandoff:
 
 
 def _connected(directory: int, name: str, owners: set[int]) -> socket.socket:
-    """Connect to a socket file of one of `owners`. Opened first, so that what was looked at is
-    what is connected to; by a path that is always short enough."""
+    """Connect to a socket file of one of `owners`. The file is opened first, so that the one that
+    was examined is the one connected to; its path through /proc is always short enough."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         about = os.fstat(handle)
@@ -149,7 +149,7 @@ def _uid(endpoint: socket.socket) -> int:
 
 
 def _pass(endpoint: socket.socket, what: bytes, connection: socket.socket) -> None:
-    """One byte and a copy of the descriptor; a new unix connection always has room for it."""
+    """Send one byte and a copy of the descriptor; a new unix connection always has room for it."""
     socket.send_fds(endpoint, [what], [connection.fileno()])
 
 

@@ -100,7 +100,7 @@ class ShimStatus:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """Where the processes of one rank are."""
+    """The stacks of a process of one rank."""
 
     rank: int  # -1: the shim did not say
     pid: int | None
@@ -148,7 +148,7 @@ def read_report(line: bytes) -> ShimStatus | StacksReport | None:
 
 
 def _rank(said: dict[str, Any]) -> RankState | None:
-    """None: a rank without its number is none."""
+    """Read a rank; None: a rank without its number is none."""
     rank, pid, ticks, code = (_int(said.get(name)) for name in ("rank", "pid", "ticks", "code"))
     return None if rank is None else RankState(rank, pid, ticks, code)
 

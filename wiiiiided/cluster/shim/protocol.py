@@ -196,7 +196,7 @@ def write_durably(directory: int, name: str, data: bytes, mode: int, group: int 
 
 
 def keep_room(directory: int, mode: int) -> None:
-    """Before anything runs: reserve a file of exit.json's size, in case of a full disk later. Where
+    """Reserve a file of exit.json's size before anything runs, in case of a full disk later. Where
     that fails there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):

@@ -124,7 +124,7 @@ class Rank:
 
 
 def _become(program: Program, shim: int, fds: tuple[int, int, int]) -> NoReturn:
-    """In the child: exec the rank's program, or report why not. Never returns to its caller."""
+    """Exec the rank's program in the child, or report why not. Never returns to its caller."""
     out, err, report = fds
     try:
         os.setsid()

@@ -1,4 +1,4 @@
-"""The job's Store, where its ranks find each other. The shim runs it, ranks are its clients.
+"""The job's Store: the rendezvous of its ranks. The shim runs it, ranks are its clients.
 
 It speaks the protocol of torch.distributed's TCPStore. On a machine alone it listens on 127.0.0.1,
 at a port that the kernel chose; so a job does not listen on a network, and no other program can

@@ -311,8 +311,8 @@ class Supervisor:
         self._next_step = self._loop.after(seconds, action)
 
     def _finish(self) -> None:
-        """No process is left: end, unless the attempt is only beginning or ranks elsewhere still
-        need the Store."""
+        """End, when no process is left, unless the attempt is only beginning or ranks elsewhere
+        still need the Store."""
         if isinstance(
             self._phase, phases.RanksPreparing | phases.RanksRunning | phases.AttemptOver
         ):

@@ -3,11 +3,11 @@
     event ─► step ─► store (fsync) ─► log, watchers, actions
                        └─ cannot write: the step is undone, nothing happened
 
-A person's request is refused with the reason when it cannot be stored. A shim's report
-has happened all the same: it waits in order and is tried again every second; `unrecorded` is what
-the jobs will be then. The exception is a cancel: it must work on a full disk above all, with the
-room that is kept for it (state/disk_reserve); and where that is not enough the workers are ended
-first, and it waits like a report.
+A person's request that cannot be stored is refused with the reason. A shim's report is of something
+that has happened all the same: it waits in order, storing it is tried again every second, and
+`unrecorded` has the jobs as they will be then. A cancel is a request that is never refused. On a
+full disk it is stored in the room that is kept for it (state/disk_reserve); where that is not
+enough the workers are ended first, and the cancel waits like a report.
 """
 
 from __future__ import annotations
@@ -91,7 +91,8 @@ class Controller:
         self._set_alarm()
 
     def catch_up(self) -> None:
-        """Earlier reports came first, and so did a change of the clock; StoreError: not yet."""
+        """Store the reports that wait, and a change of the clock, which came before; StoreError:
+        they cannot be stored yet."""
         self._drain()
         if self._reports:
             raise StoreError(self.problem)
@@ -243,7 +244,8 @@ class Controller:
                 watcher.set()
 
     def _perform(self, action: AnyAction, job: Job) -> None:
-        """One that fails must not keep the others of its gang from being told."""
+        """Have an action carried out. One that fails must not keep the others of its gang from
+        being told."""
         try:
             self.perform(action, job)
         except Exception as problem:
@@ -304,7 +306,7 @@ class Controller:
     # ---- looking
 
     def is_over(self, job: Job) -> bool:
-        """Nothing of it runs any more, nor will by itself, whether that is recorded or not."""
+        """Whether no process of the job runs any more, nor will by itself, recorded or not."""
         ahead = self.unrecorded.get(job.id, job)
         return ahead.state in ENDED
 
@@ -313,7 +315,7 @@ class Controller:
         return self.state.jobs.get(number) or self.store.job(number)
 
     def watch(self, number: int) -> asyncio.Event:
-        """Set at every change of that job; give it back with `unwatch`."""
+        """An event that is set at every change of that job; give it back with `unwatch`."""
         watcher = asyncio.Event()
         self._watchers.setdefault(number, set()).add(watcher)
         return watcher
@@ -326,7 +328,7 @@ class Controller:
 
 
 def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str]]:
-    """By job that was submitted, the values of its run.pass_env."""
+    """The values of run.pass_env that are stored, by the job that was submitted."""
     match event:
         case e.JobSubmitted(id=number) if secrets:
             return {number: secrets}
@@ -341,5 +343,5 @@ def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str
 
 
 def _same(one: Cancel, other: e.AnyEvent) -> bool:
-    """Said once more, at another time."""
+    """Whether a cancel is one that waits already, said once more at another time."""
     return type(one) is type(other) and one == replace(other, at=one.at)
