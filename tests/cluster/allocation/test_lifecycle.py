@@ -13,10 +13,10 @@ from wiiiiided.cluster.allocation.lifecycle import (
     FORFEITED,
     MOVES,
     UNKNOWN,
-    Action,
     Allocation,
+    AllocationAction,
+    AllocationEvent,
     CancelPreparation,
-    Event,
     Follow,
     NumberReused,
     PreparationDone,
@@ -48,7 +48,7 @@ DONE = PreparationDone("3.11.2", "2.13.0", "1.0", "")
 STOP = StopOrdered(JOB, 10.0, "cancelled by ada")
 WELL = AttemptEnd(5.0, {"0": 0}, 0)
 NEVER = AttemptEnd(0.0, {}, 1, reason=FORFEITED)
-EVENTS: tuple[Event, ...] = (
+EVENTS: tuple[AllocationEvent, ...] = (
     *(PrepareOrdered(JOB), PrepareOrdered(OLD.job), StartOrdered(NEW), StartOrdered(OLD)),
     *(STOP, StopOrdered(OLD.job, 0.0, "x"), RunningFound(JOB), RunningFound(OLD.job)),
     *(UnknownFound(UNKNOWN, 0.0), NumberReused(), DONE, PreparationFailed(1, "no room")),
@@ -60,12 +60,12 @@ EVENTS: tuple[Event, ...] = (
 class Story:
     """An allocation, and what its latest event made the node do."""
 
-    def __init__(self, *events: Event) -> None:
-        self.now, self.did = Allocation(KEY, "b"), list[Action]()
+    def __init__(self, *events: AllocationEvent) -> None:
+        self.now, self.did = Allocation(KEY, "b"), list[AllocationAction]()
         for event in events:
             self.take(event)
 
-    def take(self, event: Event) -> list[Action]:
+    def take(self, event: AllocationEvent) -> list[AllocationAction]:
         self.now, self.did = step(self.now, event, at=100.0)
         return self.did
 
@@ -77,7 +77,9 @@ class Story:
         return report.event
 
 
-def walk(seed: int, steps: int = 400) -> Iterator[tuple[str, Event, Allocation, list[Action]]]:
+def walk(
+    seed: int, steps: int = 400
+) -> Iterator[tuple[str, AllocationEvent, Allocation, list[AllocationAction]]]:
     """Any events in any order: a node hears of them in none that it could rely on."""
     chosen, story = random.Random(seed), Story()
     for _ in range(steps):
@@ -186,7 +188,7 @@ def test_an_order_to_start_waits_for_the_preparation_that_runs() -> None:
 
 @pytest.mark.parametrize("before", [(), (PrepareOrdered(JOB),), (PrepareOrdered(JOB), DONE)])
 def test_an_allocation_that_is_stopped_before_it_began_ends_without_a_failure(
-    before: tuple[Event, ...],
+    before: tuple[AllocationEvent, ...],
 ) -> None:
     story = Story(*before, STOP)
     assert [type(action) for action in story.did][-2:] == [Follow, StopShim]
@@ -224,7 +226,9 @@ def test_a_start_waits_for_the_shim_of_another_job_with_its_number() -> None:
 
 
 @pytest.mark.parametrize("order", [PrepareOrdered(JOB), StartOrdered(NEW)])
-def test_a_stop_of_the_new_job_is_answered_whatever_the_old_one_takes_to_end(order: Event) -> None:
+def test_a_stop_of_the_new_job_is_answered_whatever_the_old_one_takes_to_end(
+    order: AllocationEvent,
+) -> None:
     story = Story(RunningFound(OLD.job), order, NumberReused(), STOP)
     ends = [action for action in story.did if isinstance(action, ReportEvent)]
     assert isinstance(ends[0].event, e.WorkersEnded)

@@ -246,7 +246,7 @@ def test_a_daemon_that_comes_back_soon_after_the_birth_counts_nothing_twice(site
 
 
 @pytest.mark.parametrize("seconds", [1, 3, 11, 40, 200])
-def test_a_daemon_that_is_killed_leaves_no_hole_in_the_figures(site: Site, seconds: int) -> None:
+def test_a_daemon_that_is_killed_leaves_no_hole_in_the_metrics(site: Site, seconds: int) -> None:
     """Whenever it was, and whatever was not written yet: the ranks have counted on."""
     site.begin()
     site.work(seconds)

@@ -445,7 +445,7 @@ def is_closed(port: int) -> bool:
     return False
 
 
-def test_a_daemon_serves_its_figures_and_a_reload_moves_them(token: Path) -> None:
+def test_a_daemon_serves_its_metrics_and_a_reload_moves_them(token: Path) -> None:
     first, second = free_port("127.0.0.1"), free_port("127.0.0.1")
     with private_daemon(start=False) as daemon:
         configure(daemon, token, first)

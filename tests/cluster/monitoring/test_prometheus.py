@@ -96,7 +96,7 @@ def families(*jobs: m.JobRow, **more: Any) -> dict[str, dict[Any, float]]:
     return {name: family.samples for name, family in page.items()}
 
 
-def test_a_running_job_has_all_its_figures() -> None:
+def test_a_running_job_has_all_its_metrics() -> None:
     found = families(m.JobRow(view(), NOW))
     job = {name.removeprefix("wiiiiide_job_"): found[name] for name in found if "_job_" in name}
     assert job.pop("state") == {(*ME, ("owner", "ada"), ("state", "running")): 1}

@@ -182,7 +182,7 @@ def test_another_attempt_is_not_this_one(
     assert not caplog.records  # it may have ended a moment ago
 
 
-def test_bytes_that_are_no_figures_are_dropped_with_a_line(
+def test_bytes_that_are_no_metrics_are_dropped_with_a_line(
     site: TwoNodes, caplog: pytest.LogCaptureFixture
 ) -> None:
     bad = NodeMetrics(5.0, None, None, False, (PackedMetrics(site.job, 1, "~~~"),))
@@ -262,7 +262,7 @@ def pusher(site: TwoNodes, clock: Clock) -> tuple[MetricsPusher, list[float]]:
     return made, sent
 
 
-def test_figures_are_sent_once_a_second_with_jobs_and_seldom_without(site: TwoNodes) -> None:
+def test_metrics_are_sent_once_a_second_with_jobs_and_seldom_without(site: TwoNodes) -> None:
     clock = Clock()
     made, sent = pusher(site, clock)
     made.start()
@@ -442,7 +442,7 @@ def test_metrics_of_many_ranks_are_told_by_turns(site: TwoNodes, monkeypatch: An
     assert told[-4:] in ([[2], [3], [2], [3]], [[3], [2], [3], [2]])
 
 
-def test_a_machines_own_figures_are_rounded(site: TwoNodes) -> None:
+def test_a_machines_own_metrics_are_rounded(site: TwoNodes) -> None:
     site.push()
     assert replace(site.sent[-1], at=0.0, attempts=()) == NodeMetrics(0.0, 0.512, 0.25, False)
 

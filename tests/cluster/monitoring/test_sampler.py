@@ -446,7 +446,7 @@ def test_a_node_that_was_not_heard_since_the_start_is_not_ok(
     assert [node.state for node in picture.snapshot().nodes] == ["idle", "lost", "idle"]
 
 
-def test_a_node_without_ranks_that_is_heard_is_not_lost_however_old_its_figures_are(
+def test_a_node_without_ranks_that_is_heard_is_not_lost_however_old_its_metrics_are(
     sampler: Sampler, loop: Loop, world: World
 ) -> None:
     picture = three_nodes(sampler, world)

@@ -18,10 +18,10 @@ from wiiiiided.backend.shm.stats import StatsPage
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control import events as e
-from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.job import AttemptKey, Job
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
 from wiiiiided.cluster.monitoring.metrics_pusher import MetricsPusher
-from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader
+from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader
 from wiiiiided.cluster.monitoring.stats_pages import StatsPageReader
 from wiiiiided.cluster.peering.messages import MetricsUpdate, decode_from_member, encode
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
@@ -46,10 +46,10 @@ class TwoNodes:
         self.job = self.world.submit(spec("digits", resources=resources, policy=policy))
         self.store = StateStore(root / "state")
         self.job_dirs = {name: JobDirs(root / name, JobAccount.this()) for name in RANKS}
-        self.shims: dict[Key, Any] = {(self.job, 1): SimpleNamespace(ranks=[], over=set())}
+        self.shims: dict[AttemptKey, Any] = {(self.job, 1): SimpleNamespace(ranks=[], over=set())}
         self.report: Callable[[Any], None] = lambda event: None  # the coordinator's
         self.tracker = self.new_coordinator()
-        self.following: dict[Key, Job] = {}
+        self.following: dict[AttemptKey, Job] = {}
         self.sent: list[NodeMetrics] = []
         self.hung: list[e.ProgressSampled] = []
         self.linked = True

@@ -186,7 +186,7 @@ def test_more_ranks_than_a_machine_can_have_are_refused(monkeypatch: pytest.Monk
 
 @settings(deadline=None)
 @given(st.binary(max_size=300))
-def test_any_bytes_are_figures_that_can_be_or_are_refused(data: bytes) -> None:
+def test_any_bytes_are_metrics_that_can_be_or_are_refused(data: bytes) -> None:
     found: list[Observed] = []
     with contextlib.suppress(ValueError):
         found = unpack(100.0, base64.b85encode(data).decode())

@@ -144,7 +144,7 @@ def test_a_newer_schema_is_refused_and_an_older_one_brought_forward(tmp_path: Pa
     newer.close()
 
 
-def test_a_state_of_before_the_figures_is_brought_forward(tmp_path: Path) -> None:
+def test_a_state_of_before_the_metrics_is_brought_forward(tmp_path: Path) -> None:
     old = StateStore(tmp_path / "state", MIGRATIONS[:1])
     put(old, some_job())
     old.close()

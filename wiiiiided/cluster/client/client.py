@@ -19,7 +19,7 @@ from wiiiiided.cluster.client.connection import (
     PATIENT_S,
     Blob,
     Connection,
-    Notice,
+    NoticeHandler,
     Progress,
     connect,
     expect,
@@ -57,7 +57,7 @@ AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
 class Client:
     """Talks to one daemon. `notice` hears sentences worth a person's eye."""
 
-    def __init__(self, paths: Paths, notice: Notice | None = None) -> None:
+    def __init__(self, paths: Paths, notice: NoticeHandler | None = None) -> None:
         self.paths = paths
         self._notice = notice
 

@@ -21,6 +21,7 @@ from wiiiiided.domain.states import State
 from wiiiiided.domain.sweep import label
 
 Outcome = Literal["done", "failed", "cancelled"]
+AttemptKey = tuple[int, int]  # job, number of the attempt
 
 
 class Owner(msgspec.Struct, frozen=True):

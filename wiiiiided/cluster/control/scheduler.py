@@ -20,7 +20,7 @@ from wiiiiided.cluster.control.actions import PrepareWorkers, StartWorkers
 from wiiiiided.cluster.control.job import Attempt, Job, Running, Starting, Versions
 from wiiiiided.cluster.control.placement import fitting
 from wiiiiided.cluster.control.start_order import starts
-from wiiiiided.cluster.control.state import Key, State
+from wiiiiided.cluster.control.state import QueueKey, State
 from wiiiiided.cluster.control.transitions import Transition
 from wiiiiided.cluster.control.version_check import disagreement
 from wiiiiided.domain.node import Node
@@ -35,7 +35,7 @@ class _CurrentQueue:
         self._state = state
         self._counted = state.counted()
 
-    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[Key, Resources]]:
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
         ready = self._state.ready.items()
         return [(keys[0], wanted) for wanted, keys in ready if wanted not in waiting]
 

@@ -25,7 +25,7 @@ from typing import Final, NamedTuple
 from wiiiiided.cluster.control.job import Job, Running
 from wiiiiided.cluster.control.placement import fitting
 from wiiiiided.cluster.control.start_order import starts
-from wiiiiided.cluster.control.state import Key, State, is_ready
+from wiiiiided.cluster.control.state import QueueKey, State, is_ready
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
@@ -105,7 +105,7 @@ class Estimate:
         self._fit: dict[Resources, list[Node]] = {}
         self._reasons: dict[Resources, str] = {}
         self._taken = dict.fromkeys(state.ready, 0)  # of each kind, how many have started
-        self._late: dict[Resources, list[Key]] = {}  # those whose dependencies ended meanwhile
+        self._late: dict[Resources, list[QueueKey]] = {}  # those whose dependencies ended meanwhile
         self._missing: dict[int, int] = {}  # job → how many of its dependencies have not ended
         if state.queue or state.dependents:
             self._play()
@@ -171,7 +171,7 @@ class Estimate:
 
     # ---- what start_order looks at, and how often it looked
 
-    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[Key, Resources]]:
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
         if self._looks <= 0:
             return []
         found = [
@@ -195,7 +195,7 @@ class Estimate:
         self._looks -= len(found)
         return found
 
-    def _head(self, wanted: Resources) -> Key | None:
+    def _head(self, wanted: Resources) -> QueueKey | None:
         """The first that asks for this and has not started."""
         ready, late = self._state.ready.get(wanted, ()), self._late.get(wanted)
         taken = self._taken.get(wanted, 0)

@@ -20,7 +20,7 @@ from typing import Protocol
 
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.control.placement import place, wanted_nodes
-from wiiiiided.cluster.control.state import Key, State
+from wiiiiided.cluster.control.state import QueueKey, State
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
@@ -29,7 +29,7 @@ from wiiiiided.domain.spec import Resources
 class QueueView(Protocol):
     """The queue and the nodes' free cores at one time, now or later."""
 
-    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[Key, Resources]]:
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
         """Give the first job of each kind, but of those that wait already."""
 
     def fitting(self, job: Job) -> list[Node]:

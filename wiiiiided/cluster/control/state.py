@@ -25,7 +25,7 @@ from wiiiiided.domain.node import DrainRecord, Node
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED, ON_NODES
 
-Key = tuple[int, int]  # Job.queue_key
+QueueKey = tuple[int, int]  # Job.queue_key
 MAX_BACKOFF_S = 600.0
 ASK_AGAIN_S = 60.0  # an allocation that is to start and of which nothing is heard
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
@@ -51,8 +51,8 @@ class State:
         self.drained = self.node_table.drained
         self.lost = self.node_table.lost
         self.jobs: dict[int, Job] = {}
-        self.queue: list[Key] = []
-        self.ready: dict[Resources, list[Key]] = {}
+        self.queue: list[QueueKey] = []
+        self.ready: dict[Resources, list[QueueKey]] = {}
         self.dependents: dict[int, set[int]] = {}
         self.claims: dict[str, dict[int, int]] = {name: {} for name in self.nodes}
         self.deadlines: list[tuple[float, int]] = []

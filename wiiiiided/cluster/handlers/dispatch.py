@@ -22,7 +22,7 @@ from wiiiiided.cluster.handlers.cluster_role import ClusterRole
 from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
-from wiiiiided.cluster.handlers.nodes import Cluster, NodeRequest, NodeRequests
+from wiiiiided.cluster.handlers.nodes import Cluster, MachineRequest, NodeRequests
 from wiiiiided.cluster.handlers.ranks import RankRequests
 from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.status import DaemonFacts, status_of
@@ -94,7 +94,7 @@ class Requests:
 
     def answer(self, caller: Caller, request: m.Request) -> m.Answer:
         """Requests that are answered at once."""
-        if isinstance(request, NodeRequest):
+        if isinstance(request, MachineRequest):
             return self.nodes.answer(caller, request)
         match request:
             case m.ListJobs(sweep=0, ended=number):

@@ -42,10 +42,10 @@ LINE_OVERHEAD = 80
 OVERTAKEN = "lines are missing here: the log was written faster than it was read"
 
 
-Identity = tuple[int, bytes]
+FileId = tuple[int, bytes]
 
 
-def identity(fd: int) -> Identity | None:
+def identity(fd: int) -> FileId | None:
     """Which file this is; None while it is empty."""
     head = os.pread(fd, 17, 0)  # seconds and microseconds
     return (os.fstat(fd).st_ino, head) if head else None
@@ -60,7 +60,7 @@ class RankLog:
         self.job_dirs, self.job, self.attempt, self.rank = job_dirs, job, attempt, rank
         self.most_bytes = most_bytes  # of one file, from its end
         self.node = node
-        self._file: Identity | None = None
+        self._file: FileId | None = None
         self._offset = 0
         self._overtaken = False
 

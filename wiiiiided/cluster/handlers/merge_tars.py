@@ -56,7 +56,7 @@ class TarMember:
     link: str = ""  # its target, of a link
 
 
-Found = TarMember | bytes | None
+TarPiece = TarMember | bytes | None
 
 
 class TarReader:
@@ -70,7 +70,7 @@ class TarReader:
         self._pax: dict[str, str] = {}
         self.ended = False  # the end of the archive was seen
 
-    def feed(self, data: bytes) -> Iterator[Found]:
+    def feed(self, data: bytes) -> Iterator[TarPiece]:
         """The output for these bytes. Padding follows the end of a tar: it is passed over."""
         if not self.ended:
             self._buffer += data
@@ -80,7 +80,7 @@ class TarReader:
                 return  # there is not enough of it yet
             yield from found
 
-    def _file(self) -> list[Found] | None:
+    def _file(self) -> list[TarPiece] | None:
         """Take as much of a file's content as is here."""
         if self._content and not self._buffer:
             return None
@@ -88,10 +88,10 @@ class TarReader:
         del self._buffer[: len(piece)]
         self._content -= len(piece)
         self._in_file = self._content > 0
-        found: list[Found] = [piece] if piece else []
+        found: list[TarPiece] = [piece] if piece else []
         return found if self._in_file else [*found, None]
 
-    def _header(self) -> list[Found] | None:
+    def _header(self) -> list[TarPiece] | None:
         """The next header, after the padding of the file before."""
         if len(self._buffer) < self._padding + BLOCK:
             return None
@@ -108,7 +108,7 @@ class TarReader:
             raise BadTar(f"not a tar: {problem}") from problem
         return self._extended(info) if info.type == tarfile.XHDTYPE else [self._begin(info)]
 
-    def _extended(self, info: tarfile.TarInfo) -> list[Found] | None:
+    def _extended(self, info: tarfile.TarInfo) -> list[TarPiece] | None:
         """A header that says more about the one behind it."""
         if not 0 < info.size <= PAX_BYTES:
             raise BadTar("not a tar of files: a header is too large")

@@ -45,7 +45,7 @@ REASON_CHARS = 200
 ENDS_S = 60.0  # for allocations of a removed machine; a shim that disobeys is killed by then
 ANSWER_S = 20.0  # the client waits 30 s
 LOOK_S = 0.05
-NodeRequest = m.ListNodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
+MachineRequest = m.ListNodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
 
 
 class RemoveMember(Protocol):
@@ -72,7 +72,7 @@ class NodeRequests:
         self.cluster = cluster
         self._removals: dict[str, asyncio.Task[None]] = {}  # that wait for allocations to end
 
-    def answer(self, caller: Caller, request: NodeRequest) -> m.Answer:
+    def answer(self, caller: Caller, request: MachineRequest) -> m.Answer:
         match request:
             case m.ListNodes():
                 return self.list()

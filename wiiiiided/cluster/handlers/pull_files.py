@@ -48,9 +48,9 @@ class Pulls:
         asked = p.NodePull(job.id, tuple(globs))
         nodes = job.attempt.nodes if job.attempt is not None else ()
         if (home := self.outputs.of(job)) is not None:
-            await _Pull(self, connection, asked, home, bool(request.globs)).all(home.nodes)
+            await _RunningPull(self, connection, asked, home, bool(request.globs)).all(home.nodes)
         elif len(nodes) > 1:
-            await _Pull(self, connection, asked).all(nodes)
+            await _RunningPull(self, connection, asked).all(nodes)
         else:
             await self._one(connection, nodes[0] if nodes else self.node_rpc.own, asked)
         await connection.say(m.EndOfAnswers())
@@ -71,7 +71,7 @@ class Pulls:
         await connection.end_blob()
 
 
-class _Pull:
+class _RunningPull:
     """One request: what was merged so far, which nodes are missing, what went wrong."""
 
     def __init__(

@@ -129,7 +129,7 @@ def view_of(identity: Identity | None, node: str = "") -> m.ClusterView:
 # ---- the two connections
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _FoundCoordinator(msgspec.Struct, frozen=True):
     """The result of the first connection."""
 
     address: str  # an IP: the second goes to the same machine, whatever a name means by then
@@ -137,7 +137,7 @@ class _Found(msgspec.Struct, frozen=True):
     authority: str
 
 
-async def _greet(host: str, port: int, token: Token) -> _Found:
+async def _greet(host: str, port: int, token: Token) -> _FoundCoordinator:
     """The authority's certificate, which is the one that the token was made for."""
     async with _connected(host, port, tls.greeting_context()) as connection:
         opened = await connection.open("greet")
@@ -153,10 +153,10 @@ async def _greet(host: str, port: int, token: Token) -> _Found:
             "nothing secret was sent",
             "is it the right machine, and does the token belong to its cluster?",
         )
-    return _Found(ip, port, opened.authority)
+    return _FoundCoordinator(ip, port, opened.authority)
 
 
-async def _join(state: Path, node: Node, token: Token, there: _Found) -> Identity:
+async def _join(state: Path, node: Node, token: Token, there: _FoundCoordinator) -> Identity:
     context = tls.joining_context(there.authority)
     key, request = new_request(node.name)
     async with _connected(there.address, there.port, context) as connection:

@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from wiiiiided.backend.shm.stats import METRIC_NAME, METRICS
 from wiiiiided.cluster.control.events import StepsCompared
-from wiiiiided.cluster.control.job import Backoff, Ended, Job, Stopping
+from wiiiiided.cluster.control.job import AttemptKey, Backoff, Ended, Job, Stopping
 from wiiiiided.cluster.control.state import State
 from wiiiiided.cluster.control.transitions import with_error, worst
 from wiiiiided.cluster.monitoring.defects import Defects
-from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader, ranks_on
+from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader, ranks_on
 from wiiiiided.cluster.monitoring.stats_pages import CODEC_CHARS, WHY_CHARS
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics, Observed, PackedMetrics, unpack
 from wiiiiided.cluster.state.run_records import RunRecords
@@ -77,7 +77,7 @@ class Followed:
     metrics: dict[int, Metrics] = field(default_factory=dict)  # of ranks elsewhere
 
     @property
-    def key(self) -> Key:
+    def key(self) -> AttemptKey:
         return self.attempt_metrics.id, self.attempt_metrics.attempt
 
 
@@ -94,7 +94,7 @@ class AttemptTracker:
         clock: Callable[[], float],
     ) -> None:
         self.node = reader.node
-        self.live: dict[Key, Followed] = {}
+        self.live: dict[AttemptKey, Followed] = {}
         self.reader = reader
         self.report = report
         self._records = records
@@ -109,7 +109,7 @@ class AttemptTracker:
 
     def update(self, state: State) -> None:
         """Follow attempts that are new in the state, and end those that are no more in it."""
-        there: dict[Key, Job] = {}
+        there: dict[AttemptKey, Job] = {}
         for number in {number for claims in state.claims.values() for number in claims}:
             job = state.jobs[number]
             if job.attempt is not None:
@@ -122,7 +122,7 @@ class AttemptTracker:
             else:
                 self.live[key] = self._begin(there[key], self._records.attempt(*key))
 
-    def _here(self) -> dict[Key, Job]:
+    def _here(self) -> dict[AttemptKey, Job]:
         """The attempts of which something may run on this node."""
         return {
             key: followed.job

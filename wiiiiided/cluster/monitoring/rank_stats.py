@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from wiiiiided.cluster.allocation.shim_process import Shim
 from wiiiiided.cluster.control.events import ProgressSampled
-from wiiiiided.cluster.control.job import Attempt, Job
+from wiiiiided.cluster.control.job import Attempt, AttemptKey, Job
 from wiiiiided.cluster.monitoring import host_stats
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.hang_detector import HangDetector
@@ -28,13 +28,11 @@ from wiiiiided.cluster.peering.metrics_codec import Observed
 WEIGHED: Final = 256  # ranks whose processes are looked at
 YOUNG_S, YOUNG_EVERY_S = 15.0, 0.9  # at first oftener: a short job has a memory too
 
-Key = tuple[int, int]  # job, attempt
-
 
 class AttemptReading(NamedTuple):
     """One attempt's samples of one moment."""
 
-    key: Key
+    key: AttemptKey
     readings: list[Reading]
 
     @property
@@ -63,7 +61,7 @@ class RankStatsReader:
         self,
         node: str,
         pages: StatsPageReader,
-        shims: Mapping[Key, Shim],
+        shims: Mapping[AttemptKey, Shim],
         report: Callable[[ProgressSampled], None],
         monotonic: Callable[[], float],
         clock: Callable[[], float],
@@ -75,10 +73,10 @@ class RankStatsReader:
         self._pages = pages
         self._shims = shims
         self._progress = HangDetector()
-        self._seen: dict[Key, _FollowedAttempt] = {}
+        self._seen: dict[AttemptKey, _FollowedAttempt] = {}
         self._defects = Defects()
 
-    def look(self, following: Mapping[Key, Job]) -> list[AttemptReading]:
+    def look(self, following: Mapping[AttemptKey, Job]) -> list[AttemptReading]:
         """Read all attempts of which a part is on this node; silence that is too long is
         reported."""
         for key in [key for key in self._seen if key not in following]:
@@ -109,7 +107,7 @@ class RankStatsReader:
         self._seen.pop((job, attempt), None)
         self._pages.forget(job, attempt)
 
-    def _look(self, key: Key, job: Job) -> AttemptReading:
+    def _look(self, key: AttemptKey, job: Job) -> AttemptReading:
         now = self.monotonic()
         seen = self._seen.get(key)
         if seen is None:
@@ -120,7 +118,7 @@ class RankStatsReader:
             self._weigh(key, seen, now)
         return AttemptReading(key, self._pages.read(*key, seen.ranks))
 
-    def _weigh(self, key: Key, seen: _FollowedAttempt, now: float) -> None:
+    def _weigh(self, key: AttemptKey, seen: _FollowedAttempt, now: float) -> None:
         seen.weighed = now
         shim = self._shims.get(key)
         told = shim.ranks[:WEIGHED] if shim is not None else ()
@@ -137,7 +135,7 @@ class RankStatsReader:
                 seen.turn += max(1, place)
                 break
 
-    def _is_watched(self, key: Key, following: Mapping[Key, Job]) -> bool:
+    def _is_watched(self, key: AttemptKey, following: Mapping[AttemptKey, Job]) -> bool:
         """Whether the attempt is watched for hangs. Without a shim the allocation is over, and its
         end on the way."""
         return key in self._shims and self._progress.wanted(following[key])

@@ -102,7 +102,7 @@ def place(given: Placing, source: int, archive: int) -> tuple[int, int]:
         if given.other:
             _copy_own(given, staging)
         kernel.sync_file_system(staging)
-        return _Exchange(given, staging, aside).run()
+        return _CheckpointExchange(given, staging, aside).run()
     finally:
         with contextlib.suppress(file_trees.NotRemoved):
             file_trees.remove(staging)
@@ -132,7 +132,7 @@ def _copy_own(given: Placing, staging: str) -> None:
         os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-class _Exchange:
+class _CheckpointExchange:
     """The staged files against those that are there."""
 
     def __init__(self, given: Placing, staging: str, aside: str) -> None:

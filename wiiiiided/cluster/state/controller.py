@@ -42,7 +42,7 @@ JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not
 RESERVE_S = 60.0  # between two looks whether there is room again for the reserve
 PUT_OFF_S = 60.0  # a deadline that could not be taken
 Perform = Callable[[AnyAction, Job], None]
-Cancel = e.CancelRequested | e.SweepCancelRequested
+CancelEvent = e.CancelRequested | e.SweepCancelRequested
 
 
 def _since_boot() -> float:
@@ -97,7 +97,7 @@ class Controller:
         if self._reports:
             raise StoreError(self.problem)
 
-    def end(self, event: Cancel) -> None:
+    def end(self, event: CancelEvent) -> None:
         """A person's wish to end jobs, always: recorded when this returns, or waiting for room with
         the workers being ended all the same (`unrecorded`)."""
         try:
@@ -342,6 +342,6 @@ def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str
             return {}
 
 
-def _same(one: Cancel, other: e.AnyEvent) -> bool:
+def _same(one: CancelEvent, other: e.AnyEvent) -> bool:
     """Whether a cancel is one that waits already, said once more at another time."""
     return type(one) is type(other) and one == replace(other, at=one.at)
