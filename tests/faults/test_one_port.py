@@ -62,7 +62,7 @@ def ports(tmp_path: Path) -> Iterator[dict[str, Port]]:
 
 def places(ports: dict[str, Port]) -> dict[str, Place]:
     return {
-        letter: Place(f"{port.address}:{port.number}", str(port.runs.attempt(JOB, ATTEMPT)))
+        letter: Place(f"{port.address}:{port.number}", str(port.job_dirs.attempt(JOB, ATTEMPT)))
         for letter, port in ports.items()
     }
 
@@ -239,7 +239,7 @@ def test_an_attempt_that_is_over_on_one_machine_admits_no_connection(
 
 
 def test_without_its_key_a_rank_says_so_and_all_stop(ports: dict[str, Port]) -> None:
-    (ports["b"].runs.attempt(JOB, ATTEMPT) / "key").unlink()
+    (ports["b"].job_dirs.attempt(JOB, ATTEMPT) / "key").unlink()
     for failure, leaks in run_ranks(impatient, "ab", places(ports), backend=None):
         assert failure.kind == "HostError", failure
         assert "which the daemon wrote for this attempt: No such file" in failure.text

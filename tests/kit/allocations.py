@@ -35,7 +35,7 @@ class Machine(Port):
         job = fields.setdefault("job", JOB)
         env = {"WIIIIIDE_HOST_ID": f"host-{self.number}"}  # they are apart, for the backend too
         made = Attempt(
-            self.runs.job(job), argv, env=env, door=self.endpoint, interface="lo", **fields
+            self.job_dirs.job(job), argv, env=env, door=self.endpoint, interface="lo", **fields
         )
         (made.path / protocol.KEY).write_bytes(KEY)
         if made.order.encrypt and not made.order.node_index:

@@ -36,9 +36,9 @@ class Port:
     ) -> None:
         user = JobAccount.this()
         self.address, self.number = address, number
-        self.runs = JobDirs(folder, user)
+        self.job_dirs = JobDirs(folder, user)
         self.live: set[tuple[int, int]] = set()
-        self.handoff = FdHandoff(self.runs, self._alive)
+        self.handoff = FdHandoff(self.job_dirs, self._alive)
         self.controls = 0  # connections that came through TLS
         self.mux: PortMux
         self._uid = user.uid if uid is None else uid
@@ -50,10 +50,10 @@ class Port:
 
     def attempt(self, job: int, attempt: int, key: bytes) -> Path:
         """As if this attempt ran here; its directory."""
-        self.runs.make(job, attempt)
-        self.runs.write(job, attempt, "key", key)
+        self.job_dirs.make(job, attempt)
+        self.job_dirs.write(job, attempt, "key", key)
         self.live.add((job, attempt))
-        return self.runs.attempt(job, attempt)
+        return self.job_dirs.attempt(job, attempt)
 
     def start(self) -> Self:
         """A daemon comes up, on the port it had."""

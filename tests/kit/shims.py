@@ -78,7 +78,7 @@ class Attempt:
                 if stream is not None:
                     stream.close()
         if left:
-            helper("--sweep", str(self.path))
+            helper("--cleanup", str(self.path))
         assert kind is not None or not left, f"left running: {left}"
 
     def write_order(self) -> None:

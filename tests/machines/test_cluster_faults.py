@@ -154,7 +154,7 @@ def test_a_cable_that_is_out_for_60_s_ends_the_attempt_and_the_next_goes_on(
     cut_at = time.time()
     wait_until(lambda: cluster.nodes()["b"]["state"] == "lost", 5 * 12.0, "b is lost")
     time.sleep(max(0.0, cut_at + 60.0 - time.time()))
-    assert cluster.view(job)["attempt"] == 1  # its share may run: nothing is started elsewhere
+    assert cluster.view(job)["attempt"] == 1  # its allocation may run: nothing is started elsewhere
     cluster.fleet.heal("b")
     cluster.running(job, attempt=2)
     cluster.goes_on(job)

@@ -78,7 +78,7 @@ class LoadedMachine:
 
     def _feed(self, event: e.AnyEvent) -> None:
         step(self.state, event)
-        self.state.settled()
+        self.state.committed()
 
 
 def rates(jobs: int, turns: int, rounds: int) -> list[float]:

@@ -445,13 +445,13 @@ def test_a_file_that_became_a_pipe_does_not_block(
 
 
 def _while_reading(monkeypatch: pytest.MonkeyPatch, path: Path, size: int) -> None:
-    really = module._Whole.read
+    really = module._WholeFile.read
 
-    def read(self: module._Whole, wanted: int) -> bytes:
+    def read(self: module._WholeFile, wanted: int) -> bytes:
         os.truncate(path, size)
         return really(self, wanted)
 
-    monkeypatch.setattr(module._Whole, "read", read)
+    monkeypatch.setattr(module._WholeFile, "read", read)
 
 
 def test_a_file_that_grows_is_cut_with_a_note(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from wiiiiided.cluster.control.state import State
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.states import ON_NODES
 
-Key = tuple[int, int]  # job and attempt
+AttemptKey = tuple[int, int]  # job and attempt
 LOST_S = 10.0  # so long the coordinator takes a box that is gone for one that is slow
 SAME = ("3.11.7", "2.13.0", "0.6.0")
 
@@ -38,17 +38,17 @@ class Box:
     cabled: bool = True
     linked: bool = True
     alone_since: float = 0.0
-    preparing: set[Key] = field(default_factory=set)
-    running: dict[Key, Job] = field(default_factory=dict)
-    stopping: set[Key] = field(default_factory=set)
-    ended: dict[Key, tuple[int, bool]] = field(default_factory=dict)  # code, lost
+    preparing: set[AttemptKey] = field(default_factory=set)
+    running: dict[AttemptKey, Job] = field(default_factory=dict)
+    stopping: set[AttemptKey] = field(default_factory=set)
+    ended: dict[AttemptKey, tuple[int, bool]] = field(default_factory=dict)  # code, lost
 
-    def end(self, key: Key, code: int, lost: bool = False) -> None:
+    def end(self, key: AttemptKey, code: int, lost: bool = False) -> None:
         self.running.pop(key)
         self.stopping.discard(key)
         self.ended[key] = (code, lost)
 
-    def stop(self, key: Key) -> None:
+    def stop(self, key: AttemptKey) -> None:
         self.preparing.discard(key)
         if key in self.running:
             self.stopping.add(key)
@@ -84,7 +84,7 @@ class Fleet:
                 case _:
                     pass
 
-    def start(self, box: Box, key: Key) -> None:
+    def start(self, box: Box, key: AttemptKey) -> None:
         box.preparing.discard(key)
         if key not in box.ended:  # its files are there: it was claimed before
             box.running[key] = self.world.job(key[0])
@@ -136,7 +136,7 @@ class Fleet:
         jobs = [job for job in self.world.state.jobs.values() if job.state in ON_NODES]
         return [job for job in jobs if job.attempt is not None and name in job.attempt.live]
 
-    def reconcile(self, box: Box, key: Key, job: Job) -> None:
+    def reconcile(self, box: Box, key: AttemptKey, job: Job) -> None:
         attempt: Attempt | None = job.attempt
         assert attempt is not None
         match job.phase:

@@ -259,7 +259,7 @@ def restart(world: World, own: str) -> None:
     world.state = State([old.nodes[own]], old.jobs.values(), rows, world.now)
 
 
-def test_silence_ends_no_share_and_says_what_to_do() -> None:
+def test_silence_ends_no_allocation_and_says_what_to_do() -> None:
     world = three()
     job = world.submit(gang())
     world.started_on(job)
@@ -301,7 +301,7 @@ def test_a_short_silence_leaves_no_line_in_the_story() -> None:
     assert world.told(job) == before
 
 
-def test_a_lost_share_starts_elsewhere_only_when_its_end_is_confirmed() -> None:
+def test_a_lost_allocation_starts_elsewhere_only_when_its_end_is_confirmed() -> None:
     world = three()
     job = world.submit(gang(restart=Restart(max=1, backoff_s=1.0, on=("node-lost",))))
     world.started_on(job)
@@ -317,7 +317,7 @@ def test_a_lost_share_starts_elsewhere_only_when_its_end_is_confirmed() -> None:
     assert nodes_of(world, job) == ("a", "c")
 
 
-def test_a_node_that_leaves_after_a_share_failed_is_not_its_cause() -> None:
+def test_a_node_that_leaves_after_an_allocation_failed_is_not_its_cause() -> None:
     world = three()
     job = world.submit(gang(restart=Restart(max=1, backoff_s=1.0)))
     world.started_on(job)
@@ -544,7 +544,7 @@ def test_a_job_that_stops_alone_is_lost_after_its_time_its_grace_and_a_minute() 
     assert nodes_of(world, job) == ("a", "c")
 
 
-def test_a_share_alone_on_its_node_is_lost_by_stop_alone_too() -> None:
+def test_an_allocation_alone_on_its_node_is_lost_by_stop_alone_too() -> None:
     world = three()
     job = world.submit(spec(policy={"stop_alone_s": 60.0}, resources={"use": ("b",)}))
     world.started_on(job)
@@ -623,7 +623,7 @@ def test_an_operators_word_is_still_true_after_a_restart() -> None:
     assert nodes_of(world, world.submit(gang((1, None)))) == ("b",)
 
 
-# ---- where new shares go
+# ---- where new allocations go
 
 
 def test_an_absent_node_gets_nothing_and_is_waited_for() -> None:
@@ -712,7 +712,7 @@ def test_a_member_that_is_away_still_counts_for_what_can_ever_run() -> None:
 # ---- removing
 
 
-def test_a_removed_node_is_gone_and_its_shares_are_over() -> None:
+def test_a_removed_node_is_gone_and_its_allocations_are_over() -> None:
     world = three()
     job = world.submit(gang(restart=Restart(max=1, backoff_s=1.0)))
     world.started_on(job)

@@ -132,7 +132,7 @@ def test_a_range_of_nodes_takes_what_is_free_and_all_means_all() -> None:
     assert world.state_of(every) == "queued"
 
 
-def test_one_failing_share_stops_the_others_and_is_the_one_named() -> None:
+def test_one_failing_allocation_stops_the_others_and_is_the_one_named() -> None:
     world = World(Node("a", 2, GIB), Node("b", 2, GIB))
     gang = world.submit(spec(resources={"nodes": (2, 2)}))
     world.started_on(gang)
@@ -175,7 +175,7 @@ def test_a_very_long_chain_of_dependencies_is_no_recursion() -> None:
 
         step(world.state, event)
         world.last.update(world.state.touched)
-        world.state.settled()
+        world.state.committed()
         last = number
     world.cancel(first)
     world.ended_on(first, code=143)
@@ -539,7 +539,7 @@ def orders(actions: list[AnyAction]) -> list[tuple[type, str]]:
     return [(type(a), a.node) for a in actions if isinstance(a, PrepareWorkers | StartWorkers)]
 
 
-def test_a_share_of_which_nothing_is_heard_is_asked_for_again() -> None:
+def test_an_allocation_of_which_nothing_is_heard_is_asked_for_again() -> None:
     """An order may have been lost on its node; told twice it changes nothing."""
     world = World(Node("a", 2, GIB), Node("b", 2, GIB), Node("c", 2, GIB))
     job = world.submit(spec(resources={"nodes": (3, 3)}))
@@ -574,7 +574,7 @@ def test_an_end_that_became_known_later_is_told_with_its_own_time() -> None:
     assert world.job(waiting).attempt.placed_at == world.now  # type: ignore[union-attr]
 
 
-def test_why_has_a_sentence_where_no_share_is_left_to_be_heard() -> None:
+def test_why_has_a_sentence_where_no_allocation_is_left_to_be_heard() -> None:
     world = World(Node("a", 2, GIB), Node("b", 2, GIB), Node("c", 2, GIB))
     job = world.submit(spec(resources={"nodes": (3, 3)}))
     world.prepared_on(job)

@@ -57,7 +57,7 @@ class World:
         for job in self.state.touched.values():
             _check_no_attempt_is_left_behind(self.last.get(job.id), job)
         self.last.update(self.state.touched)
-        self.state.settled()
+        self.state.committed()
         self.actions += actions
         for action in actions:
             if isinstance(action, PrepareWorkers | StartWorkers):
@@ -214,13 +214,13 @@ def _check_claims(state: State) -> None:
     claims: dict[str, dict[int, int]] = {name: {} for name in state.nodes}
     for job in state.jobs.values():
         if job.state in ON_NODES and job.attempt is not None:
-            for share in job.attempt.layout.allocations:
-                if share.node in job.attempt.live:
-                    claims[share.node][job.id] = share.cores
+            for allocation in job.attempt.layout.allocations:
+                if allocation.node in job.attempt.live:
+                    claims[allocation.node][job.id] = allocation.cores
             first = 0
-            for share in job.attempt.layout.allocations:  # ranks of a host lie together
-                assert share.first_rank == first
-                first += share.workers
+            for allocation in job.attempt.layout.allocations:  # ranks of a host lie together
+                assert allocation.first_rank == first
+                first += allocation.workers
     assert state.claims == claims
     for name in state.nodes:
         assert state.free(name) >= 0, f"{name} is overbooked"

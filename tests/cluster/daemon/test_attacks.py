@@ -309,7 +309,7 @@ def test_a_member_speaks_neither_for_other_nodes_nor_for_their_ranks(own: Cluste
     assert a.end_of(job).state == "failed"
 
 
-def test_figures_that_would_take_seconds_to_read_are_not_read(cluster: Cluster) -> None:
+def test_metrics_that_would_take_seconds_to_read_are_not_read(cluster: Cluster) -> None:
     with silenced(cluster), member(cluster) as liar:
         liar.is_let_in("link")
         liar.say(hello(cluster))

@@ -51,10 +51,10 @@ class Member:
         user = JobAccount.this()
         here = HostContext("b", user, sys.executable, {}, os.getuid())
         self.archives = Archives(folder / "state" / "archives")
-        self.runs = JobDirs(folder / "jobs", user)
+        self.job_dirs = JobDirs(folder / "jobs", user)
         preparer = Preparer(self.archives, here, self._fetch)
         self.workers = Workers(
-            *(self.runs, self.archives, here, Settings, preparer),
+            *(self.job_dirs, self.archives, here, Settings, preparer),
             bring=None,
             report=self.reports.append,
             clock=lambda: 0.0,
@@ -149,7 +149,7 @@ def test_a_directory_that_cannot_be_made_now_is_made_later(
 ) -> None:
     member = Member(tmp_path, whole)
     problem = OSError(number, os.strerror(number))
-    monkeypatch.setattr(member.runs, "keep", once(problem, member.runs.keep))
+    monkeypatch.setattr(member.job_dirs, "keep", once(problem, member.job_dirs.keep))
     assert isinstance(prepared(member), e.WorkersPrepared)
 
 
@@ -168,7 +168,7 @@ def test_what_does_not_pass_is_still_said_at_once(
 ) -> None:
     member = Member(tmp_path, whole)
     problem = PermissionError(errno.EACCES, "Permission denied")
-    monkeypatch.setattr(member.runs, "keep", once(problem, member.runs.keep))
+    monkeypatch.setattr(member.job_dirs, "keep", once(problem, member.job_dirs.keep))
     found = prepared(member)
     assert isinstance(found, e.WorkersEnded)
     assert found.reason == "its directory cannot be made: Permission denied"
@@ -203,7 +203,7 @@ def started(member: Member) -> Any:
     return asyncio.run(scene())
 
 
-def test_an_exception_before_the_start_is_the_end_of_the_share(tmp_path: Path) -> None:
+def test_an_exception_before_the_start_is_the_end_of_the_allocation(tmp_path: Path) -> None:
     """Not an allocation without a follower, which neither starts, ends nor can be cancelled."""
     found = started(Member(tmp_path, defect))
     assert isinstance(found, e.WorkersEnded)
@@ -301,7 +301,7 @@ def test_a_shim_that_cannot_be_killed_now_is_killed_later(
 
     async def scene() -> None:
         member = Member(tmp_path)
-        shim = shim_process.Shim(member.runs, 7, 1, lambda: None, lambda: 0.0)
+        shim = shim_process.Shim(member.job_dirs, 7, 1, lambda: None, lambda: 0.0)
         shim.stop(0.0, "cancelled by ada")
         shim.stop(1000.0, "told again")  # has not more time
         await asyncio.sleep(0.05)

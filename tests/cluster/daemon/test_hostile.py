@@ -90,7 +90,7 @@ CLAIMS = {
 def test_a_job_that_spoils_its_claim_can_be_cancelled_all_the_same(
     daemon: PrivateDaemon, spoiled: Callable[[dict[str, object]], str]
 ) -> None:
-    """Its shim lives, a daemon that comes back cannot know it: what it runs is swept."""
+    """Its shim lives, a daemon that comes back cannot know it: what it runs is cleaned up."""
     ignores = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
     job = daemon.submit(ignores + FOREVER, policy={"grace_s": 600.0})
     running(daemon, job)
@@ -164,7 +164,7 @@ raise SystemExit(main.main())
 
 
 def test_a_stopped_shim_is_ended_all_the_same() -> None:
-    """SIGSTOP keeps it from obeying; the daemon ends it, and the sweeper what it had."""
+    """SIGSTOP keeps it from obeying; the daemon ends it, and a cleanup what it had."""
     with private_daemon(program=(sys.executable, "-c", HASTY)) as daemon:
         job = daemon.submit(FOREVER)
         pids = running(daemon, job)

@@ -1,4 +1,4 @@
-"""Figures of jobs through a real daemon: what is seen while they run, and what stays of them."""
+"""Metrics of jobs through a real daemon: what is seen while they run, and what stays of them."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_a_very_short_job_is_recorded_from_birth_to_end(daemon: PrivateDaemon) -
     assert run.ended_at >= run.started_at
 
 
-def test_a_job_without_figures_has_a_record_that_says_so(daemon: PrivateDaemon) -> None:
+def test_a_job_without_metrics_has_a_record_that_says_so(daemon: PrivateDaemon) -> None:
     job = daemon.submit("print('nothing to count')")
     daemon.end_of(job)
     run = the_run(daemon, job)
@@ -209,7 +209,7 @@ def test_a_cancelled_and_a_requeued_attempt_say_so(daemon: PrivateDaemon) -> Non
     assert [run.state for run in runs] == ["requeued", "cancelled"]
 
 
-def test_show_has_the_figures_without_their_points(daemon: PrivateDaemon) -> None:
+def test_show_has_the_metrics_without_their_points(daemon: PrivateDaemon) -> None:
     job = daemon.submit(rank())
     wait_until(lambda: seen(daemon, job), 30, "the job is seen")
     run = daemon.client.show(job).run

@@ -149,12 +149,12 @@ def test_a_start_that_waits_for_a_forgotten_attempt_can_be_cancelled(tmp_path: P
 
 
 def test_files_of_another_job_of_that_number_are_set_aside(tmp_path: Path) -> None:
-    runs = JobDirs(tmp_path / "jobs", JobAccount.this())
+    job_dirs = JobDirs(tmp_path / "jobs", JobAccount.this())
     for content in ("first", "second"):
-        runs.make(3, 1)
-        runs.work(3).mkdir()
-        (runs.work(3) / "result").write_text(content)
-        aside = runs.set_aside(3)
+        job_dirs.make(3, 1)
+        job_dirs.work(3).mkdir()
+        (job_dirs.work(3) / "result").write_text(content)
+        aside = job_dirs.set_aside(3)
         assert (aside / "files" / "work" / "result").read_text() == content
-    assert runs.numbers() == []
-    assert sorted(path.name for path in runs.root.iterdir()) == ["3-before-1", "3-before-2"]
+    assert job_dirs.numbers() == []
+    assert sorted(path.name for path in job_dirs.root.iterdir()) == ["3-before-1", "3-before-2"]

@@ -103,7 +103,7 @@ def test_a_killed_shim_takes_its_ranks_along_and_the_job_is_ended() -> None:
         assert daemon.end_of(daemon.submit("print(1)")).state == "done"
 
 
-def test_a_shim_killed_while_the_daemon_was_away_is_swept_and_restarted_by_policy() -> None:
+def test_a_shim_killed_while_the_daemon_was_away_is_cleaned_up_and_restarted_by_policy() -> None:
     with private_daemon() as daemon:
         restart = Restart(max=1, on=("node-lost",), backoff_s=0.1)
         job = daemon.submit(FOREVER, policy={"restart": restart})

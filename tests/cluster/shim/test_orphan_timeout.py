@@ -19,7 +19,7 @@ from wiiiiided.cluster.allocation.shim_process import Shim
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.shim import orphan_timeout, protocol
 
-# How long a share may be alone: longer than it takes to begin, and to tell it what it is to hear.
+# How long an allocation may be alone: longer than it takes to begin and to be told everything.
 ALONE_S = 4.0
 REASON = "alone for 4 s (policy.stop_alone)"
 # A shim that is patient until it has heard something, and then no more.
@@ -40,7 +40,7 @@ def test_an_allocation_without_word_of_its_coordinator_ends_itself_as_lost(tmp_p
         assert end.reason == f"stopped: {REASON}"
 
 
-def test_a_share_that_is_started_late_has_been_alone_since_the_coordinator_was_heard(
+def test_an_allocation_that_is_started_late_has_been_alone_since_the_coordinator_was_heard(
     tmp_path: Path,
 ) -> None:
     # The clock begins with the machine: one that was booted a minute ago has no hour behind it.
@@ -52,7 +52,7 @@ def test_a_share_that_is_started_late_has_been_alone_since_the_coordinator_was_h
         assert (end.lost, end.stopped) == (True, f"alone for {alone_s:g} s (policy.stop_alone)")
 
 
-def test_a_share_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
+def test_an_allocation_may_be_alone_as_long_as_it_likes_where_the_job_says_nothing(
     tmp_path: Path,
 ) -> None:
     with Attempt(tmp_path, ["sleep", "0.7"], grace_s=30.0) as attempt:
@@ -92,11 +92,11 @@ def test_a_time_that_is_none_of_the_past_is_now(tmp_path: Path, at: object) -> N
 
 
 def test_the_daemon_keeps_an_allocation_going(tmp_path: Path) -> None:
-    runs = JobDirs(tmp_path, JobAccount.this())
-    with Attempt(runs.job(7), ["sleep", "1000"], alone_s=ALONE_S) as attempt:
+    job_dirs = JobDirs(tmp_path, JobAccount.this())
+    with Attempt(job_dirs.job(7), ["sleep", "1000"], alone_s=ALONE_S) as attempt:
         attempt.start()
         attempt.claim()
-        shim = Shim(runs, 7, 1, lambda: None, lambda: 0.0)
+        shim = Shim(job_dirs, 7, 1, lambda: None, lambda: 0.0)
 
         async def follow() -> tuple[protocol.AttemptEnd, float]:
             following = asyncio.ensure_future(shim.follow(None, lambda: nullcontext({})))
@@ -154,7 +154,7 @@ while true; do sleep 0.05; done
 
 
 def test_what_was_slept_through_comes_off_the_grace(tmp_path: Path) -> None:
-    """As when a machine wakes up long after: the share may run elsewhere by now."""
+    """As when a machine wakes up long after: the allocation may run elsewhere by now."""
     grace_s = 1.0
     with Attempt(tmp_path, ["sh", "-c", STUBBORN], alone_s=ALONE_S, grace_s=grace_s) as attempt:
         attempt.start()

@@ -308,7 +308,7 @@ def test_hangups_and_interrupts_do_not_reach_the_shim(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["--what"], ["--sweep"], ["x", "--archive"], ["x", "--secrets", "y"]]
+    "arguments", [[], ["--what"], ["--cleanup"], ["x", "--archive"], ["x", "--secrets", "y"]]
 )
 def test_a_wrong_command_line_is_answered_with_the_right_ones(arguments: list[str]) -> None:
     command = [sys.executable, "-I", "-S", PROGRAM, *arguments]

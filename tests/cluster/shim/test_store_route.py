@@ -83,7 +83,9 @@ client().wait(["never"])
         for rank, share in enumerate(both):
             share.wait_for("connected", rank)
         assert [tcp_listeners(share) for share in both] == [[], []]
-        with Attempt(machines[0].runs.job(8), ["sleep", "1000"]) as alone:  # the look can find one
+        with Attempt(
+            machines[0].job_dirs.job(8), ["sleep", "1000"]
+        ) as alone:  # the look can find one
             alone.start()
             alone.listen().phase("running")
             assert len(tcp_listeners(alone)) == 1
@@ -163,7 +165,9 @@ print("met", flush=True)
     assert (b"a word of rank" in heard) != encrypt
 
 
-def test_a_rank_waits_for_a_share_that_begins_later(machines: tuple[Machine, Machine]) -> None:
+def test_a_rank_waits_for_an_allocation_begun_later(
+    machines: tuple[Machine, Machine],
+) -> None:
     program = """
 print("begun", flush=True)
 store = client()
@@ -271,7 +275,7 @@ except dist.DistNetworkError:
         there.wait_for("ended", 1)
         assert time.monotonic() - began < 20.0  # and not after the 60 s that it would wait
         assert there.end().code == 0
-        assert helper("--sweep", str(here.path)).returncode == 0
+        assert helper("--cleanup", str(here.path)).returncode == 0
 
 
 def test_each_job_of_a_machine_has_its_own_store(machines: tuple[Machine, Machine]) -> None:
@@ -375,7 +379,7 @@ if rank == 1:
         there.end()
 
 
-def test_a_share_without_its_key_does_not_begin(machines: tuple[Machine, Machine]) -> None:
+def test_an_allocation_without_its_key_does_not_begin(machines: tuple[Machine, Machine]) -> None:
     with allocations(["true"], *machines) as (_, there):
         (there.path / protocol.KEY).unlink()
         end = there.run()

@@ -57,7 +57,7 @@ class Cancellations:
         self.job_dirs.keep(one.id, _encode(one), CANCELLED)
 
     def told(self, now: float) -> tuple[CancelledHere, ...]:
-        """All of them, for a coordinator that is reached again."""
+        """Give all cancellations, for a coordinator that is reached again."""
         return tuple(
             CancelledHere(one.id, one.submitted_at, one.by, one.now, max(0.0, now - one.at))
             for one in self.untold.values()

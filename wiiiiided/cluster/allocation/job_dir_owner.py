@@ -29,7 +29,7 @@ class Marker(msgspec.Struct, frozen=True):
     coming_back: bool = False  # the machine's own are on their way back from before-…
 
 
-def settle(jobs: Path, cluster: str) -> None:
+def assign_job_dirs(jobs: Path, cluster: str) -> None:
     """Make the numbered directories those of `cluster`; empty: the machine's own."""
     try:
         said = _marker(jobs)
@@ -71,12 +71,13 @@ def _unused(jobs: Path, name: str) -> Path:
 
 
 def _marker(jobs: Path) -> Marker | None:
+    """Read the marker; None: there is none, the directories are the machine's own."""
     try:
         return msgspec.json.decode((jobs / MARKER).read_bytes(), type=Marker)
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as problem:
-        text = f"{jobs / MARKER} cannot be read ({problem}): it says whose the jobs there are"
+        text = f"{jobs / MARKER} cannot be read ({problem}): it names the cluster of the jobs there"
         raise HostError(f'{text}; write {{"cluster": "NAME"}} again') from None
 
 

@@ -22,7 +22,7 @@ from typing import Final, Literal, assert_never
 import msgspec
 
 from wiiiiided.cluster.control import events as e
-from wiiiiided.cluster.control.job import Job, Running, Starting
+from wiiiiided.cluster.control.job import AttemptKey, Job, Running, Starting
 from wiiiiided.cluster.peering.messages import Assignment
 from wiiiiided.cluster.shim.exit_reason import exception
 from wiiiiided.cluster.shim.protocol import AttemptEnd
@@ -33,7 +33,6 @@ from wiiiiided.text import plain
 FORFEITED = "it was stopped before it began"
 UNKNOWN = "the queue does not know this attempt any more"
 
-Key = tuple[int, int]  # job, attempt
 Stage = Literal["absent", "preparing", "prepared", "waiting", "following"]
 
 
@@ -87,7 +86,7 @@ class Following:
 class Allocation:
     """Everything this node knows of its part of one attempt."""
 
-    key: Key
+    key: AttemptKey
     node: str
     beginning: Preparing | Prepared | Waiting | None = None
     shim: Following | None = None  # where there is a beginning too: another job's
@@ -126,7 +125,7 @@ class StopOrdered:
     job: Job
     grace_s: float
     reason: str
-    moment: bool = False  # ranks may end by themselves first
+    ranks_end_first: bool = False  # ranks may end by themselves first
 
 
 @dataclass(frozen=True)
@@ -171,14 +170,14 @@ class ShimStarted:
 
 @dataclass(frozen=True)
 class ShimEnded:
-    """Nothing of the attempt runs any more."""
+    """No process of the attempt is left."""
 
     end: AttemptEnd
     missing: str = ""  # why the shim could not be started
     worked: bool = True  # a rank has finished an operation
 
 
-Event = (
+AllocationEvent = (
     PrepareOrdered
     | StartOrdered
     | StopOrdered
@@ -217,7 +216,7 @@ class Follow:
 class StopShim:
     grace_s: float
     reason: str
-    moment: bool = False
+    ranks_end_first: bool = False
 
 
 @dataclass(frozen=True)
@@ -225,7 +224,7 @@ class ReportEvent:
     event: e.AnyEvent
 
 
-Action = Prepare | CancelPreparation | Follow | StopShim | ReportEvent
+AllocationAction = Prepare | CancelPreparation | Follow | StopShim | ReportEvent
 
 
 # ---- the table
@@ -285,7 +284,9 @@ class IllegalAllocationMove(WiiiiideError):
     """A defect: a move that the table does not have."""
 
 
-def step(allocation: Allocation, event: Event, at: float) -> tuple[Allocation, list[Action]]:
+def step(
+    allocation: Allocation, event: AllocationEvent, at: float
+) -> tuple[Allocation, list[AllocationAction]]:
     """Apply an event to the allocation; the new state, and the actions in their order."""
     kind, stage = type(event).__name__, allocation.stage
     legal = MOVES[stage].get(kind)
@@ -304,9 +305,9 @@ class _Move:
 
     def __init__(self, allocation: Allocation, at: float) -> None:
         self.now, self.at = allocation, at
-        self.actions: list[Action] = []
+        self.actions: list[AllocationAction] = []
 
-    def take(self, event: Event) -> None:
+    def take(self, event: AllocationEvent) -> None:
         match event:
             case PrepareOrdered(job):
                 self.prepare_ordered(job)
@@ -382,7 +383,7 @@ class _Move:
         else:
             self.set(shim=replace(shim, job=event.job))
         self.mark_ending("asked")
-        self.actions.append(StopShim(event.grace_s, event.reason, event.moment))
+        self.actions.append(StopShim(event.grace_s, event.reason, event.ranks_end_first))
 
     def running_found(self, job: Job) -> None:
         self.drop_beginning()

@@ -224,7 +224,7 @@ async def _output(process: subprocess.Popen[bytes]) -> bytes:
 
 
 def _marks(python: str, path: tuple[str, ...]) -> tuple[int, ...]:
-    """When the interpreter and its packages were last changed; empty: that cannot be known."""
+    """Say when the interpreter and its packages were last changed; empty: that cannot be known."""
     found = []
     try:
         found.append(os.stat(python).st_mtime_ns)

@@ -42,7 +42,7 @@ class HostContext:
 
     @classmethod
     def of(cls, node: Node, system: bool) -> Self:
-        """Of this process: `system`, the service, and else a person's own daemon."""
+        """Describe this process: with `system` it is the service, else a person's own daemon."""
         return cls(
             node=node.name,
             user=JobAccount.service() if system else JobAccount.this(),

@@ -3,7 +3,7 @@
     no claim        start one. If another has just claimed, ours leaves and the other is followed
     claim, alive    connect to its socket; it reports what happens      (a restarted daemon adopts)
     claim, ended    read exit.json                                     (it ended meanwhile)
-    claim, dead     sweep: kill what is left, verify, write exit.json  (the shim was killed)
+    claim, dead     cleanup: kill what is left, verify, write exit.json  (the shim was killed)
     other boot      nothing of it can run                              (the machine restarted)
 
 A claim is pid + start time + boot id: a reused pid is never taken for the shim. An end is reported
@@ -141,7 +141,7 @@ class Shim:
             await self._listen(claim)
             if (end := self.end()) is not None:
                 return end
-            await self._sweep()  # also where the job has overwritten exit.json
+            await self._clean_up()  # also where the job has overwritten exit.json
 
     async def _start(
         self, order: protocol.LaunchOrder, descriptors: Descriptors
@@ -341,18 +341,20 @@ class Shim:
         """Ranks that have ended."""
         return {rank.rank for rank in self.ranks if rank.code is not None}
 
-    async def _sweep(self) -> None:
-        """The shim is dead and left no exit.json: a sweeper kills its processes and writes one."""
+    async def _clean_up(self) -> None:
+        """The shim is dead and left no exit.json: a cleanup kills its processes and writes one."""
         self._log.warning("%s: its shim was killed; ending what it left", self)
         directory = str(self.job_dirs.attempt(self.job, self.attempt))
         try:
-            process = spawn(shim_command("--sweep", directory), self.job_dirs.user, env=HELPER_ENV)
+            process = spawn(
+                shim_command("--cleanup", directory), self.job_dirs.user, env=HELPER_ENV
+            )
             code = await ended(process)
         except OSError as problem:
             code = -1
-            self._log.warning("%s: the sweeper cannot be started: %s", self, problem)
+            self._log.warning("%s: its cleanup cannot be started: %s", self, problem)
         if self.end() is None:
-            self._log.warning("%s: the sweeper ended with code %d; again in 5 s", self, code)
+            self._log.warning("%s: its cleanup ended with code %d; again in 5 s", self, code)
             await asyncio.sleep(5.0)
 
     # ---- commands
@@ -371,9 +373,9 @@ class Shim:
             return
         self._writer.write(HeardCommand(at).line())
 
-    def stop(self, grace_s: float, reason: str, moment: bool = False) -> None:
+    def stop(self, grace_s: float, reason: str, ranks_end_first: bool = False) -> None:
         """Tell the shim to end everything; a shim that does not is killed some time later."""
-        self._stop = StopCommand(grace_s, reason, moment)
+        self._stop = StopCommand(grace_s, reason, ranks_end_first)
         self._stopped.set()
         if self._writer is not None:
             self._writer.write(self._stop.line())
@@ -390,7 +392,7 @@ class Shim:
         self._enforcer = loop.call_at(at, self._enforce)
 
     def _enforce(self) -> None:
-        """Kill a shim that is stopped, stuck or spoiled by its job; the sweeper does the rest.
+        """Kill a shim that is stopped, stuck or spoiled by its job; the cleanup does the rest.
         Tried until the attempt is over: a machine that cannot kill it now may in a moment."""
         self._enforcer = None
         if self._over:

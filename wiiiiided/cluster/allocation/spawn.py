@@ -124,7 +124,7 @@ def spawn(
 
 
 def _drop_capabilities() -> None:
-    """In the child, after it has become the jobs' user and before exec."""
+    """Drop all capabilities, in the child, after it has become the jobs' user and before exec."""
     if _libc.capset(_capability_header, _no_capabilities) != 0:
         os._exit(126)  # better no job than one with the daemon's powers
 
@@ -149,7 +149,7 @@ async def ended(process: subprocess.Popen[bytes]) -> int:
 
 
 async def readable(fd: int) -> None:
-    """Until the descriptor is readable: for a pidfd, until that process has ended."""
+    """Wait until the descriptor is readable: for a pidfd, until that process has ended."""
     loop = asyncio.get_running_loop()
     seen = asyncio.Event()
     loop.add_reader(fd, seen.set)

@@ -36,12 +36,11 @@ from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.launcher import Launcher, encode_job
 from wiiiiided.cluster.allocation.lifecycle import (
     UNKNOWN,
-    Action,
     Allocation,
+    AllocationAction,
+    AllocationEvent,
     CancelPreparation,
-    Event,
     Follow,
-    Key,
     NumberReused,
     PreparationDone,
     PreparationFailed,
@@ -75,7 +74,7 @@ from wiiiiided.cluster.allocation.shim_process import Shim, shim_command
 from wiiiiided.cluster.allocation.spawn import HELPER_ENV, ended, may_pass, spawn
 from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
-from wiiiiided.cluster.control.job import Hung, Job, Starting, Stopping
+from wiiiiided.cluster.control.job import AttemptKey, Hung, Job, Starting, Stopping
 from wiiiiided.cluster.peering.messages import Assignment
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import SignalCommand
@@ -113,25 +112,25 @@ class Workers:
         self.settings = settings
         self.preparer = preparer
         self.clock = clock
-        self.shims: dict[Key, Shim] = {}  # those of `_allocations` that are followed
+        self.shims: dict[AttemptKey, Shim] = {}  # those of `_allocations` that are followed
         self.cancellations = Cancellations(job_dirs)
         self._report = report
         self._placer = Placer(job_dirs, archives, here, settings, bring)
         self._launcher = Launcher(job_dirs, archives, here, settings, preparer)
-        self._allocations: dict[Key, Allocation] = {}
-        self._preparing: dict[Key, asyncio.Task[None]] = {}
+        self._allocations: dict[AttemptKey, Allocation] = {}
+        self._preparing: dict[AttemptKey, asyncio.Task[None]] = {}
         self._heard_at = 0.0  # when the coordinator was heard last, by CLOCK_BOOTTIME; 0: not yet
         self._tasks: set[asyncio.Task[None]] = set()
         self._notify_hook = NotifyHook(here)
 
     @property
-    def following(self) -> dict[Key, Job]:
+    def following(self) -> dict[AttemptKey, Job]:
         """The jobs whose shims are followed, as the coordinator last sent them."""
         return {key: one.shim.job for key, one in self._allocations.items() if one.shim is not None}
 
     # ---- around the state machine
 
-    def _take(self, key: Key, event: Event, *, ordered: bool = False) -> None:
+    def _take(self, key: AttemptKey, event: AllocationEvent, *, ordered: bool = False) -> None:
         """Apply an event to an allocation, and perform the actions. `ordered`: the control plane is
         the caller and in the middle of a step, so reports to it wait until that has returned."""
         before = self._allocations.get(key) or Allocation(key, self.here.node)
@@ -146,7 +145,7 @@ class Workers:
         for action in actions:
             self._do(key, action, ordered)
 
-    def _do(self, key: Key, action: Action, ordered: bool) -> None:
+    def _do(self, key: AttemptKey, action: AllocationAction, ordered: bool) -> None:
         match action:
             case Prepare(job):
                 task = self._preparing[key] = self._spawn_task(self._prepare(key, job))
@@ -156,8 +155,8 @@ class Workers:
                     preparing.cancel()
             case Follow(given, starts):
                 self._follow(key, given, starts)
-            case StopShim(grace_s, reason, moment):
-                self.shims[key].stop(grace_s, reason, moment)
+            case StopShim(grace_s, reason, ranks_end_first):
+                self.shims[key].stop(grace_s, reason, ranks_end_first)
             case ReportEvent(event) if ordered:
                 asyncio.get_running_loop().call_soon(self._report, event)
             case ReportEvent(event):
@@ -165,7 +164,7 @@ class Workers:
             case _:
                 assert_never(action)
 
-    def _forget_preparing(self, key: Key, task: asyncio.Task[None]) -> None:
+    def _forget_preparing(self, key: AttemptKey, task: asyncio.Task[None]) -> None:
         if self._preparing.get(key) is task:  # not the task of another job with the same number
             del self._preparing[key]
 
@@ -180,7 +179,9 @@ class Workers:
             case a.StartWorkers():
                 self.start(given, action.attempt)
             case a.StopWorkers():
-                self.stop(job, action.attempt, action.grace_s, action.reason, action.moment)
+                self.stop(
+                    job, action.attempt, action.grace_s, action.reason, action.ranks_end_first
+                )
             case a.SignalWorkers():
                 if shim := self.shims.get((action.id, action.attempt)):
                     shim.tell(SignalCommand(action.signal))
@@ -198,10 +199,10 @@ class Workers:
         self._take((given.job.id, attempt), StartOrdered(given), ordered=True)
 
     def stop(
-        self, job: Job, attempt: int, grace_s: float, reason: str, moment: bool = False
+        self, job: Job, attempt: int, grace_s: float, reason: str, ranks_end_first: bool = False
     ) -> None:
         """End an allocation at any stage; one that never began never will."""
-        event = StopOrdered(job, grace_s, reason, moment)
+        event = StopOrdered(job, grace_s, reason, ranks_end_first)
         self._take((job.id, attempt), event, ordered=True)
 
     def cancel(self, job: Job, by: str, now: bool) -> None:
@@ -215,15 +216,15 @@ class Workers:
         finally:
             self._end_cancelled((job.id, number))
 
-    def was_cancelled(self, key: Key) -> bool:
+    def was_cancelled(self, key: AttemptKey) -> bool:
         one = self.cancellations.untold.get(key[0])
         return one is not None and one.attempt == key[1]
 
-    def is_here(self, key: Key) -> bool:
+    def is_here(self, key: AttemptKey) -> bool:
         """Whether ranks of that attempt run here, or are about to."""
         return key in self._allocations
 
-    def _end_cancelled(self, key: Key) -> None:
+    def _end_cancelled(self, key: AttemptKey) -> None:
         job, one = self.following.get(key) or self.kept(key[0]), self.cancellations.untold[key[0]]
         if job is not None and self.is_here(key):
             grace_s = 0.0 if one.now else job.spec.policy.grace_s
@@ -266,7 +267,7 @@ class Workers:
         return len(self.shims)
 
     def _find(
-        self, marks: tuple[str, ...], but: set[Key], latest: Mapping[int, int] | None = None
+        self, marks: tuple[str, ...], but: set[AttemptKey], latest: Mapping[int, int] | None = None
     ) -> None:
         for number in self.job_dirs.numbers():
             # One look for a directory instead of a file read for each job there ever was.
@@ -286,7 +287,7 @@ class Workers:
     def reconcile(
         self,
         given: Iterable[Assignment],
-        others: Iterable[Key] = (),
+        others: Iterable[AttemptKey] = (),
         reason: str = UNKNOWN,
         grace: bool = False,
         latest: Mapping[int, int] | None = None,
@@ -311,15 +312,15 @@ class Workers:
         logger.error("job %d: %s", number, plain(text), extra=about(number))
         self.never((number, attempt), text)
 
-    def never(self, key: Key, why: str) -> None:
+    def never(self, key: AttemptKey, why: str) -> None:
         """Report the end of an allocation that cannot begin, unless it began before."""
         if key not in self.shims and not self._has(key, protocol.ORDER):
             event = e.WorkersEnded(self.clock(), *key, self.here.node, 1, plain(why))
             self._do(key, ReportEvent(event), ordered=True)
 
     def _adopt(self, given: Assignment) -> None:
-        """`adopt`, where a defect with one job keeps neither the daemon from starting nor the link
-        to the coordinator from working."""
+        """Adopt an allocation. A defect with one job keeps neither the daemon from starting nor the
+        link to the coordinator from working."""
         try:
             self.adopt(given)
         except Exception as problem:
@@ -328,7 +329,7 @@ class Workers:
             assert job.attempt is not None
             self.never((job.id, job.attempt.number), f"a defect kept it from starting: {problem!r}")
 
-    def _end(self, key: Key, reason: str, grace: bool) -> None:
+    def _end(self, key: AttemptKey, reason: str, grace: bool) -> None:
         """End an allocation that the queue does not know."""
         job = self.following.get(key)
         grace_s = job.spec.policy.grace_s if grace and job is not None else 0.0
@@ -354,7 +355,7 @@ class Workers:
         for shim in self.shims.values():
             shim.heard(at)
 
-    def _has(self, key: Key, name: str) -> bool:
+    def _has(self, key: AttemptKey, name: str) -> bool:
         try:
             return self.job_dirs.read(*key, name) is not None
         except (OSError, HostError):
@@ -362,10 +363,10 @@ class Workers:
 
     # ---- preparing
 
-    async def _prepare(self, key: Key, job: Job) -> None:
+    async def _prepare(self, key: AttemptKey, job: Job) -> None:
         self._take(key, await self._preparation(key, job))
 
-    async def _preparation(self, key: Key, job: Job) -> PreparationDone | PreparationFailed:
+    async def _preparation(self, key: AttemptKey, job: Job) -> PreparationDone | PreparationFailed:
         try:
             with self.archives.pinned(job.archive):
                 found, note = await self._at_last(key, job)
@@ -378,7 +379,7 @@ class Workers:
             logger.exception("a defect while preparing job %d", job.id, extra=about(job.id))
             return PreparationFailed(1, f"it cannot be prepared: {problem}")
 
-    async def _at_last(self, key: Key, job: Job) -> tuple[InterpreterVersions, str]:
+    async def _at_last(self, key: AttemptKey, job: Job) -> tuple[InterpreterVersions, str]:
         """Get everything that the allocation needs, however long this machine cannot (a full disk):
         that is not charged to the job. A stop cancels it."""
         said = ""
@@ -406,7 +407,7 @@ class Workers:
             except CoordinatorAway:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _placed(self, key: Key, job: Job) -> str:
+    async def _placed(self, key: AttemptKey, job: Job) -> str:
         """Place the checkpoints that all nodes of the job get; which files were moved aside."""
         if job.attempt is None or not job.attempt.checkpoints_from:
             return ""
@@ -417,7 +418,7 @@ class Workers:
             except CoordinatorAway:
                 await asyncio.sleep(AGAIN_S)
 
-    async def _until_alone(self, key: Key, job: Job) -> None:
+    async def _until_alone(self, key: AttemptKey, job: Job) -> None:
         """Wait until no earlier attempt of the job runs here, nor another job that had its number.
         Both are possible: a person declared this machine lost, and it was not; the coordinator
         was restored from an old copy, and gives numbers anew."""
@@ -428,11 +429,11 @@ class Workers:
             # Looked at again: what has been told to end is followed to its end elsewhere.
             await asyncio.sleep(LOOK_EVERY_S)
 
-    def _is_before(self, other: Key, key: Key, job: Job) -> bool:
+    def _is_before(self, other: AttemptKey, key: AttemptKey, job: Job) -> bool:
         mine = self._allocations[other]
         return other[0] == key[0] and (other < key or not mine.is_of(job))
 
-    async def _make_room(self, key: Key, job: Job) -> None:
+    async def _make_room(self, key: AttemptKey, job: Job) -> None:
         """Remove files of attempts that the queue has forgotten; set those of another job aside, as
         they may be wanted."""
         kept = self.kept(job.id)
@@ -448,7 +449,7 @@ class Workers:
 
     # ---- following
 
-    def _follow(self, key: Key, given: Assignment, starts: bool) -> None:
+    def _follow(self, key: AttemptKey, given: Assignment, starts: bool) -> None:
         # In one place, which is emptied as soon as the shim has them: a daemon runs for months.
         secrets = dict(given.secrets)
 
@@ -475,7 +476,7 @@ class Workers:
         self._take(key, ShimEnded(end, missing, self._has_worked(job, shim.attempt)))
 
     async def _ordered(
-        self, key: Key, given: Assignment, shim: Shim
+        self, key: AttemptKey, given: Assignment, shim: Shim
     ) -> tuple[protocol.LaunchOrder | None, str]:
         """The shim's order, once everything it needs is here; else None and why there never will be
         one. Nothing else looks after this allocation: an error is waited out, or is its end."""
@@ -493,7 +494,7 @@ class Workers:
             await shim.while_wanted(asyncio.sleep(LATER_S))
         return None, said
 
-    async def _have_room(self, key: Key, job: Job, shim: Shim) -> None:
+    async def _have_room(self, key: AttemptKey, job: Job, shim: Shim) -> None:
         await self._until_alone(key, job)
         while not shim.was_stopped:
             try:

@@ -56,7 +56,7 @@ class Rules:
 
     @classmethod
     def of(cls, directory: str) -> Rules:
-        """Those of a working directory, and of the repository it is part of."""
+        """Read the rules of a working directory, and of the repository it is part of."""
         directory = os.path.abspath(directory)
         above = cls._of_repository(directory)
         if above is not None and above.ignores(directory, True):
@@ -65,7 +65,7 @@ class Rules:
 
     @classmethod
     def _of_repository(cls, directory: str) -> Rules | None:
-        """Those of the directories above, if one of them is a git repository's root."""
+        """Read the rules of the directories above, if one of them is a git repository's root."""
         chain: list[str] = []
         while not os.path.exists(os.path.join(directory, ".git")):
             parent = os.path.dirname(directory)
@@ -83,7 +83,7 @@ class Rules:
         return cls(directory, ours, gits, above)
 
     def below(self, directory: str) -> Rules:
-        """Those of a directory inside; itself where that has none."""
+        """Give the rules of a directory inside; the same where it has none of its own."""
         inner = self._read(directory, self)
         return self if inner.ours is None and inner.gits is None else inner
 

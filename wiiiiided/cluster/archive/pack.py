@@ -119,7 +119,7 @@ def _add_file(archive: tarfile.TarFile, item: Found, notes: list[str]) -> None:
         before = os.fstat(fd)
         if not stat.S_ISREG(before.st_mode):
             raise PackError(f"{item.path!r} was replaced while it was read: try again")
-        whole: Any = _Whole(source, item.path)
+        whole: Any = _WholeFile(source, item.path)
         # Exactly as many bytes as the header says: what grew meanwhile is cut there.
         archive.addfile(_header(item, tarfile.REGTYPE, before), whole)
         after = os.fstat(fd)
@@ -127,7 +127,7 @@ def _add_file(archive: tarfile.TarFile, item: Found, notes: list[str]) -> None:
         notes.append(f"{item.name!r} changed while it was read: shipped as it was found")
 
 
-class _Whole:
+class _WholeFile:
     """A file for tarfile to read from: a short answer is an error, and every error has its name."""
 
     def __init__(self, source: IO[bytes], path: str) -> None:

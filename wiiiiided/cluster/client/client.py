@@ -19,7 +19,7 @@ from wiiiiided.cluster.client.connection import (
     PATIENT_S,
     Blob,
     Connection,
-    Notice,
+    NoticeHandler,
     Progress,
     connect,
     expect,
@@ -57,7 +57,7 @@ AT_ONCE = 64  # connections; the daemon has a limit for all its clients together
 class Client:
     """Talks to one daemon. `notice` hears sentences worth a person's eye."""
 
-    def __init__(self, paths: Paths, notice: Notice | None = None) -> None:
+    def __init__(self, paths: Paths, notice: NoticeHandler | None = None) -> None:
         self.paths = paths
         self._notice = notice
 
@@ -146,8 +146,8 @@ class Client:
                         yield self._cancel_again(job, now, lost)
 
     def cancel_sweep(self, number: int, now: bool = False) -> Iterator[m.JobView]:
-        """Each job that was not over, when it is. Asked again after a restart of the daemon: it may
-        have heard the first request, or not."""
+        """Cancel a sweep, and yield each job that was not over when it is. The request is sent
+        again after a restart of the daemon, which may have heard the first or not."""
         told: set[int] = set()
 
         def once() -> Iterator[m.JobView]:
@@ -161,7 +161,8 @@ class Client:
         return self._through_restarts(once)
 
     def _cancel_again(self, job: int, now: bool, lost: DaemonLost) -> m.JobView | DaemonRefused:
-        """After the daemon went away: it may have heard the first request, or not."""
+        """Cancel once more after the daemon went away, which may have heard the first request or
+        not."""
 
         def once() -> Iterator[m.JobView | DaemonRefused]:
             found = self.show(job).job
@@ -275,7 +276,8 @@ class Client:
         return self._open(m.WatchSnapshots(every_s), None, raw=True)
 
     def tailing(self, job: int, tail: int) -> Connection:
-        """The same for LogLines: the last lines of each rank and those to come, then End."""
+        """A connection that LogLines come from: the last lines of each rank and those to come, then
+        End."""
         return self._open(m.Logs(job, follow=True, tail=tail), None, raw=True)
 
     def wait(self, job: int, timeout_s: float | None = None) -> Iterator[m.JobView]:

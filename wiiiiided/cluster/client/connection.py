@@ -34,7 +34,7 @@ from wiiiiided.cluster.rpc.framing import (
 from wiiiiided.config import Paths
 
 Result = TypeVar("Result")
-Notice = Callable[[str], None]
+NoticeHandler = Callable[[str], None]
 Progress = Callable[[int, int], None]  # bytes sent, bytes altogether
 
 ANSWER_S = 10.0  # of a plain question: a person sits before an empty screen
@@ -50,7 +50,7 @@ class Connection:
     a person before it answers; without it those sentences are answers like any other."""
 
     def __init__(
-        self, link: socket.socket, timeout_s: float | None, notice: Notice | None = None
+        self, link: socket.socket, timeout_s: float | None, notice: NoticeHandler | None = None
     ) -> None:
         self._socket = link
         self._timeout_s = timeout_s
@@ -187,7 +187,7 @@ class Blob:
         self._connection.close()
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end."""
+        """Read at most `size` bytes; none at the end."""
         while not self._left and not self._ended:
             self._more()
         data, self._left = self._left[:size], self._left[size:]

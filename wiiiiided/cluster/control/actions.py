@@ -35,7 +35,8 @@ class StopWorkers(Action, frozen=True, tag="StopWorkers"):
     node: str
     grace_s: float  # 0: SIGKILL at once
     reason: str
-    moment: bool = False  # first a moment to end by themselves, with the error that names the cause
+    # Ranks have a moment to end by themselves first, with the error that names the cause.
+    ranks_end_first: bool = msgspec.field(name="moment", default=False)
 
 
 class SignalWorkers(Action, frozen=True, tag="SignalWorkers"):

@@ -37,7 +37,7 @@ class JobSubmitted(Event, frozen=True, tag="JobSubmitted"):
 
 
 class SweepSubmitted(Event, frozen=True, tag="SweepSubmitted"):
-    """All of them at once, or none. The first has the nonce of the request."""
+    """All jobs of a sweep are queued at once, or none. The first has the nonce of the request."""
 
     id: int
     jobs: tuple[JobSubmitted, ...]
@@ -60,7 +60,7 @@ class CancelRequested(Event, frozen=True, tag="CancelRequested"):
 
 
 class SweepCancelRequested(Event, frozen=True, tag="SweepCancelRequested"):
-    """Of all these jobs, in one step: none of them starts because another has ended."""
+    """All these jobs are to end in one step: none of them starts because another has ended."""
 
     jobs: tuple[int, ...]
     by: str
@@ -70,7 +70,7 @@ class SweepCancelRequested(Event, frozen=True, tag="SweepCancelRequested"):
 class RequeueRequested(Event, frozen=True, tag="RequeueRequested"):
     id: int
     by: str
-    ended: Job | None = None  # the job itself when it is over, which the machine has forgotten
+    ended: Job | None = None  # the job itself when it is over, which the state has forgotten
     waits_for: tuple[int, ...] = ()  # of policy.after: those that are not done yet
 
 
@@ -137,7 +137,7 @@ class NodeSeen(Event, frozen=True, tag="NodeSeen"):
 
 
 class NodeLeft(Event, frozen=True, tag="NodeLeft"):
-    """Nothing is heard of a node any more; what is on it may go on."""
+    """A node is not heard of any more; jobs that are on it may go on."""
 
     node: str
     silent_s: float = 0.0  # for how long already
@@ -162,7 +162,7 @@ class NodeDeclaredLost(Event, frozen=True, tag="NodeDeclaredLost"):
 
 
 class NodeRemoved(Event, frozen=True, tag="NodeRemoved"):
-    """It is no member any more; its allocations count as ended."""
+    """A node is no member any more; its allocations count as ended."""
 
     node: str
     by: str

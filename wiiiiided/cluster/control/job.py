@@ -21,6 +21,7 @@ from wiiiiided.domain.states import State
 from wiiiiided.domain.sweep import label
 
 Outcome = Literal["done", "failed", "cancelled"]
+AttemptKey = tuple[int, int]  # job, number of the attempt
 
 
 class Owner(msgspec.Struct, frozen=True):
@@ -179,7 +180,7 @@ class Job(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """As people see it: with what tells it from the others of its sweep."""
+        """The job's name as people see it: with what tells it from the others of its sweep."""
         return f"{self.spec.name} {label(self.setting)}" if self.setting else self.spec.name
 
     @property

@@ -7,7 +7,8 @@
 
 An allocation that counts as ended while it runs would let the same job run twice: so silence alone
 ends nothing. The one exception is an allocation that was prepared and never told to start: it runs
-nowhere yet.
+nowhere yet. policy.stop_alone is a lease, which a job asks for: its shims have ended their ranks
+before the job starts elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from wiiiiided.cluster.control.job import Job, Result, Stopping
-from wiiiiided.cluster.control.transitions import Machine, blaming
+from wiiiiided.cluster.control.transitions import Transition, blaming
 from wiiiiided.domain.exit_codes import TERMINATED
 from wiiiiided.domain.node import DrainRecord, Node
 from wiiiiided.domain.states import ON_NODES
@@ -23,103 +24,108 @@ from wiiiiided.domain.states import ON_NODES
 TOLD_AFTER_S = 10.0  # a silence that is worth a line in a job's story; a restart is not
 
 
-def seen(machine: Machine, node: Node) -> None:
-    state = machine.state
+def seen(transition: Transition, node: Node) -> None:
+    state = transition.state
     since = state.absent.get(node.name)
     if since is None and state.nodes.get(node.name) == node:
         return
     state.hear(node)
-    if since is None or (silent_s := machine.at - since) < TOLD_AFTER_S:
+    if since is None or (silent_s := transition.at - since) < TOLD_AFTER_S:
         return
     for job in state.on(node.name):
         state.put(job)
-        machine.tell(job, f"{node.name} is heard again, after {silent_s:.0f} s")
+        transition.tell(job, f"{node.name} is heard again, after {silent_s:.0f} s")
 
 
-def left(machine: Machine, name: str, silent_s: float) -> None:
-    state = machine.state
+def left(transition: Transition, name: str, silent_s: float) -> None:
+    state = transition.state
     if name not in state.nodes or name in state.absent:
         return
-    state.miss(name, machine.at - silent_s)
+    state.miss(name, transition.at - silent_s)
     for job in state.on(name):
         assert job.attempt is not None
         if not job.attempt.ordered:
-            never_started(machine, job, name)
+            never_started(transition, job, name)
         elif isinstance(job.phase, Stopping) and job.phase.cause == "share-failed":
             # Peers notice a silent host a moment before the coordinator does.
             phase = replace(job.phase, silent=tuple(sorted({*job.phase.silent, name})))
-            if machine.at - silent_s > phase.since:
-                machine.move(job, phase)
+            if transition.at - silent_s > phase.since:
+                transition.move(job, phase)
             else:  # it was silent before the allocation failed: that is why
                 phase = replace(phase, reason=blaming((name,), phase.reason))
-                machine.move(job, phase, f"stopping: {phase.reason}")
+                transition.move(job, phase, f"stopping: {phase.reason}")
 
 
-def declared_lost(machine: Machine, name: str, by: str) -> None:
-    state = machine.state
+def declared_lost(transition: Transition, name: str, by: str) -> None:
+    state = transition.state
     if name in state.nodes and name not in state.absent:
         return  # it was heard again just now: what runs there runs
     jobs = state.on(name)
     if name in state.nodes:
         state.declare_lost(name)
-    _end_allocations(machine, jobs, name, f"{name} was declared lost by {by}")
+    _end_allocations(transition, jobs, name, f"{name} was declared lost by {by}")
 
 
-def removed(machine: Machine, name: str, by: str) -> None:
-    state = machine.state
-    _end_allocations(machine, state.on(name), name, f"{name} was removed by {by}")
+def removed(transition: Transition, name: str, by: str) -> None:
+    state = transition.state
+    _end_allocations(transition, state.on(name), name, f"{name} was removed by {by}")
     if name in state.nodes:
         state.remove(name)
 
 
-def drained(machine: Machine, name: str, by: str, reason: str) -> None:
+def drained(transition: Transition, name: str, by: str, reason: str) -> None:
     """Jobs on it go on."""
-    if name in machine.state.nodes:
-        machine.state.drain(name, DrainRecord(by, reason, machine.at))
+    if name in transition.state.nodes:
+        transition.state.drain(name, DrainRecord(by, reason, transition.at))
 
 
-def resumed(machine: Machine, name: str) -> None:
-    if name in machine.state.drained:
-        machine.state.drain(name, None)
+def resumed(transition: Transition, name: str) -> None:
+    if name in transition.state.drained:
+        transition.state.drain(name, None)
 
 
-def silent_allocations_due(machine: Machine, job: Job) -> None:
+def silent_allocations_due(transition: Transition, job: Job) -> None:
     """Allocations of this job on nodes whose silence has lasted long enough to be an end."""
-    state = machine.state
+    state = transition.state
     for node in job.attempt.live if job.attempt is not None else ():
         when = state.counts_as_ended_at(job, node)
-        if when is not None and when <= machine.at and job.attempt is not None:
+        if when is not None and when <= transition.at and job.attempt is not None:
             if job.attempt.ordered:
-                silent_s = machine.at - state.absent[node]
+                silent_s = transition.at - state.absent[node]
                 reason = f"{node} was not heard of for {silent_s:.0f} s (policy.stop_alone)"
-                machine.allocation_ended(
+                transition.allocation_ended(
                     job, job.attempt, node, Result(TERMINATED, reason, lost=True)
                 )
             else:
-                never_started(machine, job, node)
+                never_started(transition, job, node)
             now = state.jobs.get(job.id)
             if now is None or now.state not in ON_NODES:
                 return
             job = now
 
 
-def never_started(machine: Machine, job: Job, node: str) -> None:
+def never_started(transition: Transition, job: Job, node: str) -> None:
     """An allocation that was not told to start ends with its node's silence; the job is queued
     again, and that is no restart."""
     reason = f"{node} was not heard of before all nodes were ready"
     if job.state != "stopping":
-        kind, machine.kind = machine.kind, "NodeLeft"  # to the table, whatever event showed it
-        machine.stop(job, "node-left", reason)
-        machine.kind = kind
-        job = machine.state.jobs[job.id]
+        kind, transition.kind = (
+            transition.kind,
+            "NodeLeft",
+        )  # to the table, whatever event showed it
+        transition.stop(job, "node-left", reason)
+        transition.kind = kind
+        job = transition.state.jobs[job.id]
     assert job.attempt is not None
-    machine.allocation_ended(job, job.attempt, node, Result(TERMINATED, reason, lost=True))
+    transition.allocation_ended(job, job.attempt, node, Result(TERMINATED, reason, lost=True))
 
 
-def _end_allocations(machine: Machine, jobs: list[Job], node: str, reason: str) -> None:
+def _end_allocations(transition: Transition, jobs: list[Job], node: str, reason: str) -> None:
     for job in jobs:
         assert job.attempt is not None
         if job.attempt.ordered:
-            machine.allocation_ended(job, job.attempt, node, Result(TERMINATED, reason, lost=True))
+            transition.allocation_ended(
+                job, job.attempt, node, Result(TERMINATED, reason, lost=True)
+            )
         else:
-            never_started(machine, job, node)
+            never_started(transition, job, node)

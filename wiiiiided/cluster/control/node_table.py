@@ -26,7 +26,8 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 class NodeTable:
-    """Mutable; `State` alone changes it, and keeps its indexes in step."""
+    """The nodes and how each stands. Mutable; `State` alone changes it, and keeps its indexes in
+    step."""
 
     def __init__(self, heard: Iterable[Node], rows: Iterable[NodeRow], since: float) -> None:
         self.nodes: dict[str, Node] = {node.name: node for node in heard}
@@ -71,7 +72,7 @@ class NodeTable:
         self._note(name, before)
 
     def drain(self, name: str, drain: DrainRecord | None) -> None:
-        """None: it gets jobs again."""
+        """Keep new jobs from a node; None: it gets jobs again."""
         before = self._remember(name)
         self.drained.pop(name, None)
         if drain is not None:
@@ -101,7 +102,7 @@ class NodeTable:
     def changed(self) -> bool:
         return self._before is not None
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         self._before = None
         self._touched.clear()
 
@@ -114,7 +115,7 @@ class NodeTable:
                 mine.update(old)  # type: ignore[arg-type]
             self.lost.clear()
             self.lost.update(lost)
-        self.settled()
+        self.committed()
 
     def row(self, name: str) -> NodeRow | None:
         node = self.nodes.get(name)

@@ -1,7 +1,7 @@
 """Sentences about nodes: the state of one, and why something cannot be done to it. Pure.
 
 A refusal is a sentence, or empty: then the event may be made. A refusal comes before an
-event; the machine takes an event that came too late as what it is, and changes nothing.
+event; the control plane takes an event that came too late as what it is, and changes nothing.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def refusal_to_lose(state: State, name: str) -> str:
 
 
 def refusal_to_remove(state: State, name: str, coordinator: str, force: bool = False) -> str:
-    """Not the coordinator, and by force only while jobs are on it."""
+    """The coordinator is never removed, and a node with jobs by force only."""
     if name == coordinator:
         return f"{name} is the coordinator, it keeps the queue of all: it cannot be removed"
     if (jobs := state.on(name)) and not force:
@@ -108,7 +108,7 @@ def refusal_to_drain(state: State, name: str) -> str:
 
 
 def refusal_to_resume(state: State, name: str) -> str:
-    """Nothing would change: that is said, too."""
+    """A node that is not drained is a refusal too, since nothing would change."""
     if name in state.nodes and name not in state.drained:
         return f"{name} is not drained: nothing changed"
     return unknown(state, name)

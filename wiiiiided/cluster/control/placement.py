@@ -64,13 +64,13 @@ def fitting(spec: JobSpec, nodes: Iterable[Node]) -> list[Node]:
 
 
 def wanted_nodes(spec: JobSpec, fit: Sequence[Node]) -> tuple[int, int]:
-    """At least and at most how many nodes; "all" is every node that fits."""
+    """How many nodes the job wants, at least and at most; "all" is every node that fits."""
     least, most = spec.resources.nodes
     return (max(1, len(fit)), max(1, len(fit))) if most is None else (least, most)
 
 
 def expected_nodes(spec: JobSpec, nodes: Iterable[Node]) -> int:
-    """On how many of these nodes the job would run if all were free."""
+    """How many of these nodes the job would have if all were free."""
     fit = fitting(spec, nodes)
     least, most = wanted_nodes(spec, fit)
     return max(least, min(most, len(fit)))

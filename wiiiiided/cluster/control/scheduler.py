@@ -1,61 +1,68 @@
-"""From the queue onto nodes: which jobs start now, and how a gang starts: on all nodes or none.
+"""From the queue onto nodes: gang scheduling, a job starts on all of its nodes or on none.
 
     placed ─┬─ one node ──────────────────────────────────────────────► StartWorkers
             └─ several, or one that needs another's checkpoints:
                PrepareWorkers to each ─► WorkersPrepared of each, and they agree ─► to all
                           └─ one cannot, or is not heard of ─► StopWorkers to all, nothing ran
 
-A job that must wait keeps every node it could use from those behind it, so no job overtakes it for
-good. But it keeps no node while others that it needs are not heard of: that may last for days.
+Which jobs start now, and which must wait, is decided in control/start_order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Set as AbstractSet
 
 from msgspec.structs import replace
 
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.actions import PrepareWorkers, StartWorkers
 from wiiiiided.cluster.control.job import Attempt, Job, Running, Starting, Versions
-from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
-from wiiiiided.cluster.control.transitions import Machine
+from wiiiiided.cluster.control.placement import fitting
+from wiiiiided.cluster.control.start_order import starts
+from wiiiiided.cluster.control.state import QueueKey, State
+from wiiiiided.cluster.control.transitions import Transition
 from wiiiiided.cluster.control.version_check import disagreement
+from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
 
 
-def start_what_fits(machine: Machine) -> None:
-    """In queue order; nodes that the first in line could never use stay open to the others."""
-    state = machine.state
-    counted = state.counted()
-    open_nodes = {name for name in state.nodes if state.takes(name) and state.free(name) > 0}
-    waiting: set[Resources] = set()  # what no job can have now
-    while open_nodes:
-        heads = [(keys[0], wanted) for wanted, keys in state.ready.items()]
-        heads = [head for head in heads if head[1] not in waiting]
-        if not heads:
-            return
-        (_, number), wanted = min(heads, key=lambda head: head[0])
-        job = state.jobs[number]
-        fit = fitting(job.spec, counted)
-        free = {n.name: state.free(n.name) if n.name in open_nodes else -1 for n in fit}
-        layout = place(job.spec, fit, free)
-        if layout is not None:
-            start(machine, job, _attempt(machine, job, layout))  # and it has left the queue
-            open_nodes = {name for name in open_nodes if state.free(name) > 0}
-            continue
-        waiting.add(wanted)
-        heard = [node.name for node in fit if node.name not in state.absent]
-        if len(heard) >= wanted_nodes(job.spec, fit)[0]:  # else freeing them would not help
-            open_nodes.difference_update(heard)
+class _CurrentQueue:
+    """The queue and the nodes as they are (start_order.QueueView)."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._counted = state.counted()
+
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
+        ready = self._state.ready.items()
+        return [(keys[0], wanted) for wanted, keys in ready if wanted not in waiting]
+
+    def fitting(self, job: Job) -> list[Node]:
+        return fitting(job.spec, self._counted)
+
+    def free(self, node: str) -> int:
+        return self._state.free(node)
+
+    def open(self, nodes: AbstractSet[str]) -> set[str]:
+        return {name for name in nodes if self._state.free(name) > 0}
 
 
-def _attempt(machine: Machine, job: Job, layout: Layout) -> Attempt:
+def start_what_fits(transition: Transition) -> None:
+    """Start every queued job for which there is room, in queue order."""
+    state = transition.state
+    queue = _CurrentQueue(state)
+    open_nodes = queue.open({name for name in state.nodes if state.takes(name)})
+    for job, layout in starts(state, queue, open_nodes):
+        start(transition, job, _attempt(transition, job, layout))
+
+
+def _attempt(transition: Transition, job: Job, layout: Layout) -> Attempt:
     nodes = tuple(allocation.node for allocation in layout.allocations)
-    saved, sources = job.saved, checkpoints_from(job, nodes, machine.state.nodes)
+    saved, sources = job.saved, checkpoints_from(job, nodes, transition.state.nodes)
     return Attempt(
-        *(_next(job), layout, machine.at),
+        *(_next(job), layout, transition.at),
         ordered=len(nodes) == 1 and not sources,
         checkpoints_from=sources,
         saved=saved,
@@ -81,66 +88,67 @@ def checkpoints_from(job: Job, nodes: tuple[str, ...], members: Collection[str])
     return () if nodes == holders and len(nodes) == 1 else holders
 
 
-def start(machine: Machine, job: Job, attempt: Attempt) -> None:
+def start(transition: Transition, job: Job, attempt: Attempt) -> None:
     """A job that needs preparing is prepared on all its nodes first; else it is told to start."""
     job = replace(job, attempt=attempt)
     text = f"starting on {', '.join(attempt.nodes)}, attempt {attempt.number}"
-    machine.move(job, Starting(machine.at), text, was="queued", kind="Placed")
+    transition.move(job, Starting(transition.at), text, was="queued", kind="Placed")
     action = StartWorkers if attempt.ordered else PrepareWorkers
-    machine.actions += [action(job.id, attempt.number, n, attempt.layout) for n in attempt.nodes]
+    transition.actions += [action(job.id, attempt.number, n, attempt.layout) for n in attempt.nodes]
 
 
 def workers_prepared(
-    machine: Machine, job: Job, attempt: Attempt, event: e.WorkersPrepared
+    transition: Transition, job: Job, attempt: Attempt, event: e.WorkersPrepared
 ) -> None:
-    """One more node is ready; with the last of them all start, or the job fails at once."""
+    """Count one more node that is ready; with the last of them all start, or the job fails at
+    once."""
     if attempt.ordered or event.node not in attempt.live:
         return
     has = Versions(event.python, event.torch, event.wiiiiided)
     # One that was ready before this coordinator restarted says so again when it is heard.
-    ready = {n: v for n, v in attempt.prepared.items() if n not in machine.state.absent}
+    ready = {n: v for n, v in attempt.prepared.items() if n not in transition.state.absent}
     attempt = replace(attempt, prepared={**ready, event.node: has})
     job = replace(job, attempt=attempt)
     if event.note:
-        machine.tell(job, f"on {event.node} {event.note}")
+        transition.tell(job, f"on {event.node} {event.note}")
     if set(attempt.nodes) - set(attempt.prepared):
-        machine.move(job, job.phase)
+        transition.move(job, job.phase)
         return
     in_order = {node: attempt.prepared[node] for node in attempt.nodes}
     if reason := disagreement(in_order, job.spec.network.backend):
-        machine.stop(job, "versions", reason)
+        transition.stop(job, "versions", reason)
         return
     job = replace(job, attempt=replace(attempt, ordered=True))
-    machine.move(job, job.phase, "all nodes are ready and start")
+    transition.move(job, job.phase, "all nodes are ready and start")
     number, layout = attempt.number, attempt.layout
-    machine.actions += [StartWorkers(job.id, number, node, layout) for node in attempt.nodes]
+    transition.actions += [StartWorkers(job.id, number, node, layout) for node in attempt.nodes]
 
 
-def workers_started(machine: Machine, job: Job, attempt: Attempt, node: str) -> None:
-    """With the last allocation's word the job runs."""
+def workers_started(transition: Transition, job: Job, attempt: Attempt, node: str) -> None:
+    """Count one more node whose ranks run; with the last of them the job runs."""
     if not attempt.ordered or node in attempt.up or node not in attempt.live:
         return
     attempt = replace(attempt, up=(*attempt.up, node))
     job = replace(job, attempt=attempt)
     if job.state == "stopping" or set(attempt.nodes) - set(attempt.up):
-        machine.state.put(job)
+        transition.state.put(job)
         return
-    machine.move(job, Running(machine.at), f"runs on {', '.join(attempt.nodes)}")
-    machine.notify(job, "running", None, "")
+    transition.move(job, Running(transition.at), f"runs on {', '.join(attempt.nodes)}")
+    transition.notify(job, "running", None, "")
 
 
-def ask_again(machine: Machine, job: Job, phase: Starting) -> None:
-    """Nothing was heard of an allocation for too long: its node may have lost the order. A second
-    one changes nothing there, and the node reports again what it knows. A node that is away is told
-    everything when it is back."""
+def ask_again(transition: Transition, job: Job, phase: Starting) -> None:
+    """Send the order again where no word of an allocation came for too long: its node may have lost
+    it. A second one changes nothing there, and the node reports again what it knows. A node that is
+    away is told everything when it is back."""
     attempt = job.attempt
     assert attempt is not None
-    machine.move(job, replace(phase, asked_at=machine.at))
+    transition.move(job, replace(phase, asked_at=transition.at))
     action = StartWorkers if attempt.ordered else PrepareWorkers
-    machine.actions += [
+    transition.actions += [
         action(job.id, attempt.number, node, attempt.layout)
         for node in attempt.unheard
-        if node not in machine.state.absent
+        if node not in transition.state.absent
     ]
 
 

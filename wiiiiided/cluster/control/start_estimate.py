@@ -2,7 +2,7 @@
 
     what runs ──remaining──► ends ─┐   the earliest end frees its nodes
     queue ────────────────────────►├─► whatever fits then starts, in the order of
-                                   │   control/scheduler, and its own end joins the others
+                                   │   control/start_order, and its own end joins the others
                                    └─► until no end is known, or so much was looked at
 
 The caller says how long a job has still to run: `remaining` is what its script says of its steps,
@@ -18,12 +18,14 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from wiiiiided.cluster.control.job import Job, Running
-from wiiiiided.cluster.control.placement import fitting, place, wanted_nodes
-from wiiiiided.cluster.control.state import Key, State, is_ready
+from wiiiiided.cluster.control.placement import fitting
+from wiiiiided.cluster.control.start_order import starts
+from wiiiiided.cluster.control.state import QueueKey, State, is_ready
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.rank_layout import Layout
 from wiiiiided.domain.spec import Resources
@@ -47,7 +49,8 @@ class RemainingTime(NamedTuple):
 
 
 class Start(NamedTuple):
-    """When a job starts, in a sentence; at None the sentence says why that is not known."""
+    """The time at which a job starts, in a sentence; at None the sentence says why that is not
+    known."""
 
     at: float | None
     text: str
@@ -56,7 +59,8 @@ class Start(NamedTuple):
 def remaining(
     job: Job, now: float, longest_s: float | None, eta_s: float | None = None
 ) -> RemainingTime:
-    """From the longest of its earlier runs, and what its script says while it runs."""
+    """Estimate from the longest of a job's earlier runs, and from what its script says while it
+    runs."""
     policy = job.spec.policy
     if job.state == "stopping":
         return RemainingTime(policy.grace_s, most=True)
@@ -101,7 +105,7 @@ class Estimate:
         self._fit: dict[Resources, list[Node]] = {}
         self._reasons: dict[Resources, str] = {}
         self._taken = dict.fromkeys(state.ready, 0)  # of each kind, how many have started
-        self._late: dict[Resources, list[Key]] = {}  # those whose dependencies ended meanwhile
+        self._late: dict[Resources, list[QueueKey]] = {}  # those whose dependencies ended meanwhile
         self._missing: dict[int, int] = {}  # job → how many of its dependencies have not ended
         if state.queue or state.dependents:
             self._play()
@@ -159,36 +163,39 @@ class Estimate:
                 insort(self._late.setdefault(job.spec.resources, []), job.queue_key)
 
     def _place(self) -> None:
-        """Start all that can start now, as control/scheduler does."""
-        open_nodes = {name for name, free in self._free.items() if free > 0}
+        """Start all jobs for which there is room by then."""
         self._looks -= len(self._free)
-        waiting: set[Resources] = set()
-        while open_nodes and self._looks > 0:
-            heads = [
-                (key, wanted)
-                for wanted in (*self._taken, *(w for w in self._late if w not in self._taken))
-                if wanted not in waiting and (key := self._head(wanted)) is not None
-            ]
-            self._looks -= len(heads)
-            if not heads:
-                return
-            (_, number), wanted = min(heads, key=lambda head: head[0])
-            job = self._state.jobs[number]
-            fit = self._fits(job)
-            self._looks -= len(fit)
-            free = {n.name: self._free[n.name] if n.name in open_nodes else -1 for n in fit}
-            layout = place(job.spec, fit, free)
-            if layout is not None:
-                self._start(job, layout)
-                open_nodes = {name for name in open_nodes if self._free[name] > 0}
-                self._looks -= len(open_nodes)
-                continue
-            waiting.add(wanted)
-            heard = [node.name for node in fit if node.name not in self._state.absent]
-            if len(heard) >= wanted_nodes(job.spec, fit)[0]:
-                open_nodes.difference_update(heard)
+        open_nodes = {name for name, free in self._free.items() if free > 0}
+        for job, layout in starts(self._state, self, open_nodes):
+            self._start(job, layout)
 
-    def _head(self, wanted: Resources) -> Key | None:
+    # ---- what start_order looks at, and how often it looked
+
+    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
+        if self._looks <= 0:
+            return []
+        found = [
+            (key, wanted)
+            for wanted in (*self._taken, *(w for w in self._late if w not in self._taken))
+            if wanted not in waiting and (key := self._head(wanted)) is not None
+        ]
+        self._looks -= len(found)
+        return found
+
+    def fitting(self, job: Job) -> list[Node]:
+        found = self._fits(job)
+        self._looks -= len(found)
+        return found
+
+    def free(self, node: str) -> int:
+        return self._free[node]
+
+    def open(self, nodes: AbstractSet[str]) -> set[str]:
+        found = {name for name in nodes if self._free[name] > 0}
+        self._looks -= len(found)
+        return found
+
+    def _head(self, wanted: Resources) -> QueueKey | None:
         """The first that asks for this and has not started."""
         ready, late = self._state.ready.get(wanted, ()), self._late.get(wanted)
         taken = self._taken.get(wanted, 0)

@@ -9,7 +9,7 @@
     deadlines    (when, job), earliest first; of a job on a node that is not heard of, that counts
     nodes, absent, drained, lost     the nodes (control/node_table)
 
-`put` is the only way to change a job, and keeps all of them in step. Until `settled`, the state
+`put` is the only way to change a job, and keeps all of them in step. Until `committed`, the state
 remembers what every changed job or node was before: when the store cannot take a change, `rollback`
 undoes it, and nothing that was not written down has ever happened.
 """
@@ -25,7 +25,7 @@ from wiiiiided.domain.node import DrainRecord, Node
 from wiiiiided.domain.spec import Resources
 from wiiiiided.domain.states import ENDED, ON_NODES
 
-Key = tuple[int, int]  # Job.queue_key
+QueueKey = tuple[int, int]  # Job.queue_key
 MAX_BACKOFF_S = 600.0
 ASK_AGAIN_S = 60.0  # an allocation that is to start and of which nothing is heard
 STACKS_WITHIN_S = 15.0  # a hung job is stopped after this long even without its stacks
@@ -35,7 +35,7 @@ ALONE_MARGIN_S = 60.0  # beyond stop_alone and grace: an allocation has ended it
 
 
 class State:
-    """Mutable, and changed by `control/step` alone."""
+    """The state of the control plane. Mutable, and changed by `control/step` alone."""
 
     def __init__(
         self,
@@ -51,8 +51,8 @@ class State:
         self.drained = self.node_table.drained
         self.lost = self.node_table.lost
         self.jobs: dict[int, Job] = {}
-        self.queue: list[Key] = []
-        self.ready: dict[Resources, list[Key]] = {}
+        self.queue: list[QueueKey] = []
+        self.ready: dict[Resources, list[QueueKey]] = {}
         self.dependents: dict[int, set[int]] = {}
         self.claims: dict[str, dict[int, int]] = {name: {} for name in self.nodes}
         self.deadlines: list[tuple[float, int]] = []
@@ -62,26 +62,26 @@ class State:
         self.touched: dict[int, Job] = {}  # as they are now, ended ones included
         for job in jobs:
             self.put(job)
-        self.settled()
+        self.committed()
 
     # ---- changing
 
     def put(self, job: Job) -> None:
-        """This is the job from now on."""
+        """Put this job in the place of the one that had its number."""
         old = self.jobs.get(job.id)
         self._before.setdefault(job.id, old)
         self.touched[job.id] = job
         self._replace(job.id, old, job)
 
     def hear(self, node: Node) -> None:
-        """This node is there."""
+        """Note that a node is heard, with its resources."""
         jobs = self._unlist_deadlines(node.name)
         self.node_table.hear(node)
         self.claims.setdefault(node.name, {})
         self._list_deadlines(jobs)
 
     def miss(self, name: str, since: float) -> None:
-        """Nothing is heard of it any more."""
+        """Note that a node is not heard of any more."""
         jobs = self._unlist_deadlines(name)
         self.node_table.miss(name, since)
         self._list_deadlines(jobs)
@@ -96,7 +96,7 @@ class State:
         self.crowded = True
 
     def remove(self, name: str) -> None:
-        """It is no member any more, and no allocation is on it."""
+        """Forget a node that is no member any more, and on which no allocation is."""
         self.node_table.remove(name)
         self.claims.pop(name)
         self.crowded = True
@@ -113,14 +113,14 @@ class State:
         self.put_off_to[job.id] = until
         self._list_deadline(job)
 
-    def settled(self) -> None:
+    def committed(self) -> None:
         """The changes are stored: forget what was before."""
         self._before.clear()
         self.touched.clear()
-        self.node_table.settled()
+        self.node_table.committed()
 
     def rollback(self) -> None:
-        """Undo every change since the last `settled`."""
+        """Undo every change since the last `committed`."""
         for number, old in self._before.items():
             self._replace(number, self.jobs.get(number), old)
         if self.node_table.changed():
@@ -132,7 +132,7 @@ class State:
                 if not self.claims[name]:
                     del self.claims[name]
             self._list_all_deadlines()
-        self.settled()
+        self.committed()
 
     # ---- reading
 
@@ -196,14 +196,16 @@ class State:
     # ---- indexes
 
     def _unlist_deadlines(self, node: str) -> list[Job]:
-        """Before the state of a node changes: deadlines of the jobs on it depend on that."""
+        """Take the deadlines of the jobs on a node out of the index, before the node's state
+        changes: they depend on it."""
         jobs = self.on(node)
         for job in jobs:
             self._unlist_deadline(job)
         return jobs
 
     def _list_deadlines(self, jobs: list[Job]) -> None:
-        """After it."""
+        """Put the deadlines of these jobs back into the index, after their node's state has
+        changed."""
         for job in jobs:
             self._list_deadline(job)
         self.crowded = True
@@ -217,7 +219,7 @@ class State:
             del self.deadlines[bisect_left(self.deadlines, (when, job.id))]
 
     def _list_all_deadlines(self) -> None:
-        """Anew, from the jobs."""
+        """Make the index of deadlines anew from the jobs."""
         found = ((self.deadline(job), job.id) for job in self.jobs.values())
         self.deadlines = sorted((when, number) for when, number in found if when is not None)
 
@@ -260,7 +262,7 @@ class State:
 
 
 def is_ready(job: Job) -> bool:
-    """It waits for nothing but nodes."""
+    """Whether a job waits for nothing but nodes."""
     return isinstance(job.phase, Queued) and not job.waits_for
 
 

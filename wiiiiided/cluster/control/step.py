@@ -41,7 +41,7 @@ from wiiiiided.cluster.control.scheduler import (
     workers_started,
 )
 from wiiiiided.cluster.control.state import SOON_S, State, deadline
-from wiiiiided.cluster.control.transitions import IllegalMove, Machine, fresh_again, spend
+from wiiiiided.cluster.control.transitions import IllegalMove, Transition, fresh_again, spend
 from wiiiiided.domain.states import ENDED, MOVES, ON_NODES
 
 __all__ = ["IllegalMove", "step"]
@@ -49,80 +49,80 @@ __all__ = ["IllegalMove", "step"]
 
 def step(state: State, event: e.AnyEvent) -> list[AnyAction]:
     """Take an event into the state; the actions that follow from it."""
-    machine = Machine(state, event)
-    _take(machine, event)
+    transition = Transition(state, event)
+    _take(transition, event)
     if state.crowded:
-        start_what_fits(machine)
+        start_what_fits(transition)
         state.crowded = False
-    return machine.actions
+    return transition.actions
 
 
-def _take(machine: Machine, event: e.AnyEvent) -> None:
+def _take(transition: Transition, event: e.AnyEvent) -> None:
     """The meaning of each event."""
     match event:
         case e.JobSubmitted():
-            _submitted(machine, event)
+            _submitted(transition, event)
         case e.SweepSubmitted(jobs=jobs):
-            machine.kind = "JobSubmitted"  # to the table, each is a job like others
+            transition.kind = "JobSubmitted"  # to the table, each is a job like others
             for one in jobs:
-                _submitted(machine, one)
+                _submitted(transition, one)
         case e.SweepCancelRequested(jobs=numbers):
-            machine.kind = "CancelRequested"
+            transition.kind = "CancelRequested"
             for number in numbers:
-                found = machine.state.jobs.get(number)
-                if found is not None and machine.kind in MOVES[found.state]:
-                    _cancel_requested(machine, found, event)
+                found = transition.state.jobs.get(number)
+                if found is not None and transition.kind in MOVES[found.state]:
+                    _cancel_requested(transition, found, event)
         case e.RequeueRequested():
-            _requeue_requested(machine, event)
+            _requeue_requested(transition, event)
         case e.Ticked(at=at, id=number):
-            for due in machine.state.due(at):
+            for due in transition.state.due(at):
                 if number in (None, due.id):
-                    _came_due(machine, due)
+                    _came_due(transition, due)
         case e.ClockJumped(by=by):
-            machine.state.shift_silence(by)
-            for job in list(machine.state.jobs.values()):
-                _shift(machine, job, by)
+            transition.state.shift_silence(by)
+            for job in list(transition.state.jobs.values()):
+                _shift(transition, job, by)
         case e.NodeSeen(node=seen):
-            membership.seen(machine, seen)
+            membership.seen(transition, seen)
         case e.NodeLeft(node=node, silent_s=silent_s):
-            membership.left(machine, node, silent_s)
+            membership.left(transition, node, silent_s)
         case e.NodeDrained(node=node, by=person, reason=reason):
-            membership.drained(machine, node, person, reason)
+            membership.drained(transition, node, person, reason)
         case e.NodeResumed(node=node):
-            membership.resumed(machine, node)
+            membership.resumed(transition, node)
         case e.NodeDeclaredLost(node=node, by=person):
-            membership.declared_lost(machine, node, person)
+            membership.declared_lost(transition, node, person)
         case e.NodeRemoved(node=node, by=person):
-            membership.removed(machine, node, person)
+            membership.removed(transition, node, person)
         case _:
-            found = machine.state.jobs.get(event.id)
-            if found is not None and machine.kind in MOVES[found.state]:
-                _happened(machine, found, event)
+            found = transition.state.jobs.get(event.id)
+            if found is not None and transition.kind in MOVES[found.state]:
+                _happened(transition, found, event)
 
 
-def _happened(machine: Machine, job: Job, event: e.JobEvent) -> None:
+def _happened(transition: Transition, job: Job, event: e.JobEvent) -> None:
     """An event of a job that is known and whose state has a line for it in the table."""
     match event:
         case e.HoldRequested(by=by):
-            machine.move(job, Held(machine.at, by), f"held by {by}")
+            transition.move(job, Held(transition.at, by), f"held by {by}")
         case e.ReleaseRequested(by=by):
-            machine.move(job, Queued(machine.at), f"released by {by}")
+            transition.move(job, Queued(transition.at), f"released by {by}")
         case e.CancelRequested():
-            _cancel_requested(machine, job, event)
+            _cancel_requested(transition, job, event)
         case _ if job.attempt is None or job.attempt.number != event.attempt:
             return  # of an earlier attempt
         case e.WorkersPrepared():
-            workers_prepared(machine, job, job.attempt, event)
+            workers_prepared(transition, job, job.attempt, event)
         case e.WorkersStarted(node=node):
-            workers_started(machine, job, job.attempt, node)
+            workers_started(transition, job, job.attempt, node)
         case e.WorkersEnded():
-            _workers_ended(machine, job, job.attempt, event)
+            _workers_ended(transition, job, job.attempt, event)
         case e.ProgressSampled(rank=rank, silent_s=silent_s):
-            _progress_sampled(machine, job, rank, silent_s)
+            _progress_sampled(transition, job, rank, silent_s)
         case e.StepsCompared(apart=apart):
-            _steps_compared(machine, job, job.attempt, apart)
+            _steps_compared(transition, job, job.attempt, apart)
         case e.StacksDumped(node=node):
-            _stacks_dumped(machine, job, job.attempt, node)
+            _stacks_dumped(transition, job, job.attempt, node)
         case _:
             assert_never(event)
 
@@ -130,151 +130,153 @@ def _happened(machine: Machine, job: Job, event: e.JobEvent) -> None:
 # ---- what people ask for
 
 
-def _submitted(machine: Machine, event: e.JobSubmitted) -> None:
+def _submitted(transition: Transition, event: e.JobSubmitted) -> None:
     by = event.owner.user
     job = Job(
         id=event.id,
         spec=event.spec,
         owner=event.owner,
         archive=event.archive,
-        submitted_at=machine.at,
-        phase=Held(machine.at, by) if event.hold else Queued(machine.at),
+        submitted_at=transition.at,
+        phase=Held(transition.at, by) if event.hold else Queued(transition.at),
         waits_for=event.waits_for,
         sweep=event.sweep,
         setting=event.setting,
         resumes=event.resumes,
     )
-    machine.check("new", job.phase)
-    machine.state.put(job)
+    transition.check("new", job.phase)
+    transition.state.put(job)
     goes_on = f", goes on from job {event.resumes.job}" if event.resumes is not None else ""
-    machine.tell(job, f"submitted by {by}{goes_on}" + (", held" if event.hold else ""))
+    transition.tell(job, f"submitted by {by}{goes_on}" + (", held" if event.hold else ""))
 
 
 def _cancel_requested(
-    machine: Machine, job: Job, event: e.CancelRequested | e.SweepCancelRequested
+    transition: Transition, job: Job, event: e.CancelRequested | e.SweepCancelRequested
 ) -> None:
     reason = f"cancelled by {event.by}"
     if job.attempt is None or job.state in ("held", "queued", "backoff"):
-        machine.end(job, "cancelled", None, reason)
+        transition.end(job, "cancelled", None, reason)
         return
     if job.state != "stopping":
-        machine.stop(job, "cancel", reason, grace_s=0.0 if event.now else None)
+        transition.stop(job, "cancel", reason, grace_s=0.0 if event.now else None)
         return
     # It is being stopped already: now for good, and at once when asked to.
     now = event.now or (isinstance(job.phase, Stopping) and job.phase.now)
-    machine.move(job, Stopping(job.phase.since, "cancel", reason, now=now), reason)
+    transition.move(job, Stopping(job.phase.since, "cancel", reason, now=now), reason)
     if event.now:
-        machine.stop_allocations(job, 0.0, reason)
+        transition.stop_allocations(job, 0.0, reason)
 
 
-def _requeue_requested(machine: Machine, event: e.RequeueRequested) -> None:
-    job = machine.state.jobs.get(event.id, event.ended)
-    if job is None or machine.kind not in MOVES[job.state]:
+def _requeue_requested(transition: Transition, event: e.RequeueRequested) -> None:
+    job = transition.state.jobs.get(event.id, event.ended)
+    if job is None or transition.kind not in MOVES[job.state]:
         return
     reason = f"requeued by {event.by}"
-    job = replace(job, requeued_at=machine.at)
+    job = replace(job, requeued_at=transition.at)
     if job.state == "backoff" or job.state in ENDED:
         fresh = replace(fresh_again(job), waits_for=event.waits_for)
-        machine.move(fresh, Queued(machine.at), reason, was=job.state)
+        transition.move(fresh, Queued(transition.at), reason, was=job.state)
     else:
-        machine.stop(job, "requeue", reason)
+        transition.stop(job, "requeue", reason)
 
 
 # ---- what nodes report
 
 
-def _workers_ended(machine: Machine, job: Job, attempt: Attempt, event: e.WorkersEnded) -> None:
+def _workers_ended(
+    transition: Transition, job: Job, attempt: Attempt, event: e.WorkersEnded
+) -> None:
     if event.node not in attempt.live:
         return
     if event.ended_at is not None:
-        machine.ended_at = min(machine.at, max(attempt.placed_at, event.ended_at))
-    ran_s = machine.ended_at - job.phase.since if isinstance(job.phase, Running) else 0.0
+        transition.ended_at = min(transition.at, max(attempt.placed_at, event.ended_at))
+    ran_s = transition.ended_at - job.phase.since if isinstance(job.phase, Running) else 0.0
     early = event.idle and ran_s < SOON_S and job.state in ("starting", "running")
     result = Result(
         *(event.code, event.reason, event.lost),
         *(event.failed_at, event.error, early),
     )
-    machine.allocation_ended(job, attempt, event.node, result)
+    transition.allocation_ended(job, attempt, event.node, result)
 
 
-def _progress_sampled(machine: Machine, job: Job, rank: int, silent_s: float) -> None:
+def _progress_sampled(transition: Transition, job: Job, rank: int, silent_s: float) -> None:
     limit_s = job.spec.policy.hang_timeout_s
     if limit_s is None or silent_s < limit_s or job.attempt is None:
         return
     reason = f"rank {rank} made no progress for {silent_s:.0f} s (hang_timeout {limit_s:g} s)"
-    machine.move(spend(job, machine.at), Hung(machine.at, reason), f"hangs: {reason}")
+    transition.move(spend(job, transition.at), Hung(transition.at, reason), f"hangs: {reason}")
     for node in job.attempt.live:
-        machine.actions.append(DumpStacks(job.id, job.attempt.number, node))
+        transition.actions.append(DumpStacks(job.id, job.attempt.number, node))
 
 
-def _steps_compared(machine: Machine, job: Job, attempt: Attempt, apart: str) -> None:
+def _steps_compared(transition: Transition, job: Job, attempt: Attempt, apart: str) -> None:
     text = apart or "all ranks are at the same step again"
     if attempt.apart != apart:
-        machine.move(replace(job, attempt=replace(attempt, apart=apart)), job.phase, text)
+        transition.move(replace(job, attempt=replace(attempt, apart=apart)), job.phase, text)
 
 
-def _stacks_dumped(machine: Machine, job: Job, attempt: Attempt, node: str) -> None:
+def _stacks_dumped(transition: Transition, job: Job, attempt: Attempt, node: str) -> None:
     assert isinstance(job.phase, Hung)
     phase = replace(job.phase, dumped=tuple({*job.phase.dumped, node}))
     if set(attempt.live) - set(phase.dumped):
-        machine.move(job, phase)
+        transition.move(job, phase)
     else:
-        machine.stop(job, "hang", phase.reason)
+        transition.stop(job, "hang", phase.reason)
 
 
 # ---- what time brings
 
 
-def _came_due(machine: Machine, job: Job) -> None:
+def _came_due(transition: Transition, job: Job) -> None:
     if job.state in ON_NODES:
-        membership.silent_allocations_due(machine, job)
-        found = machine.state.jobs.get(job.id)
+        membership.silent_allocations_due(transition, job)
+        found = transition.state.jobs.get(job.id)
         if found is None:
             return
         job = found
-    if (when := deadline(job)) is not None and when <= machine.at:
-        _phase_due(machine, job)
+    if (when := deadline(job)) is not None and when <= transition.at:
+        _phase_due(transition, job)
 
 
-def _phase_due(machine: Machine, job: Job) -> None:
+def _phase_due(transition: Transition, job: Job) -> None:
     match job.phase:
         case Starting():
-            ask_again(machine, job, job.phase)
+            ask_again(transition, job, job.phase)
         case Running(warned=False) if job.spec.policy.warn_before_s > 0:
-            _warn(machine, job, job.phase)
+            _warn(transition, job, job.phase)
         case Running():
             limit_s = job.spec.policy.max_time_s
-            machine.stop(job, "max-time", f"it ran longer than max_time ({limit_s:g} s)")
+            transition.stop(job, "max-time", f"it ran longer than max_time ({limit_s:g} s)")
         case Hung(reason=reason):
-            machine.stop(job, "hang", reason)
+            transition.stop(job, "hang", reason)
         case Backoff():
-            machine.move(job, Queued(machine.at), "queued again")
+            transition.move(job, Queued(transition.at), "queued again")
         case _:
             raise IllegalMove(f"job {job.id} is {job.state} and has no deadline")
 
 
-def _shift(machine: Machine, job: Job, by: float) -> None:
+def _shift(transition: Transition, job: Job, by: float) -> None:
     """Move the times that deadlines are counted from."""
     match job.phase:
         case Starting(since=since, asked_at=asked_at):
             asked_at = max(0.0, asked_at + by) if asked_at else 0.0
             phase = replace(job.phase, since=since + by, asked_at=asked_at)
-            machine.state.put(replace(job, phase=phase))
+            transition.state.put(replace(job, phase=phase))
         case Running() | Hung():
-            machine.state.put(replace(job, phase=replace(job.phase, since=job.phase.since + by)))
+            transition.state.put(replace(job, phase=replace(job.phase, since=job.phase.since + by)))
         case Backoff(since=since, until=until):
-            machine.state.put(
+            transition.state.put(
                 replace(job, phase=replace(job.phase, since=since + by, until=until + by))
             )
         case _:
             pass
 
 
-def _warn(machine: Machine, job: Job, phase: Running) -> None:
+def _warn(transition: Transition, job: Job, phase: Running) -> None:
     policy = job.spec.policy
     assert policy.max_time_s is not None
-    left_s = max(0.0, phase.since + policy.max_time_s - job.spent_s - machine.at)
-    machine.move(
+    left_s = max(0.0, phase.since + policy.max_time_s - job.spent_s - transition.at)
+    transition.move(
         job,
         replace(phase, warned=True),
         f"max_time ends it in {left_s:.0f} s; ranks that catch {policy.warn_signal} get it now",
@@ -282,4 +284,4 @@ def _warn(machine: Machine, job: Job, phase: Running) -> None:
     assert job.attempt is not None
     for node in job.attempt.live:
         signal = SignalWorkers(job.id, job.attempt.number, node, policy.warn_signal)
-        machine.actions.append(signal)
+        transition.actions.append(signal)

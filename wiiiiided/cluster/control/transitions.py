@@ -46,7 +46,7 @@ class IllegalMove(WiiiiideError):
     """A defect of the control plane: a move that the table does not have."""
 
 
-class Machine:
+class Transition:
     """The state, the event's time and kind, and the actions it has caused."""
 
     def __init__(self, state: State, event: e.AnyEvent) -> None:
@@ -78,7 +78,8 @@ class Machine:
         self.actions.append(Tell(job.id, self.at, text))
 
     def notify(self, job: Job, state: str, code: int | None, reason: str) -> None:
-        """On the owner's node, if that is heard; else where the queue is."""
+        """Have the job's notify command run: on the owner's node, if that is heard, else where the
+        queue is."""
         notify = job.spec.notify
         if notify.command and state in notify.on:
             node = job.owner.node
@@ -97,16 +98,19 @@ class Machine:
         phase = Stopping(self.at, cause, reason, silent, now=grace_s == 0.0)
         self.move(spend(job, self.at), phase, f"stopping: {reason}")
         grace_s = job.spec.policy.grace_s if grace_s is None else grace_s
-        self.stop_allocations(job, grace_s, reason, moment=cause == "share-failed")
+        self.stop_allocations(job, grace_s, reason, ranks_end_first=cause == "share-failed")
 
-    def stop_allocations(self, job: Job, grace_s: float, reason: str, moment: bool = False) -> None:
+    def stop_allocations(
+        self, job: Job, grace_s: float, reason: str, ranks_end_first: bool = False
+    ) -> None:
         assert job.attempt is not None
         for node in job.attempt.live:
-            stop = StopWorkers(job.id, job.attempt.number, node, grace_s, reason, moment)
+            stop = StopWorkers(job.id, job.attempt.number, node, grace_s, reason, ranks_end_first)
             self.actions.append(stop)
 
     def allocation_ended(self, job: Job, attempt: Attempt, node: str, result: Result) -> None:
-        """Nothing of it runs any more: its node said so, or an operator vouches for it."""
+        """Take the end of one allocation: its node said that no process is left, or an operator
+        vouches for it."""
         kind, self.kind = self.kind, "WorkersEnded"  # to the table an end is an end
         attempt = replace(attempt, results={**attempt.results, node: result})
         job = replace(job, attempt=attempt)
@@ -158,8 +162,9 @@ class Machine:
     def restart_or_fail(
         self, job: Job, causes: tuple[RestartCause, ...], code: int, reason: str
     ) -> None:
-        """By the policy; a job that ended for two causes starts again for either. One that ends
-        before it has done anything is tried once more, at once: the same end again is its own."""
+        """Start the job again after its exponential backoff, or let it fail, by its policy; a job
+        that ended for two causes starts again for either. One that ends before it has done anything
+        is tried once more, at once: the same end again is its own."""
         policy = job.spec.policy.restart
         may = bool(set(causes) & set(policy.on)) and job.restarts < policy.max
         how = how_stillborn(job.attempt) if causes == ("failure",) else ""
@@ -266,7 +271,8 @@ def _without_rank(reason: str) -> str:
 
 
 def fresh_again(job: Job) -> Job:
-    """As if it had never been tried: a person wants it to run once more."""
+    """Forget earlier attempts, as if the job had never been tried: a person wants it to run once
+    more."""
     return replace(job, restarts=0, spent_s=0.0, stillborn="")
 
 

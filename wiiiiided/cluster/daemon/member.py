@@ -22,7 +22,7 @@ from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.daemon.process import DaemonProcess, Launch
 from wiiiiided.cluster.handlers.allocation import LocalAllocations
 from wiiiiided.cluster.handlers.cluster_role import ClusterRole
-from wiiiiided.cluster.handlers.offline import Alone
+from wiiiiided.cluster.handlers.offline import OfflineAnswers
 from wiiiiided.cluster.handlers.relay import Relay
 from wiiiiided.cluster.handlers.status import status_of
 from wiiiiided.cluster.membership.control_port import (
@@ -32,14 +32,14 @@ from wiiiiided.cluster.membership.control_port import (
     OpenConnections,
 )
 from wiiiiided.cluster.membership.credentials import Credentials
-from wiiiiided.cluster.membership.dial import Dialer, Turned, Unreachable
+from wiiiiided.cluster.membership.dial import Dialer, PeerRefusal, Unreachable
 from wiiiiided.cluster.membership.fetch import Fetcher
 from wiiiiided.cluster.membership.roles import Roles
 from wiiiiided.cluster.membership.uplink import Uplink
 from wiiiiided.cluster.monitoring.host_stats import HostStats
-from wiiiiided.cluster.monitoring.metrics_pusher import Pusher
+from wiiiiided.cluster.monitoring.metrics_pusher import MetricsPusher
 from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader
-from wiiiiided.cluster.monitoring.stats_pages import Pages
+from wiiiiided.cluster.monitoring.stats_pages import StatsPageReader
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.port.fd_handoff import FdHandoff
 from wiiiiided.cluster.port.port_mux import PortMux
@@ -57,8 +57,15 @@ ANSWER_S = 15.0
 YOUNG_S = 600.0  # an archive that came by here with a submit, and whose job is still to start
 FORGET_S = 600.0  # for allocations to end whose files are to go
 LOOK_S = 0.05
-END_S = 40.0  # beyond a job's grace: shims that do not obey are killed and swept by then
-NOT_HEARD = (Unreachable, Turned, Refuse, EOFError, OSError, TimeoutError)  # or answered with no
+END_S = 40.0  # beyond a job's grace: shims that do not obey are killed and cleaned up by then
+NOT_HEARD = (
+    Unreachable,
+    PeerRefusal,
+    Refuse,
+    EOFError,
+    OSError,
+    TimeoutError,
+)  # or answered with no
 
 
 class Member(DaemonProcess):
@@ -66,7 +73,7 @@ class Member(DaemonProcess):
 
     def __init__(self, launch: Launch, store: StateStore, identity: Identity) -> None:
         super().__init__(launch, store, identity)
-        job_dir_owner.settle(self.paths.jobs, identity.cluster)
+        job_dir_owner.assign_job_dirs(self.paths.jobs, identity.cluster)
         self.coordinator = identity.coordinator
         self.credentials = Credentials(identity)
         self.dialer = Dialer(
@@ -74,7 +81,7 @@ class Member(DaemonProcess):
         )
         fetcher = Fetcher(self.dialer, self.coordinator, self.archives, lambda: self.settings)
         self.workers = Workers(
-            self.runs,
+            self.job_dirs,
             self.archives,
             self.here,
             lambda: self.settings,
@@ -92,18 +99,18 @@ class Member(DaemonProcess):
             troubles=self._trouble,
         )
         self.pusher = self._pusher()
-        self.allocations = LocalAllocations(self.node.name, self.workers, self.runs)
+        self.allocations = LocalAllocations(self.node.name, self.workers, self.job_dirs)
         self.mux = self._mux(identity)
         self.roles = Roles(self.paths.state, self.own, identity, self)
         self.api = self._api()
         self._linking: asyncio.Task[None] | None = None
 
-    def _pusher(self) -> Pusher:
+    def _pusher(self) -> MetricsPusher:
         workers, times = self.workers, (time.monotonic, time.time)
-        pages = Pages(self.runs, *times)
+        pages = StatsPageReader(self.job_dirs, *times)
         reader = RankStatsReader(self.node.name, pages, workers.shims, self.uplink.report, *times)
         machine, send = HostStats(time.monotonic), self.uplink.push
-        return Pusher(reader, lambda: workers.following, machine, self.loop, send)
+        return MetricsPusher(reader, lambda: workers.following, machine, self.loop, send)
 
     def _mux(self, identity: Identity) -> PortMux:
         place = self.coordinator
@@ -117,8 +124,8 @@ class Member(DaemonProcess):
             identity.port,
             tls=self.credentials.server,
             on_control=port.serve,
-            handoff=FdHandoff(self.runs, lambda: self.workers.shims),
-            jobs_uid=self.runs.user.uid,
+            handoff=FdHandoff(self.job_dirs, lambda: self.workers.shims),
+            jobs_uid=self.job_dirs.user.uid,
         )
 
     def _api(self) -> RpcServer:
@@ -128,7 +135,7 @@ class Member(DaemonProcess):
             archives=self.archives,
             settings=lambda: self.settings,
             status=lambda: status_of(self.facts, self.cluster_role, {}),
-            alone=Alone(self.allocations, self.coordinator.name),
+            alone=OfflineAnswers(self.allocations, self.coordinator.name),
         )
         handle = self.roles.before(relay.handle)
         return RpcServer(self.paths.socket, self.paths.mode == "system", handle, self.node.name)
@@ -197,7 +204,7 @@ class Member(DaemonProcess):
         self._say_status()
 
     def _say_status(self) -> None:
-        """To the service manager: what is wrong, or what it does."""
+        """Tell the service manager what is wrong, or what the daemon does."""
         self.notifier.status(self._trouble() or self.summary())
 
     async def forget(self, jobs: tuple[int, ...]) -> None:
@@ -243,7 +250,7 @@ class Member(DaemonProcess):
         try:
             await self._tell(by, m.RemoveNode(self.node.name, force))
         except NOT_HEARD as problem:
-            gone = isinstance(problem, Turned) and problem.removed
+            gone = isinstance(problem, PeerRefusal) and problem.removed
             if not force and not gone:
                 text = f"the coordinator does not let this machine go: {problem or 'no answer'}"
                 code = NO_DAEMON if isinstance(problem, Unreachable) else FAILED
@@ -264,8 +271,8 @@ class Member(DaemonProcess):
             raise Refuse(answer.code, answer.message, answer.hint)
 
     async def _end_all(self, reason: str, hint: str = "") -> None:
-        """No allocation may go on without a daemon that looks after it, nor one begin that was on
-        its way here. Refuse: one does not end."""
+        """End every allocation, and those on their way here: none may go on or begin without a
+        daemon that looks after it. Refuse: one does not end."""
         workers, began, grace_s = self.workers, self.loop.time(), 0.0
         workers.reconcile((), reason=reason, grace=True)
         while workers.shims:

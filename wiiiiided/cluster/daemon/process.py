@@ -37,7 +37,7 @@ DAEMON_TIERS = {"silent": logging.ERROR, "normal": logging.INFO, "verbose": logg
 STATUS_EVERY_S = 1.0
 PR_SET_DUMPABLE = 4  # prctl(2)
 
-Outcome = Literal["stopped", "again"]
+DaemonOutcome = Literal["stopped", "again"]
 
 
 def keep_memory_private() -> None:
@@ -76,24 +76,24 @@ class DaemonProcess:
             interface = interface_of(identity.address)
             self.node = replace(own, name=identity.node, interface=interface, **place)
         self.here = HostContext.of(self.node, paths.mode == "system")
-        self.runs = JobDirs(paths.jobs, self.here.user)
+        self.job_dirs = JobDirs(paths.jobs, self.here.user)
         self.archives = Archives(paths.state / "archives")
         self.facts = DaemonFacts(
             paths.mode,
             self.node,
             time.time(),
             str(paths.state),
-            jobs_directory=str(self.runs.root),
+            jobs_directory=str(self.job_dirs.root),
             job_user=self.here.user.name,
         )
         self.loop = asyncio.get_running_loop()
         self.trouble = ""  # what went wrong before this role was built, a sentence
         self.stop_wanted = False  # also when that came while it was being built anew
-        self._outcome: asyncio.Future[Outcome] = self.loop.create_future()
+        self._outcome: asyncio.Future[DaemonOutcome] = self.loop.create_future()
         self._watchdog: asyncio.TimerHandle | None = None
         self._applying: asyncio.Task[None] | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> DaemonOutcome:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.end, "stopped")
         self.loop.add_signal_handler(signal.SIGHUP, self.reload)
@@ -118,7 +118,7 @@ class DaemonProcess:
         await self.close()
         return outcome
 
-    def end(self, outcome: Outcome) -> None:
+    def end(self, outcome: DaemonOutcome) -> None:
         """Stop, or be built again in another role."""
         self.stop_wanted |= outcome == "stopped"
         if not self._outcome.done():

@@ -23,7 +23,8 @@ TRIAL_KEPT_S: Final = 60.0  # an ended trial; only one whose client is gone live
 
 
 class Pruner:
-    """Of one queue. `settings.keep` is how many jobs that are over stay."""
+    """Forgets ended jobs of one queue, and their files. `settings.keep` is how many of them
+    stay."""
 
     def __init__(
         self,
@@ -54,7 +55,7 @@ class Pruner:
             self._task.cancel()
 
     async def forget(self, number: int) -> None:
-        """One job that is over, with all that is left of it."""
+        """Forget one job that is over, with all that is left of it."""
         self._store.forget([number], [number])
         if self._links is not None:
             self._links.forget([number])

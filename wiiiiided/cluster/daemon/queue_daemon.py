@@ -34,16 +34,16 @@ from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
 from wiiiiided.cluster.handlers.nodes import Cluster
 from wiiiiided.cluster.handlers.resumption import waited_for
-from wiiiiided.cluster.membership.dispatch import Assigner, Performer
+from wiiiiided.cluster.membership.dispatch import ActionDispatcher, Assigner
 from wiiiiided.cluster.membership.roles import Roles
 from wiiiiided.cluster.monitoring.attempt_tracker import AttemptTracker
 from wiiiiided.cluster.monitoring.host_stats import HostStats
-from wiiiiided.cluster.monitoring.http_endpoint import Metrics
+from wiiiiided.cluster.monitoring.http_endpoint import MetricsEndpoint
 from wiiiiided.cluster.monitoring.prometheus import exposition
 from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader
 from wiiiiided.cluster.monitoring.sampler import Sampler
 from wiiiiided.cluster.monitoring.snapshot import SnapshotMaker
-from wiiiiided.cluster.monitoring.stats_pages import Pages
+from wiiiiided.cluster.monitoring.stats_pages import StatsPageReader
 from wiiiiided.cluster.rpc.server import RpcServer
 from wiiiiided.cluster.state import views
 from wiiiiided.cluster.state.controller import JUMP_S, Controller
@@ -52,7 +52,7 @@ from wiiiiided.cluster.trust.identity import Identity
 from wiiiiided.domain.states import ON_NODES
 
 if TYPE_CHECKING:
-    from wiiiiided.cluster.membership.coordinator import Coordination
+    from wiiiiided.cluster.membership.coordinator import CoordinatorServices
     from wiiiiided.cluster.membership.coordinator_port import CoordinatorPort
 
 
@@ -61,14 +61,14 @@ class QueueDaemon(DaemonProcess):
 
     def __init__(self, launch: Launch, store: StateStore, identity: Identity | None) -> None:
         super().__init__(launch, store, identity)
-        job_dir_owner.settle(self.paths.jobs, "")
+        job_dir_owner.assign_job_dirs(self.paths.jobs, "")
         if identity is None:
             store.forget_nodes()  # rows of an earlier cluster's, before the controller reads them
         self.cluster_role = self._cluster_role(identity)
         self.controller = Controller(store, [self.node], self._perform, self._changed)
         self.assigner = Assigner(self.controller, identity)
         self.workers = Workers(
-            self.runs,
+            self.job_dirs,
             self.archives,
             self.here,
             lambda: self.settings,
@@ -78,9 +78,9 @@ class QueueDaemon(DaemonProcess):
             bring=self._bring,
         )
         self.sampler = self._sampler()
-        self.cluster = None if identity is None else self._coordination(identity)
+        self.cluster = None if identity is None else self._coordinator_services(identity)
         links = None if self.cluster is None else self.cluster.links
-        self.performer = Performer(self.node.name, self.workers, self.assigner, links)
+        self.dispatcher = ActionDispatcher(self.node.name, self.workers, self.assigner, links)
         self._answer()
         self.roles = Roles(self.paths.state, self.own, identity, self)
         handle = self.roles.before(self.requests.handle)
@@ -98,28 +98,28 @@ class QueueDaemon(DaemonProcess):
 
     def _sampler(self) -> Sampler:
         times = (time.monotonic, time.time)
-        pages = Pages(self.runs, *times)
+        pages = StatsPageReader(self.job_dirs, *times)
         report = self.controller.report
         reader = RankStatsReader(self.node.name, pages, self.workers.shims, report, *times)
         tracker = AttemptTracker(reader, self.store.records, self.controller.job, report, *times)
         return Sampler(self.controller, tracker, HostStats(time.monotonic), self.loop)
 
-    def _coordination(self, identity: Identity) -> Coordination:
-        from wiiiiided.cluster.membership.coordinator import Coordination
+    def _coordinator_services(self, identity: Identity) -> CoordinatorServices:
+        from wiiiiided.cluster.membership.coordinator import CoordinatorServices
         from wiiiiided.cluster.membership.members import Members
         from wiiiiided.cluster.trust.authority import Authority
 
         authority = Authority.load(identity.directory)
         members = Members(self.store.db, identity, authority, time.time)
         take = self.sampler.take
-        return Coordination(members, self.controller, self.assigner, self.workers, take)
+        return CoordinatorServices(members, self.controller, self.assigner, self.workers, take)
 
     def _answer(self) -> None:
         """Handlers of requests, and of a job before its attempts and after its end."""
         snapshots = SnapshotMaker(
             self.controller, self.sampler, self.node, self.cluster_role.cluster
         )
-        allocations = LocalAllocations(self.node.name, self.workers, self.runs)
+        allocations = LocalAllocations(self.node.name, self.workers, self.job_dirs)
         dialer = None if self.cluster is None else self.cluster.dialer
         node_rpc = NodeRpc(allocations, lambda: self.controller.state.nodes, dialer)
         cluster = None
@@ -137,7 +137,7 @@ class QueueDaemon(DaemonProcess):
             cluster,
             self._forget,
         )
-        self.metrics = Metrics(lambda: exposition(snapshots.fresh(), requests.status()))
+        self.metrics = MetricsEndpoint(lambda: exposition(snapshots.fresh(), requests.status()))
         limit = self._outputs_limit
         self.collector = Collector(requests.ranks.outputs, node_rpc, self.controller, limit)
         directory = self.paths.state / "checkpoints"
@@ -149,7 +149,7 @@ class QueueDaemon(DaemonProcess):
     def _outputs_limit(self) -> int:
         return self.settings.outputs_bytes
 
-    def _port(self, cluster: Coordination) -> CoordinatorPort:
+    def _port(self, cluster: CoordinatorServices) -> CoordinatorPort:
         from wiiiiided.cluster.membership.coordinator_port import CoordinatorPort
 
         send = self.checkpoints.send
@@ -174,7 +174,7 @@ class QueueDaemon(DaemonProcess):
         jobs = self.controller.state.jobs.values()
         found = [job for job in jobs if job.state in ON_NODES]
         with contextlib.suppress(StoreError):  # no room; what a job finds there is set aside then
-            self.store.never_issued(self.runs.numbers())
+            self.store.never_issued(self.job_dirs.numbers())
         given = [self.assigner.given(job) for job in found]
         self.workers.reconcile(given, latest=self.store.latest_attempts())
         self.sampler.adopt()
@@ -233,7 +233,7 @@ class QueueDaemon(DaemonProcess):
 
     def _perform(self, action: AnyAction, job: Job) -> None:
         """The controller decides, the workers and members act, and report to the controller."""
-        self.performer(action, job)
+        self.dispatcher(action, job)
 
     async def _bring(self, job: int, attempt: int) -> int:
         """An attempt's checkpoints for the workers; all nodes are asked for them, this one too."""

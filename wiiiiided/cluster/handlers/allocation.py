@@ -38,10 +38,10 @@ Lines = tuple[m.LogLine, ...]
 class LocalAllocations:
     """The allocations of this node."""
 
-    def __init__(self, node: str, workers: Workers, runs: JobDirs) -> None:
+    def __init__(self, node: str, workers: Workers, job_dirs: JobDirs) -> None:
         self.node = node
         self.workers = workers
-        self.runs = runs
+        self.job_dirs = job_dirs
 
     async def handle(self, connection: RpcConnection, request: p.NodeRequest) -> None:
         """Answer the coordinator while it listens."""
@@ -76,7 +76,7 @@ class LocalAllocations:
         # In a thread: files of a job are as large as it likes, and on a disk that may not answer.
         limit = self.workers.settings().log_bytes
         tail = await asyncio.to_thread(
-            Tail, self.runs, number, attempt, request.ranks, request.tail, self.node, limit
+            Tail, self.job_dirs, number, attempt, request.ranks, request.tail, self.node, limit
         )
         quiet_s = 0.0
         while True:
@@ -103,18 +103,18 @@ class LocalAllocations:
         end = self._end(request.id, request.attempt)
         codes = {} if end is None else {int(r): c for r, c in end.codes.items() if r.isdecimal()}
         codes |= {rank.rank: rank.code for rank in told if rank.code is not None}
-        there = self.runs.job(request.id).exists()
+        there = self.job_dirs.job(request.id).exists()
         return p.AllocationView(
             pids={rank.rank: rank.pid for rank in told if rank.pid is not None},
             codes=codes,
-            directory=str(self.runs.job(request.id)) if there else "",
+            directory=str(self.job_dirs.job(request.id)) if there else "",
             error=end.error[:ERROR_CHARS] if end is not None else "",
         )
 
     def _end(self, number: int, attempt: int) -> protocol.AttemptEnd | None:
         """The shim's last words."""
         try:
-            data = self.runs.read(number, attempt, protocol.EXIT)
+            data = self.job_dirs.read(number, attempt, protocol.EXIT)
             return protocol.from_bytes(protocol.AttemptEnd, data) if data else None
         except (OSError, HostError, protocol.UnreadableFile):
             return None
@@ -122,7 +122,8 @@ class LocalAllocations:
     # ---- stacks
 
     async def stacks(self, request: p.NodeStacks) -> m.StackDumps:
-        """Of the ranks that run; else those that a hang left behind, none if none did."""
+        """Give the stacks of the ranks that run; else those that a hang left behind, none if none
+        did."""
         shim = self.workers.shims.get((request.id, request.attempt))
         if shim is None:
             return self._written_stacks(request)
@@ -133,9 +134,9 @@ class LocalAllocations:
         return m.StackDumps(tuple(told))
 
     def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
-        """Those of the latest attempt that wrote any."""
+        """Read the stacks of the latest attempt that wrote any."""
         for attempt in range(request.attempt, 0, -1):
-            ranks = ranks_written(self.runs, request.id, attempt, r"stacks-(\d+)")
+            ranks = ranks_written(self.job_dirs, request.id, attempt, r"stacks-(\d+)")
             found = (self._written(request.id, attempt, rank) for rank in ranks[:MOST_DUMPS])
             if dumps := tuple(dump for dump in found if dump is not None):
                 return m.StackDumps(dumps)
@@ -143,7 +144,7 @@ class LocalAllocations:
 
     def _written(self, number: int, attempt: int, rank: int) -> m.StackDump | None:
         try:
-            data = self.runs.read(number, attempt, f"stacks-{rank}")
+            data = self.job_dirs.read(number, attempt, f"stacks-{rank}")
         except (OSError, HostError):
             return None
         return m.StackDump(rank, None, data.decode(errors="replace")) if data else None
@@ -160,7 +161,7 @@ class LocalAllocations:
     async def pull(self, request: p.NodePull) -> AsyncGenerator[bytes, None]:
         """The job's files here as a tar. Refuse: there are none, or not all could be read; the
         latter after the last piece."""
-        if not self.runs.work(
+        if not self.job_dirs.work(
             request.id
         ).exists():  # an allocation that was only prepared has a folder
             raise Refuse(NO_SUCH, f"job {request.id} has no files on {self.node}")
@@ -186,7 +187,7 @@ class LocalAllocations:
         """Half of one machine's checkpoints and half of another's are no set; but each file of
         `wide.parallel` is whole by itself."""
         number = request.id
-        if not are_wide(request.globs) and self.runs.is_placing(number):
+        if not are_wide(request.globs) and self.job_dirs.is_placing(number):
             text = f"those on {self.node} were being exchanged when that was cut short"
             raise Refuse(FAILED, text)
         if any(job == number for job, _ in self.workers.shims):

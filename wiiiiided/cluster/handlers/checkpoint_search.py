@@ -38,7 +38,7 @@ class Holders:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """Those that have some, the one to ask first in front."""
+        """The nodes that have some, the one to ask first in front."""
         return tuple(node for node in self.by_step() if self.files[node])
 
     @property

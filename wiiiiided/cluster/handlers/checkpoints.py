@@ -24,7 +24,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from wiiiiided.cluster.control.job import Job, Saved, Starting
+from wiiiiided.cluster.control.job import AttemptKey, Job, Saved, Starting
 from wiiiiided.cluster.handlers.checkpoint_search import choice, holders
 from wiiiiided.cluster.handlers.merge_tars import END, BadTar
 from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
@@ -43,11 +43,10 @@ from wiiiiided.text import count, format_size, plain
 ALIVE_S = 5.0  # between two empty pieces, while a set is on its way here
 NOTHING = b""  # in the place of a set: every node keeps what it has
 
-Key = tuple[int, int]  # job, attempt
-
 
 class Checkpoints:
-    """Of a coordinator. `limit` is the most that a set has, in bytes."""
+    """Sets of checkpoints that a coordinator gathers for attempts that begin. `limit` is the most
+    that a set has, in bytes."""
 
     def __init__(
         self, directory: Path, node_rpc: NodeRpc, controller: Controller, limit: Callable[[], int]
@@ -56,8 +55,8 @@ class Checkpoints:
         self.node_rpc = node_rpc
         self.controller = controller
         self.limit = limit
-        self._tasks: dict[Key, asyncio.Task[Path]] = {}
-        self._sets: set[Key] = set()  # that are here, or on their way
+        self._tasks: dict[AttemptKey, asyncio.Task[Path]] = {}
+        self._sets: set[AttemptKey] = set()  # that are here, or on their way
 
     def start(self) -> None:
         """Remove sets that no attempt waits for, and those that a killed daemon began."""
@@ -92,7 +91,7 @@ class Checkpoints:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     async def send(self, connection: RpcConnection, request: p.FetchCheckpoints) -> None:
-        """To a node of that attempt."""
+        """Send the attempt's set to a node of that attempt."""
         job = self._waiting(request.id, request.attempt)
         nodes = job.attempt.nodes if job is not None and job.attempt is not None else ()
         if connection.peer is None or connection.peer.name not in nodes:
@@ -119,8 +118,9 @@ class Checkpoints:
             return None
         return job if job is not None and isinstance(job.phase, Starting) else None
 
-    async def _gathered(self, key: Key) -> Path:
-        """Once for all nodes that ask; a node that goes away does not cancel it for the others."""
+    async def _gathered(self, key: AttemptKey) -> Path:
+        """Gather the set once for all nodes that ask; a node that goes away does not cancel it for
+        the others."""
         if key not in self._tasks:
             self._sets.add(key)
             task = self._tasks[key] = asyncio.ensure_future(self._gather(key))
@@ -132,12 +132,12 @@ class Checkpoints:
                 raise
             raise HostError("the attempt is not being prepared any more") from None
 
-    def _over(self, key: Key, done: asyncio.Task[Path]) -> None:
+    def _over(self, key: AttemptKey, done: asyncio.Task[Path]) -> None:
         self._tasks.pop(key, None)
         if not done.cancelled():
             done.exception()  # marked as retrieved: the waiting nodes may all be gone
 
-    async def _gather(self, key: Key) -> Path:
+    async def _gather(self, key: AttemptKey) -> Path:
         path, job = self._path(key), self._waiting(*key)
         if path.exists():
             return path
@@ -203,7 +203,8 @@ class Checkpoints:
             self.controller.tell(job, f"{text}: {_listed(missing)}")
 
     async def _receive(self, job: Job, node: str, asked: p.NodePull, path: Path) -> str:
-        """One machine's whole set, kept under its name when it is here; a sentence about it."""
+        """Receive one machine's whole set, kept under its name when it is here; a sentence about
+        it."""
         state, limit = self.controller.state, self.limit()
         if node in state.absent:
             raise NoAnswer(f"{node} does not answer")
@@ -217,7 +218,7 @@ class Checkpoints:
         links = f"; {incoming.links} links among them are left out" if incoming.links else ""
         return f"checkpoints of {of} go to {others}: {files}, {format_size(part.bytes)}{links}"
 
-    def _path(self, key: Key) -> Path:
+    def _path(self, key: AttemptKey) -> Path:
         return self.directory / f"{key[0]}-{key[1]}.tar"
 
 

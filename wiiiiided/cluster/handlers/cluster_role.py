@@ -19,7 +19,7 @@ Role = Literal["alone", "coordinator", "member"]
 
 @dataclass
 class ClusterRole:
-    """One machine's place."""
+    """The place of one machine in its cluster."""
 
     role: Role
     cluster: str
@@ -29,7 +29,7 @@ class ClusterRole:
 
     @property
     def linked(self) -> bool:
-        """Of a member: whether the coordinator hears it."""
+        """Whether the coordinator hears this machine, a member."""
         return self.is_linked()
 
     @property
@@ -38,5 +38,5 @@ class ClusterRole:
         return self.troubles()
 
     def words(self) -> str:
-        """For one line: `alone` is not worth a word."""
+        """The role in a few words; none for `alone`, which is not worth a word."""
         return "" if self.role == "alone" else f"{self.role} of {self.cluster}"

@@ -112,8 +112,8 @@ class Collector:
         self._heard = heard
 
     def _over(self, job: Job, at_start: bool = False) -> None:
-        """It has its turn if there is something to collect; at the start, when the first of its
-        nodes is heard."""
+        """Give a job that is over its turn if there is something to collect; at the start, when the
+        first of its nodes is heard."""
         if job.state not in ENDED or job.attempt is None or not job.attempt.ordered:
             return  # nothing ran since: what is here of an earlier attempt stays
         found = self.outputs.read(job.id)
@@ -133,7 +133,7 @@ class Collector:
         return bool(job.spec.output.collect) and any(node != self.node_rpc.own for node in nodes)
 
     def _give_turns(self, nodes: set[str]) -> None:
-        """To jobs that wait for one of these."""
+        """Give a turn to each job that waits for one of these nodes."""
         for number, missing in self._open.items():
             if not nodes.isdisjoint(missing):
                 self._waiting[number] = None  # behind itself, if it is being collected just now
@@ -163,7 +163,7 @@ class Collector:
     # ---- one job
 
     async def _collect(self, number: int) -> None:
-        """All that can be had of it now; it stays open while there is more."""
+        """Collect all that can be had of the job now; it stays open while there is more."""
         try:
             missing = await self._bring(number)
         except OSError as problem:
@@ -202,14 +202,16 @@ class Collector:
         return await in_thread(self.outputs.begin, new)
 
     def _job_of(self, collection: Collection) -> Job | None:
-        """None: it was forgotten, or runs again, and its files are others now."""
+        """Find the job of a collection; None: it was forgotten, or runs again, and its files are
+        others now."""
         job = self.controller.job(collection.job)
         return job if job is not None and collection.is_of(job) else None
 
     async def _brought(
         self, job: Job, collection: Collection, node: str, missing: dict[str, str]
     ) -> Collection:
-        """With what one node has, if it can be had; else a sentence in `missing`."""
+        """Add one node's files to the collection, if they can be had; else a sentence to
+        `missing`."""
         if collection.refused:
             return collection
         if why := self._unheard(node):

@@ -7,8 +7,9 @@
     metrics        watch, records
     trials         what plans and earlier runs say of a job, and the end of a trial
 
-On a coordinator they come from every machine of the cluster; the person is `connection.caller`.
-Requests about the daemon itself (init, join, leave, renew) is taken out before (membership/roles).
+To a coordinator requests come from every machine of the cluster; `connection.caller` is the person.
+Requests about the daemon itself (init, join, leave, renew) never arrive here: membership/roles
+answers them before.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from wiiiiided.cluster.handlers.cluster_role import ClusterRole
 from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
-from wiiiiided.cluster.handlers.nodes import Cluster, NodeRequest, NodeRequests
+from wiiiiided.cluster.handlers.nodes import Cluster, MachineRequest, NodeRequests
 from wiiiiided.cluster.handlers.ranks import RankRequests
 from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.status import DaemonFacts, status_of
@@ -64,7 +65,7 @@ class Requests:
         self.trials = TrialRequests(self.jobs, metrics, forget)
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
-        """One request, to its end."""
+        """Answer one request, to its end."""
         match request:
             case m.Submit() | m.SubmitSweep():
                 await self.submissions.submit(connection, request)
@@ -93,7 +94,7 @@ class Requests:
 
     def answer(self, caller: Caller, request: m.Request) -> m.Answer:
         """Requests that are answered at once."""
-        if isinstance(request, NodeRequest):
+        if isinstance(request, MachineRequest):
             return self.nodes.answer(caller, request)
         match request:
             case m.ListJobs(sweep=0, ended=number):

@@ -54,7 +54,7 @@ class JobRequests:
         return views.unrecorded(seen, job, controller.unrecorded.get(job.id), controller.problem)
 
     def views(self, jobs: Iterable[Job], looks: int = LOOKS) -> tuple[m.JobView, ...]:
-        """Of each, with when it starts: estimated once for all of them, where any waits."""
+        """View each job, with when it starts: estimated once for all of them, where any waits."""
         jobs = tuple(jobs)
         waits = any(job.state == "queued" for job in jobs)
         estimate = self.estimate(looks) if waits else None
@@ -131,7 +131,8 @@ class JobRequests:
             self.controller.ask(event, secrets)
 
     def catch_up(self) -> None:
-        """Before the state is read for an event: what it waits for may just have ended."""
+        """Store earlier reports before the state is read for an event: what it waits for may just
+        have ended."""
         with _stored():
             self.controller.catch_up()
 
@@ -165,7 +166,8 @@ class JobRequests:
         await connection.say(self.view(job))
 
     async def cancel_sweep(self, connection: RpcConnection, request: m.CancelSweep) -> None:
-        """In one step and one transaction; each job is told when it is really over."""
+        """Cancel all jobs in one step and one transaction; the client hears of each when it is
+        really over."""
         live = [job.id for job in self.sweep(request.id) if job.state not in ENDED]
         for number in live[:1]:  # all are of one owner
             self.owned(connection.caller, number)

@@ -42,10 +42,10 @@ LINE_OVERHEAD = 80
 OVERTAKEN = "lines are missing here: the log was written faster than it was read"
 
 
-Identity = tuple[int, bytes]
+FileId = tuple[int, bytes]
 
 
-def identity(fd: int) -> Identity | None:
+def identity(fd: int) -> FileId | None:
     """Which file this is; None while it is empty."""
     head = os.pread(fd, 17, 0)  # seconds and microseconds
     return (os.fstat(fd).st_ino, head) if head else None
@@ -55,12 +55,12 @@ class RankLog:
     """One rank's log, from the beginning or from near the end, to where it is now."""
 
     def __init__(
-        self, runs: JobDirs, job: int, attempt: int, rank: int, most_bytes: int, node: str = ""
+        self, job_dirs: JobDirs, job: int, attempt: int, rank: int, most_bytes: int, node: str = ""
     ) -> None:
-        self.runs, self.job, self.attempt, self.rank = runs, job, attempt, rank
+        self.job_dirs, self.job, self.attempt, self.rank = job_dirs, job, attempt, rank
         self.most_bytes = most_bytes  # of one file, from its end
         self.node = node
-        self._file: Identity | None = None
+        self._file: FileId | None = None
         self._offset = 0
         self._overtaken = False
 
@@ -168,7 +168,7 @@ class RankLog:
 
     def _open(self, suffix: str) -> int | None:
         try:
-            return self.runs.open(self.job, self.attempt, f"rank-{self.rank}.log{suffix}")
+            return self.job_dirs.open(self.job, self.attempt, f"rank-{self.rank}.log{suffix}")
         except (OSError, HostError):
             return None
 
@@ -178,7 +178,7 @@ class Tail:
 
     def __init__(
         self,
-        runs: JobDirs,
+        job_dirs: JobDirs,
         job: int,
         attempt: int,
         ranks: tuple[int, ...] = (),
@@ -186,7 +186,7 @@ class Tail:
         node: str = "",
         log_bytes: int = Settings.log_bytes,
     ) -> None:
-        self.runs, self.job, self.attempt, self.node = runs, job, attempt, node
+        self.job_dirs, self.job, self.attempt, self.node = job_dirs, job, attempt, node
         # Twice: a shim ends a file a line later, and the limit may have been another then.
         self._most_bytes = 2 * log_bytes
         self._wanted = frozenset(ranks)
@@ -197,26 +197,27 @@ class Tail:
                 log.skip_to_last(min(max(0, lines), MOST_LINES))
 
     def more(self) -> Iterator[LogLine]:
-        """Everything new, oldest first. Nothing is looked at before the first line is wanted."""
+        """Read all lines that are new, oldest first. No file is looked at before the first line is
+        wanted."""
         self._look()
         logs = (self._logs[rank].lines() for rank in sorted(self._logs))
         yield from heapq.merge(*logs, key=attrgetter("at"))
 
     def _look(self) -> None:
         """A follower may be here before the ranks are."""
-        for rank in ranks_written(self.runs, self.job, self.attempt):
+        for rank in ranks_written(self.job_dirs, self.job, self.attempt):
             if rank not in self._logs and (not self._wanted or rank in self._wanted):
                 self._logs[rank] = RankLog(
-                    self.runs, self.job, self.attempt, rank, self._most_bytes, self.node
+                    self.job_dirs, self.job, self.attempt, rank, self._most_bytes, self.node
                 )
 
 
 def ranks_written(
-    runs: JobDirs, job: int, attempt: int, pattern: str = r"rank-(\d+)\.log"
+    job_dirs: JobDirs, job: int, attempt: int, pattern: str = r"rank-(\d+)\.log"
 ) -> list[int]:
     """The ranks of an attempt that have such a file on this node."""
     try:
-        names = os.listdir(runs.attempt(job, attempt))
+        names = os.listdir(job_dirs.attempt(job, attempt))
     except OSError:
         return []
     found = (re.fullmatch(pattern, name) for name in names)

@@ -39,8 +39,8 @@ class LogSource:
     since: float  # the attempt's begin, for what has no time of its own
 
     def note(self, text: str, at: float | None) -> LogLine:
-        """With the time of the node's last line: a client that resumes by time must not take later
-        lines for old ones."""
+        """Make a note with the time of the node's last line: a client that resumes by time must not
+        take later lines for old ones."""
         at = self.since if at is None else at
         return LogLine(at, self.first_rank, "note", text, self.request.attempt, self.node)
 
@@ -145,7 +145,7 @@ class Follower:
         self._noted = False
 
     async def run(self, is_over: Callable[[], bool]) -> None:
-        """Until the allocation is over on its node, and its last line was read."""
+        """Follow until the allocation is over on its node, and its last line was read."""
         wait_s = AGAIN_S[0]
         while True:
             over = is_over()  # before the lines are read: none comes after it

@@ -56,7 +56,7 @@ class TarMember:
     link: str = ""  # its target, of a link
 
 
-Found = TarMember | bytes | None
+TarPiece = TarMember | bytes | None
 
 
 class TarReader:
@@ -70,7 +70,7 @@ class TarReader:
         self._pax: dict[str, str] = {}
         self.ended = False  # the end of the archive was seen
 
-    def feed(self, data: bytes) -> Iterator[Found]:
+    def feed(self, data: bytes) -> Iterator[TarPiece]:
         """The output for these bytes. Padding follows the end of a tar: it is passed over."""
         if not self.ended:
             self._buffer += data
@@ -80,18 +80,18 @@ class TarReader:
                 return  # there is not enough of it yet
             yield from found
 
-    def _file(self) -> list[Found] | None:
-        """As much of a file's content as is here."""
+    def _file(self) -> list[TarPiece] | None:
+        """Take as much of a file's content as is here."""
         if self._content and not self._buffer:
             return None
         piece = bytes(self._buffer[: self._content])
         del self._buffer[: len(piece)]
         self._content -= len(piece)
         self._in_file = self._content > 0
-        found: list[Found] = [piece] if piece else []
+        found: list[TarPiece] = [piece] if piece else []
         return found if self._in_file else [*found, None]
 
-    def _header(self) -> list[Found] | None:
+    def _header(self) -> list[TarPiece] | None:
         """The next header, after the padding of the file before."""
         if len(self._buffer) < self._padding + BLOCK:
             return None
@@ -108,7 +108,7 @@ class TarReader:
             raise BadTar(f"not a tar: {problem}") from problem
         return self._extended(info) if info.type == tarfile.XHDTYPE else [self._begin(info)]
 
-    def _extended(self, info: tarfile.TarInfo) -> list[Found] | None:
+    def _extended(self, info: tarfile.TarInfo) -> list[TarPiece] | None:
         """A header that says more about the one behind it."""
         if not 0 < info.size <= PAX_BYTES:
             raise BadTar("not a tar of files: a header is too large")
@@ -219,7 +219,7 @@ class Merge:
 
     @property
     def is_between(self) -> bool:
-        """No file is half through."""
+        """Whether no file is half through."""
         return self._passing is None or self._passing.is_held
 
     def _begun(self, entry: TarMember) -> _Passing:
@@ -284,7 +284,7 @@ class _Passing:
         self._spool: IO[bytes] | None = None
 
     def hold(self, twin: bytes, directory: Path) -> None:
-        """Nothing of it passes before its digest is known."""
+        """Keep the file back: no byte of it passes before its digest is known."""
         self.twin = twin
         self._spool = tempfile.SpooledTemporaryFile(SPOOL_BYTES, dir=str(directory))  # noqa: SIM115
 

@@ -45,7 +45,7 @@ class MetricsRequests:
                 await connection.say(self.snapshots.snapshot(request.every_s))
 
     async def _look_twice(self) -> None:
-        """Until there is a fresh sample: rates and the use of the processor need two."""
+        """Wait for a fresh sample: rates and the use of the processor need two."""
         sampler = self.snapshots.sampler
         with sampler.watching(LEAST_S) as bell:
             for _ in range(2):
@@ -55,7 +55,7 @@ class MetricsRequests:
                     return
 
     def with_use(self, found: m.JobList) -> m.JobList:
-        """The same jobs, with what their ranks use where they run."""
+        """Add to each job what its ranks use where they run."""
         live = {f.attempt_metrics.id: f.attempt_metrics.uses() for f in self.tracker.live.values()}
         jobs = (
             replace(job, cpu=live[job.id][0], memory=live[job.id][1]) if job.id in live else job
@@ -64,8 +64,8 @@ class MetricsRequests:
         return replace(found, jobs=tuple(jobs))
 
     def starts(self, looks: int) -> Estimate:
-        """When each queued job starts, once for all of an answer. Records of a few names are read
-        for it; the next answer knows more."""
+        """Estimate when each queued job starts, once for all of an answer. Records of a few names
+        are read for it; the next answer knows more."""
         controller, eta = self.snapshots.controller, self.tracker.left_s()
         now, reads = controller.clock(), READS
 

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from wiiiiided.cluster.handlers.allocation import Lines, LocalAllocations
-from wiiiiided.cluster.membership.dial import Turned, Unreachable
+from wiiiiided.cluster.membership.dial import PeerRefusal, Unreachable
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
@@ -140,7 +140,7 @@ class NodeRpc:
                 yield connection
             finally:
                 connection.close()
-        except (Unreachable, Turned) as problem:
+        except (Unreachable, PeerRefusal) as problem:
             raise NoAnswer(f"{node} does not answer: {problem}") from problem
         except (EOFError, OSError, TimeoutError) as problem:
             raise NoAnswer(f"{node} does not answer") from problem
@@ -167,5 +167,5 @@ def _expect(answer: Reply, kind: type[Kind]) -> Kind:
 
 
 def _of(node: str, line: m.LogLine) -> m.LogLine:
-    """No node speaks in another's name."""
+    """Put the node's own name to what it says: no node speaks in another's name."""
     return line if line.node == node else replace(line, node=node)

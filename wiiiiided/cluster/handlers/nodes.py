@@ -45,7 +45,7 @@ REASON_CHARS = 200
 ENDS_S = 60.0  # for allocations of a removed machine; a shim that disobeys is killed by then
 ANSWER_S = 20.0  # the client waits 30 s
 LOOK_S = 0.05
-NodeRequest = m.ListNodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
+MachineRequest = m.ListNodes | m.CreateToken | m.Drain | m.Resume | m.DeclareLost
 
 
 class RemoveMember(Protocol):
@@ -72,7 +72,7 @@ class NodeRequests:
         self.cluster = cluster
         self._removals: dict[str, asyncio.Task[None]] = {}  # that wait for allocations to end
 
-    def answer(self, caller: Caller, request: NodeRequest) -> m.Answer:
+    def answer(self, caller: Caller, request: MachineRequest) -> m.Answer:
         match request:
             case m.ListNodes():
                 return self.list()
@@ -156,7 +156,7 @@ class NodeRequests:
         return replace(before, state="lost", why=f"removed by {caller.user}", jobs=())
 
     def _begin_removal(self, cluster: Cluster, name: str, by: str) -> None:
-        """It gets nothing new, and is told to end what it has."""
+        """Let a node get nothing new, and tell it to end what it has."""
         controller = self.jobs.controller
         self.jobs.ask(e.NodeDrained(controller.clock(), name, by, "is being removed"))
         if any(job.attempt and not job.attempt.ordered for job in controller.state.on(name)):

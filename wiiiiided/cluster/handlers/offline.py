@@ -27,7 +27,7 @@ from wiiiiided.domain.exit_codes import FAILED
 LOOK_S = 0.05
 
 
-class Alone:
+class OfflineAnswers:
     """One member's own answers. `coordinator` is the name of the one that is away."""
 
     def __init__(self, allocations: LocalAllocations, coordinator: str) -> None:
@@ -49,7 +49,7 @@ class Alone:
                 return False
 
     async def handle(self, connection: RpcConnection, request: m.Request, why: str) -> None:
-        """One that it `can`; `why` says what keeps the coordinator from it."""
+        """Answer a request that `can` allows; `why` says what keeps the coordinator from it."""
         partial = f"{why}; {self.node} tells of its own jobs only"
         if isinstance(request, m.ListJobs):
             await connection.notice(partial)
@@ -73,7 +73,8 @@ class Alone:
     # ---- looking
 
     def _job(self, number: int) -> Job | None:
-        """As it was given to this node for the latest attempt here; None: it never was."""
+        """Find the job as it was given to this node for the latest attempt here; None: it never
+        was."""
         followed = [key for key in self.workers.following if key[0] == number]
         job = self.workers.following[max(followed)] if followed else self.workers.kept(number)
         return job if job is not None and job.attempt is not None else None
@@ -88,7 +89,7 @@ class Alone:
         return views.on_one_node(job, state, why)
 
     def _state(self, job: Job) -> tuple[str, str]:
-        """Of the job as far as this node knows, and the sentence."""
+        """The state of the job as far as this node knows it, and a sentence about it."""
         assert job.attempt is not None
         key, here = (job.id, job.attempt.number), f"its part on {self.node}"
         runs = self.workers.is_here(key)

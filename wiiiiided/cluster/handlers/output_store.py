@@ -96,7 +96,8 @@ class Outputs:
             return []
 
     def read(self, number: int) -> Collection | None:
-        """None: nothing was begun, or what is there cannot be read and is to be begun again."""
+        """Read the record; None: nothing was begun, or what is there cannot be read and is to be
+        begun again."""
         path = self._job(number) / RECORD
         try:
             with path.open("rb") as file:
@@ -113,7 +114,7 @@ class Outputs:
         return found if found is not None and found.parts and found.is_of(job) else None
 
     def write(self, collection: Collection) -> Collection:
-        """Durably."""
+        """Write the record, durably."""
         path = self._job(collection.job)
         for folder in (self.directory, path):
             folder.mkdir(mode=0o700, exist_ok=True)
@@ -125,7 +126,7 @@ class Outputs:
         return collection
 
     def begin(self, collection: Collection) -> Collection:
-        """In the place of what is there of an earlier attempt."""
+        """Begin a collection in the place of that of an earlier attempt."""
         self.remove(collection.job)
         return self.write(collection)
 
@@ -215,7 +216,7 @@ class IncomingTar:
         return self._reader.ended
 
     def finish(self, problem: str = "") -> CollectedPart:
-        """It is whole: keep it, durably."""
+        """Keep the tar, which is whole, durably."""
         if not self.is_whole:
             raise BadTar("it ended in the middle")
         os.fsync(self._fd)

@@ -48,15 +48,15 @@ class Pulls:
         asked = p.NodePull(job.id, tuple(globs))
         nodes = job.attempt.nodes if job.attempt is not None else ()
         if (home := self.outputs.of(job)) is not None:
-            await _Pull(self, connection, asked, home, bool(request.globs)).all(home.nodes)
+            await _RunningPull(self, connection, asked, home, bool(request.globs)).all(home.nodes)
         elif len(nodes) > 1:
-            await _Pull(self, connection, asked).all(nodes)
+            await _RunningPull(self, connection, asked).all(nodes)
         else:
             await self._one(connection, nodes[0] if nodes else self.node_rpc.own, asked)
         await connection.say(m.EndOfAnswers())
 
     async def _one(self, connection: RpcConnection, node: str, asked: p.NodePull) -> None:
-        """As it comes."""
+        """Pass one node's tar on to the client as it comes."""
         try:
             async with aclosing(self.node_rpc.pull(node, asked)) as pieces:
                 async for piece in pieces:
@@ -71,7 +71,7 @@ class Pulls:
         await connection.end_blob()
 
 
-class _Pull:
+class _RunningPull:
     """One request: what was merged so far, which nodes are missing, what went wrong."""
 
     def __init__(
@@ -94,7 +94,7 @@ class _Pull:
         self.problems: list[str] = []
 
     async def all(self, nodes: Sequence[str]) -> None:
-        """One node after the other, in the order of ranks."""
+        """Ask one node after the other, in the order of ranks."""
         for node in nodes:
             await self._node(node)
         if not self.merge.files and not self.problems and (self.missing or not self.answered):
@@ -125,7 +125,7 @@ class _Pull:
             self.missing[node] = f"{no}: {left}\n"
 
     def _known_as(self, node: str) -> str:
-        """This node may have had another name when it collected."""
+        """Give a node its name of now: this one may have had another when it collected."""
         return self.node_rpc.own if self.home is not None and node == self.home.own else node
 
     async def _part(self, node: str, source: AsyncGenerator[bytes, None]) -> None:

@@ -90,14 +90,15 @@ class RankRequests:
             return None
 
     def _directory(self, job: Job, allocations: dict[str, p.AllocationView]) -> str:
-        """Where its files are: a path of this machine, or with the names of those that have it."""
+        """Say where the job's files are: a path of this machine, or paths with the names of the
+        machines that have them."""
         found = {
             node: allocation.directory
             for node, allocation in allocations.items()
             if allocation.directory
         }
         if not found or list(found) == [self.node_rpc.own]:
-            return str(self.node_rpc.allocations.runs.job(job.id))
+            return str(self.node_rpc.allocations.job_dirs.job(job.id))
         return ", ".join(f"{node}:{directory[:4096]}" for node, directory in found.items())
 
     # ---- logs
@@ -140,7 +141,7 @@ class RankRequests:
         return list(self.jobs.controller.state.nodes)
 
     async def _follow(self, connection: RpcConnection, request: m.Logs) -> None:
-        """All that is written, attempt after attempt, until the job is over."""
+        """Send all lines, attempt after attempt, until the job is over."""
 
         async def say(lines: Lines) -> None:
             await connection.say(m.LogLines(lines))
@@ -199,7 +200,8 @@ class RankRequests:
     async def _stacks(
         self, job: Job, attempt: Attempt, allocation: AllocationSpec
     ) -> tuple[m.StackDump, ...]:
-        """Of one node; of one that does not answer, a sentence for each of its ranks."""
+        """Ask one node for the stacks of its ranks; one that does not answer gives a sentence for
+        each of them."""
         try:
             request = p.NodeStacks(job.id, attempt.number)
             dumps = (await self.node_rpc.stacks(allocation.node, request)).dumps
@@ -211,7 +213,7 @@ class RankRequests:
 
 
 async def _together(work: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """All of it; what fails ends the others."""
+    """Run all of it together; the first that fails ends the others."""
     tasks = [asyncio.ensure_future(one) for one in work]
     try:
         await asyncio.gather(*tasks)

@@ -26,8 +26,8 @@ import msgspec
 
 from wiiiiided.cluster.allocation.archive_cache import PIECE_WITHIN_S, Archives, Upload
 from wiiiiided.cluster.handlers.node_rpc import Opens
-from wiiiiided.cluster.handlers.offline import Alone
-from wiiiiided.cluster.membership.dial import Turned, Unreachable
+from wiiiiided.cluster.handlers.offline import OfflineAnswers
+from wiiiiided.cluster.membership.dial import PeerRefusal, Unreachable
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import framing
 from wiiiiided.cluster.rpc import messages as m
@@ -62,7 +62,7 @@ class Relay:
         archives: Archives,
         settings: Callable[[], Settings],
         status: Callable[[], m.DaemonStatus],
-        alone: Alone,
+        alone: OfflineAnswers,
     ) -> None:
         self._dialer = dialer
         self._coordinator = coordinator
@@ -72,7 +72,7 @@ class Relay:
         self._alone = alone
 
     async def handle(self, connection: RpcConnection, request: m.Request) -> None:
-        """One request, to its end."""
+        """Relay one request, to its end."""
         if isinstance(request, m.GetStatus):
             await connection.say(self._status())
             return
@@ -92,7 +92,8 @@ class Relay:
     async def _pass_pictures(
         self, there: RpcConnection, connection: RpcConnection, quiet_s: float
     ) -> None:
-        """As `_pass_on`; and the person hears that it is the coordinator that has become silent."""
+        """Pass frames on like `_pass_on`, and tell the person when it is the coordinator that has
+        become silent."""
         silent_s, place = 0.0, self._coordinator
         while True:
             try:
@@ -144,7 +145,7 @@ class Relay:
             text = f"the coordinator {place.name} ({place.endpoint}) does not answer: {why}"
             hint = f"is {place.name} on, and wiiiiided running there?"
             raise Away(NO_DAEMON, f"{text}; jobs go on", hint) from None
-        except Turned as no:
+        except PeerRefusal as no:
             hint = "wiiiiide leave takes it out of that cluster" if no.removed else no.hint
             raise Refuse(no.code, str(no), hint) from no
         finally:
@@ -169,7 +170,7 @@ class Relay:
         if not _asks_for_archive(answer):
             return
         limit = self._settings().archive_limit
-        with self._archives.pinned(request.archive), Copy(self._archives, limit) as copy:
+        with self._archives.pinned(request.archive), ArchiveCopy(self._archives, limit) as copy:
             copy.begin(request.archive)
             whole = await _upload(connection, there, copy)
             await _pass_on(there, connection)
@@ -177,7 +178,7 @@ class Relay:
                 await asyncio.to_thread(copy.finish)
 
 
-class Copy:
+class ArchiveCopy:
     """An archive that passes by, kept. A failure is a line in the log and no more."""
 
     def __init__(self, archives: Archives, limit: int) -> None:
@@ -185,7 +186,7 @@ class Copy:
         self._limit = limit
         self._upload: Upload | None = None
 
-    def __enter__(self) -> Copy:
+    def __enter__(self) -> ArchiveCopy:
         return self
 
     def __exit__(self, *problem: object) -> None:
@@ -220,9 +221,9 @@ class Copy:
                     failed.__exit__()
 
 
-async def _upload(connection: RpcConnection, there: RpcConnection, copy: Copy) -> bool:
-    """Every piece, or as many as are wanted: the coordinator may say no in the middle. Whether all
-    were."""
+async def _upload(connection: RpcConnection, there: RpcConnection, copy: ArchiveCopy) -> bool:
+    """Pass on every piece, or as many as are wanted: the coordinator may say no in the middle.
+    Whether all were."""
     no = asyncio.ensure_future(there.waiting())
     sending = asyncio.ensure_future(_send_archive(connection, there, copy))
     try:
@@ -240,7 +241,7 @@ async def _upload(connection: RpcConnection, there: RpcConnection, copy: Copy) -
     return whole
 
 
-async def _send_archive(connection: RpcConnection, there: RpcConnection, copy: Copy) -> None:
+async def _send_archive(connection: RpcConnection, there: RpcConnection, copy: ArchiveCopy) -> None:
     async for piece in connection.blob(PIECE_WITHIN_S):
         async with asyncio.timeout(PIECE_WITHIN_S):
             await there.send_blob(piece)

@@ -29,7 +29,7 @@ class Resumption:
         self._node_rpc = node_rpc
 
     async def of(self, caller: Caller, request: m.Submission) -> Saved | None:
-        """Where the checkpoints lie. Refuse: why they cannot be used."""
+        """Find the checkpoints that the job begins with. Refuse: why they cannot be used."""
         if not isinstance(request, m.SubmitResuming):
             return None
         job = self._jobs.find(request.resumes)

@@ -131,7 +131,8 @@ class Submissions:
         return self._answer(first, len(jobs) if sweep else 0)
 
     def _with_start(self, spec: JobSpec) -> JobSpec:
-        """With what plans found for `every="auto"` to begin with, unless the job says it itself."""
+        """Add to the spec what plans found for `every="auto"` to begin with, unless the job says it
+        itself."""
         machines = expected_nodes(spec, self.jobs.controller.state.counted())
         if machines == 1 or START in spec.run.env or PROBE in spec.run.env:
             return spec
@@ -163,7 +164,8 @@ class Submissions:
             self.jobs.dependencies(after)
 
     async def _check_fit(self, request: m.Submission) -> None:
-        """Once for all jobs that ask for the same; a thousand that do not let others in between."""
+        """Check each need once, whatever the number of jobs that have it; between two checks other
+        requests are let in."""
         for wanted in {job.spec.resources: job.spec for job in jobs_of(request)}.values():
             try:
                 plan(wanted, list(self.jobs.controller.state.nodes.values()))

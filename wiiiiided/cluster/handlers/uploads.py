@@ -36,7 +36,8 @@ WHOLE_WITHIN_S = 3600.0
 
 
 class Uploads:
-    """All that are under way. `unneeded` are archives that only ended jobs name, oldest first."""
+    """All uploads that are under way. `unneeded` are archives that only ended jobs name, oldest
+    first."""
 
     def __init__(
         self,
@@ -88,7 +89,7 @@ class Uploads:
 
     @asynccontextmanager
     async def _place(self, owner: Owner) -> AsyncIterator[None]:
-        """One of the few places, or Refuse after a while."""
+        """Take one of the few places, or Refuse after a while."""
         user = (owner.node, owner.uid)
         until = asyncio.get_running_loop().time() + PLACE_WITHIN_S
         while self._users[user] >= PLACES_PER_USER:
@@ -113,7 +114,8 @@ class Uploads:
             self._users += Counter()  # drops users without uploads
 
     async def _make_room(self, size: int, owner: Owner, admin: bool, needs: set[str]) -> None:
-        """Within limits.archives, for all and for one user."""
+        """Remove archives that are not needed until this one fits into limits.archives; Refuse: the
+        user, or all users, would have too much."""
         most = self.settings().archives_bytes
         sizes = await asyncio.to_thread(self.archives.sizes)
         own = sum(sizes.get(digest, 0) for digest in needs)

@@ -79,7 +79,7 @@ class OpenConnections:
         return here > PER_MACHINE or sum(map(len, self._tasks.values())) > CONNECTIONS
 
     def hang_up(self, name: str) -> None:
-        """It is no member any more: what it has under way ends, after the last words to it."""
+        """End what a removed member has under way, after the last words to it."""
         loop = asyncio.get_running_loop()
         for task in self._tasks.pop(name, ()):
             loop.call_later(GOODBYE_S, task.cancel)
@@ -107,7 +107,7 @@ class ControlPort:
         self._log = Complaints("port")
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection, to its end."""
+        """Serve one connection, to its end."""
         peer = peer_of(writer.get_extra_info("ssl_object"))
         name = "" if peer is None or self._judge(peer).why else peer.name
         task = asyncio.current_task()
@@ -130,7 +130,8 @@ class ControlPort:
             connection.close()
 
     def _complain(self, name: str, why: str) -> None:
-        """Once, and again when it is about something else: a member dials for ever."""
+        """Log a refusal once, and again when it is about something else: a member dials for
+        ever."""
         why = plain(why)
         if self._complaints.get(name) != why:
             self._log.say(f"{name or NAMELESS} is not served: {why}")

@@ -30,8 +30,8 @@ from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import logger
 
 
-class Coordination:
-    """Of one cluster."""
+class CoordinatorServices:
+    """The services of one cluster's coordinator besides its queue."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from wiiiiided.cluster.membership.control_port import (
     ControlPort,
     nothing_more,
 )
-from wiiiiided.cluster.membership.coordinator import Coordination
+from wiiiiided.cluster.membership.coordinator import CoordinatorServices
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.port.fd_handoff import FdHandoff
 from wiiiiided.cluster.port.port_mux import PortMux
@@ -39,11 +39,12 @@ NAME_CHARS = 64
 
 
 class CoordinatorPort:
-    """Of one cluster. `api` answers people, whichever machine they are on."""
+    """The one port of a cluster's coordinator. `api` answers people, whichever machine they are
+    on."""
 
     def __init__(
         self,
-        cluster: Coordination,
+        cluster: CoordinatorServices,
         api: RpcServer,
         send_checkpoints: Callable[[RpcConnection, p.FetchCheckpoints], Awaitable[None]],
         archives: Archives,

@@ -18,7 +18,7 @@ from wiiiiided.cluster.trust.tls import client_context, server_context
 
 
 class Credentials:
-    """One machine's. `identity` is as it lies on the disk."""
+    """The key and certificate of one machine. `identity` is as it lies on the disk."""
 
     def __init__(self, identity: Identity) -> None:
         self.identity = identity
@@ -49,6 +49,6 @@ class Credentials:
             self.take(replace_certificate(self.identity, key, certificate))
 
     def take(self, identity: Identity) -> None:
-        """The same machine with a new certificate."""
+        """Take a new certificate of the same machine."""
         self.identity = identity
         self._server = self._client = None

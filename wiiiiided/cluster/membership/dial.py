@@ -1,7 +1,7 @@
 """Opening a connection to another daemon: connect, TLS, identity, purpose.
 
     TCP ─► TLS 1.3, both with certificates ─► the right one? ─► Opening ─► Opened
-     └ Unreachable                             └ Unreachable            └ Turned: it said no
+     └ Unreachable                             └ Unreachable            └ PeerRefusal: it said no
 
 The result is a connection on which the purpose begins. A member dials only the coordinator, the
 coordinator dials members: `verdict` says whether the certificate at the other end will do.
@@ -33,7 +33,7 @@ class Unreachable(WiiiiideError):
     """No daemon answered, or not the right one; the message says why, the caller says where."""
 
 
-class Turned(WiiiiideError):
+class PeerRefusal(WiiiiideError):
     """The daemon answered, and refuses this connection. Nothing was changed."""
 
     def __init__(self, code: int, message: str, hint: str = "", removed: bool = False) -> None:
@@ -72,7 +72,7 @@ class Dialer:
             raise
         if isinstance(answer, p.TurnedAway):
             connection.close()
-            raise Turned(answer.code, answer.message, answer.hint, answer.removed)
+            raise PeerRefusal(answer.code, answer.message, answer.hint, answer.removed)
         return connection
 
     async def _connect(self, address: str, port: int, limit: int) -> RpcConnection:

@@ -31,7 +31,7 @@ class Assigner:
         self._identity = identity
 
     def given(self, job: Job) -> p.Assignment:
-        """For any node of the job's latest attempt."""
+        """Say what any node of the job's latest attempt is to know."""
         secrets = self._controller.store.secrets(job.id) if isinstance(job.phase, Starting) else {}
         if self._identity is None or job.attempt is None:
             return p.Assignment(job, "", {}, secrets)
@@ -41,7 +41,7 @@ class Assigner:
         return p.Assignment(job, key, endpoints, secrets)
 
 
-class Performer:
+class ActionDispatcher:
     """Carries actions out. A machine alone has no links."""
 
     def __init__(self, own: str, workers: Workers, assigner: Assigner, links: Links | None) -> None:

@@ -90,7 +90,7 @@ class Fetcher:
 
 
 async def _pieces(connection: RpcConnection) -> AsyncIterator[bytes]:
-    """Those of the blob that the coordinator sends; HostError: it refuses."""
+    """Yield the pieces of the blob that the coordinator sends; HostError: it refuses."""
     while True:
         async with asyncio.timeout(PIECE_WITHIN_S):
             kind, payload = await connection.frame()

@@ -71,7 +71,7 @@ Answer = TypeVar("Answer")
 def init_cluster(
     state: Path, node: Node, request: m.Init, clock: Callable[[], float] = time.time
 ) -> m.ClusterView:
-    """This machine becomes the coordinator of a new cluster."""
+    """Make this machine the coordinator of a new cluster."""
     with_port = request.port or PORT
     try:
         address = own_address.told(request.address) if request.address else ""
@@ -91,7 +91,7 @@ def init_cluster(
 
 
 async def join_cluster(state: Path, node: Node, request: m.Join) -> m.ClusterView:
-    """This machine becomes a member of the cluster that its token was made for."""
+    """Make this machine a member of the cluster that its token was made for."""
     if Identity.load(state) is not None:  # before a token is used for nothing
         raise Refuse(USAGE, IN_A_CLUSTER)
     try:
@@ -129,7 +129,7 @@ def view_of(identity: Identity | None, node: str = "") -> m.ClusterView:
 # ---- the two connections
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _FoundCoordinator(msgspec.Struct, frozen=True):
     """The result of the first connection."""
 
     address: str  # an IP: the second goes to the same machine, whatever a name means by then
@@ -137,7 +137,7 @@ class _Found(msgspec.Struct, frozen=True):
     authority: str
 
 
-async def _greet(host: str, port: int, token: Token) -> _Found:
+async def _greet(host: str, port: int, token: Token) -> _FoundCoordinator:
     """The authority's certificate, which is the one that the token was made for."""
     async with _connected(host, port, tls.greeting_context()) as connection:
         opened = await connection.open("greet")
@@ -153,10 +153,10 @@ async def _greet(host: str, port: int, token: Token) -> _Found:
             "nothing secret was sent",
             "is it the right machine, and does the token belong to its cluster?",
         )
-    return _Found(ip, port, opened.authority)
+    return _FoundCoordinator(ip, port, opened.authority)
 
 
-async def _join(state: Path, node: Node, token: Token, there: _Found) -> Identity:
+async def _join(state: Path, node: Node, token: Token, there: _FoundCoordinator) -> Identity:
     context = tls.joining_context(there.authority)
     key, request = new_request(node.name)
     async with _connected(there.address, there.port, context) as connection:
@@ -181,7 +181,7 @@ async def _join(state: Path, node: Node, token: Token, there: _Found) -> Identit
     return adopt_membership(state, membership, there.authority, key, certificate)
 
 
-class _Talk:
+class _JoinConnection:
     """One of the two connections: frames out, frames in, each within its time."""
 
     def __init__(
@@ -236,7 +236,9 @@ class _Talk:
 
 
 @asynccontextmanager
-async def _connected(host: str, port: int, context: ssl.SSLContext) -> AsyncIterator[_Talk]:
+async def _connected(
+    host: str, port: int, context: ssl.SSLContext
+) -> AsyncIterator[_JoinConnection]:
     where = endpoint(host, port)
     try:
         async with asyncio.timeout(CONNECT_S):
@@ -252,7 +254,7 @@ async def _connected(host: str, port: int, context: ssl.SSLContext) -> AsyncIter
     except (OSError, UnicodeError) as problem:
         raise _unreachable(where, problem) from None
     try:
-        yield _Talk(where, reader, writer)
+        yield _JoinConnection(where, reader, writer)
     finally:
         abort(writer.transport)  # all is said; TLS's good-bye would be one more wait
 

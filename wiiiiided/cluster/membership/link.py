@@ -1,12 +1,13 @@
-"""One end of a link between two daemons: what is said goes out in order, silence is noticed.
+"""One end of a link between two daemons: messages go out in order, a heartbeat shows silence.
 
     say ─► queue ─► writer ─► TLS          beat   0   1   2   3   4   5      every 2 s
     heard ◄─────── reader ◄─ TLS           said   ·   x   ping x   ping ·    a quiet one pings
                                            heard  x   ·   ·   ·   ·   end    LOST_BEATS of silence
 
-Silence is counted in beats of our own: a daemon that was stopped for a minute and goes on has
-missed its own beats, and does not take the others for lost because of it. Nothing waits for a slow
-peer: a link with too much in its queue is closed, and what it lost comes back by reconciliation.
+Silence is counted in heartbeats of our own: a daemon that was stopped for a minute and goes on has
+missed its own beats, and does not take the others for lost because of it. There is no backpressure,
+no sender waits for a slow peer: a link with too much in its queue is closed, and the messages it
+lost come back by reconciliation.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.messages import Message
 from wiiiiided.errors import WiiiiideError
 
-BEAT_S = 2.0
+BEAT_S = 2.0  # of the heartbeat
 LOST_BEATS = 5  # without a word: ten seconds
 QUEUE_BYTES = 64 << 20  # that wait to be sent; an assignment has at most ASSIGNMENT_BYTES
 FIRST_WITHIN_S = 30.0  # that one of the first messages may take to be sent
 
 
-class LineEnded(WiiiiideError):
+class LinkEnded(WiiiiideError):
     """Why a link has ended, in a sentence."""
 
 
@@ -36,7 +37,7 @@ class DaemonLink:
     holds, and take their time: the other end answers nothing before it has all of it."""
 
     def __init__(self, connection: RpcConnection, first: Iterable[Message] = ()) -> None:
-        self._talk = connection
+        self._connection = connection
         self._first = deque(first)
         self._queue: deque[bytes] = deque()
         self._bytes = 0
@@ -47,7 +48,8 @@ class DaemonLink:
         self._silent = 0  # beats without a word
 
     def say(self, message: Message) -> None:
-        """Soon, in order; never blocks."""
+        """Queue a message, which is sent in order. Never blocks; there is no backpressure: a link
+        whose peer takes too little is closed."""
         data = p.encode(message)
         self._queue.append(data)
         self._bytes += len(data)
@@ -57,7 +59,7 @@ class DaemonLink:
 
     @property
     def silent_s(self) -> float:
-        """For how long nothing was heard, to a beat."""
+        """How long the other end has been silent, to a beat."""
         return self._silent * BEAT_S
 
     def end(self, why: str) -> None:
@@ -66,7 +68,7 @@ class DaemonLink:
         self._ended.set()
 
     async def run(self, heard: Callable[[bytes], None]) -> str:
-        """Until it ends, and why it did. `heard` is called with every message."""
+        """Run the link until it ends; why it did. `heard` is called with every message."""
         work = [
             asyncio.ensure_future(do)
             for do in (self._read(heard), self._write(), self._beat(), self._ended.wait())
@@ -77,7 +79,7 @@ class DaemonLink:
             for task in work:
                 task.cancel()
             found = await asyncio.gather(*work, return_exceptions=True)
-            self._talk.close()
+            self._connection.close()
         if not self._why:
             problems = [one for one in found if isinstance(one, Exception)]
             self._why = _words(problems[0]) if problems else "it was closed"
@@ -85,21 +87,21 @@ class DaemonLink:
 
     async def _read(self, heard: Callable[[bytes], None]) -> None:
         while True:
-            message = await self._talk.message()
+            message = await self._connection.message()
             self._heard = True
             heard(message)
 
     async def _write(self) -> None:
         while self._first:
             async with asyncio.timeout(FIRST_WITHIN_S):
-                await self._talk.say(self._first[0])
+                await self._connection.say(self._first[0])
             self._first.popleft()
         while True:
             while self._queue:
                 data = self._queue.popleft()
                 self._bytes -= len(data)
                 self._said = True
-                await self._talk.send(framing.MESSAGE, data)
+                await self._connection.send(framing.MESSAGE, data)
             self._more.clear()
             await self._more.wait()
 
@@ -110,7 +112,7 @@ class DaemonLink:
             if not self._said and not self._queue and not self._first:
                 self.say(p.Ping())
             self._said = self._heard = False
-        raise LineEnded(f"nothing was heard for {self.silent_s:g} s")
+        raise LinkEnded(f"nothing was heard for {self.silent_s:g} s")
 
 
 def _words(problem: Exception) -> str:

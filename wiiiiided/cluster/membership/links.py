@@ -50,8 +50,8 @@ LARGEST = 1 << 62  # of a count: what the store and JSON hold exactly
 
 
 class Links:
-    """All members that are heard. `connections` are all that members have under way, the links
-    among them."""
+    """All members that are heard. `connections` are all connections that members have open, the
+    links among them."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Links:
     # ---- to the members
 
     def send(self, node: str, message: Message) -> None:
-        """Soon; nothing when it is not linked."""
+        """Queue a message for a member; do nothing when it is not linked."""
         if link := self._links.get(node):
             link.say(message)
 
@@ -88,8 +88,8 @@ class Links:
                 link.say(message)
 
     def remove(self, node: str, by: str, listen: bool = False) -> None:
-        """It is no member any more: tell it, and hang up. With `listen` the link stays, for what it
-        has to say of the allocations it ends, until this is called again."""
+        """Tell a node that it is no member any more, and hang up. With `listen` the link stays, for
+        what the node has to say of the allocations it ends, until this is called again."""
         link = self._links.get(node)
         if link is not None and node not in self._leaving:
             link.say(p.MemberRemoved(by))
@@ -126,8 +126,8 @@ class Links:
                 self.controller.report(e.NodeLeft(self.controller.clock(), name, link.silent_s))
 
     async def _run(self, name: str, link: DaemonLink) -> str:
-        """To its end, and why. All connections of a removed member are cancelled but this one,
-        while its allocations end."""
+        """Run a member's link until it ends; why it did. All connections of a removed member are
+        cancelled but this one, while its allocations end."""
         running = asyncio.ensure_future(link.run(lambda data: self._heard(name, link, data)))
         try:
             return await asyncio.shield(running)
@@ -176,8 +176,8 @@ class Links:
         numbers = [number for number in hello.has if 0 < number < LARGEST]
         store = self.controller.store
         try:
-            # Of a later state of this queue it can only know when it comes for the first time:
-            # after that all it has is from here.
+            # Only a member that comes for the first time can have jobs of a later state of this
+            # queue: all that it gets after that is from here.
             known = store.never_issued(numbers, skip=name not in self._sorted) | store.numbers()
             self._sorted.add(name)
             gone = tuple(number for number in numbers if number not in known)

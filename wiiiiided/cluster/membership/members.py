@@ -131,7 +131,8 @@ class Members:
             raise Refuse(NOT_ALLOWED, "this token is used up", _NEW_TOKEN)
 
     def check_place(self, node: Node) -> None:
-        """Where it says that it can be reached: ranks of other machines connect there."""
+        """Raise UsageError where a node's endpoint cannot be right: ranks of other machines connect
+        there."""
         try:
             address = ipaddress.ip_address(node.address)
             if "%" in node.address:
@@ -163,7 +164,7 @@ class Members:
     # ---- members
 
     def verdict(self, peer: VerifiedPeer | None) -> str:
-        """Empty when that certificate counts; else the sentence why it does not."""
+        """Say why a certificate does not count; empty when it does."""
         if peer is None:
             return "no certificate was shown: only members may do this"
         known = self._fingerprints(peer.name)
@@ -177,11 +178,11 @@ class Members:
                 f"wiiiiide nodes remove {peer.name}, then let it leave and join again"
             )
         if known[0] != peer.fingerprint or self.until(peer.name) != peer.until:
-            self._settle(peer, known)
+            self._forget_older(peer, known)
         return ""
 
     def was_removed(self, peer: VerifiedPeer) -> bool:
-        """It was a member once; also when another machine has its name now."""
+        """Whether a peer was a member once; also when another machine has its name now."""
         sql = "SELECT 1 FROM refused WHERE fingerprint = ?"
         return peer.name not in self.names() or self._one(sql, peer.fingerprint) is not None
 
@@ -199,9 +200,9 @@ class Members:
             return f"the certificate of {peer.name} was replaced by a newer one"
         return f"{peer.name} is not a member of the cluster {self.identity.cluster}"
 
-    def _settle(self, peer: VerifiedPeer, known: list[str]) -> None:
-        """That is the one it uses. Those before it are worth nothing from now on; if it is the old
-        one still, the new one has not arrived, and is due again."""
+    def _forget_older(self, peer: VerifiedPeer, known: list[str]) -> None:
+        """Forget the certificates that a member had before the one it shows. If that is the old one
+        still, the new one has not arrived, and is due again."""
         left = " ".join(known[known.index(peer.fingerprint) :])
         with contextlib.suppress(Refuse), self._writing():  # else at its next connection
             row = (left, peer.until, peer.name)
@@ -263,7 +264,8 @@ class Members:
     # ---- the tables
 
     def _fingerprints(self, name: str) -> list[str]:
-        """Of the certificate it uses, and of those made for it since; none: no member."""
+        """The digests of the certificate that a member uses, and of those made for it since; none:
+        no member."""
         row = self._one("SELECT fingerprint FROM members WHERE name = ?", name)
         return [] if row is None else str(row[0]).split()
 
@@ -281,7 +283,7 @@ class Members:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """One transaction; Refuse: it could not be written, and nothing was changed."""
+        """Write in one transaction; Refuse: it could not be written, and nothing was changed."""
         try:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")

@@ -29,7 +29,8 @@ _Ip = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
 def by_default_route() -> str:
-    """For init: the address that leads outside, or the only one; UsageError says what there is."""
+    """Choose an address for init: the one that leads outside, or the only one; UsageError says what
+    there is."""
     for outside in OUTSIDE:
         source = route(outside)
         if source and _is_reachable(ipaddress.ip_address(source)):
@@ -49,7 +50,7 @@ def by_default_route() -> str:
 
 
 def towards(coordinator: str) -> str:
-    """For join: the address from which this machine reaches the coordinator."""
+    """Choose an address for join: the one from which this machine reaches the coordinator."""
     source = route(coordinator.partition("%")[0])
     if source and _is_reachable(ipaddress.ip_address(source)):
         return source
@@ -63,7 +64,8 @@ def towards(coordinator: str) -> str:
 
 
 def told(text: str) -> str:
-    """For --address: an address of this machine, in its usual spelling; UsageError: it is none."""
+    """Check what --address says: an address of this machine, in its usual spelling; UsageError: it
+    is none."""
     try:
         address = ipaddress.ip_address(text.strip().removeprefix("[").removesuffix("]"))
     except ValueError:
@@ -110,7 +112,7 @@ def route(address: str) -> str | None:
 
 
 def addresses() -> list[str]:
-    """Those of this machine that another one could reach, IPv4 first."""
+    """The addresses of this machine that another one could reach, IPv4 first."""
     up = {name for name, about in psutil.net_if_stats().items() if about.isup}
     found = [
         ipaddress.ip_address(entry.address.partition("%")[0])

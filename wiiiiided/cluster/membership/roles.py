@@ -49,7 +49,7 @@ class CurrentRole(Protocol):
 
 
 class Roles:
-    """Of one machine. `own` is the node as it is called when it is alone."""
+    """Changes the role of one machine. `own` is the node as it is called when it is alone."""
 
     def __init__(
         self, state: Path, own: Node, identity: Identity | None, place: CurrentRole
@@ -88,7 +88,7 @@ class Roles:
             self._submitting -= 1
 
     async def handle(self, connection: RpcConnection, request: RoleRequest) -> None:
-        """One request about this machine, to its answer and what follows from it."""
+        """Answer one request about this machine, and do what follows from it."""
         caller, verb = connection.caller, request.tag.lower()
         assert caller is not None
         if connection.peer is not None:

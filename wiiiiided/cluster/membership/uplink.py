@@ -23,7 +23,7 @@ from wiiiiided.cluster.allocation.workers import HEARD_S, Workers
 from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.membership.credentials import Credentials
-from wiiiiided.cluster.membership.dial import Dialer, Turned, Unreachable
+from wiiiiided.cluster.membership.dial import Dialer, PeerRefusal, Unreachable
 from wiiiiided.cluster.membership.link import DaemonLink
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
@@ -54,7 +54,7 @@ class LinkWatcher(Protocol):
 
 
 class Uplink:
-    """One member's. `run` it as long as the daemon is a member."""
+    """A member's link to its coordinator. `run` it as long as the daemon is a member."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Uplink:
     # ---- to the coordinator
 
     def report(self, event: e.AnyEvent) -> None:
-        """It has happened. Without a link the reconciliation will ask."""
+        """Tell the coordinator what has happened. Without a link the reconciliation will ask."""
         if self._link is not None:
             self._link.say(p.Report(event))  # type: ignore[arg-type]
 
@@ -117,7 +117,8 @@ class Uplink:
     # ---- keeping the link
 
     async def run(self) -> None:
-        """For ever: dial, listen, dial again."""
+        """Dial, listen, dial again, for ever, with exponential backoff between FIRST_S and
+        MOST_S."""
         wait_s = FIRST_S
         while True:
             try:
@@ -125,8 +126,8 @@ class Uplink:
                 await self._once()
                 if asyncio.get_running_loop().time() - began > MOST_S:
                     wait_s = FIRST_S
-            except Turned as no:
-                self._turned(no)
+            except PeerRefusal as no:
+                self._refused(no)
                 wait_s = TURNED_S
             except (Unreachable, EOFError, OSError, TimeoutError, msgspec.DecodeError) as problem:
                 self._is_away(str(problem) or "it hung up")
@@ -181,9 +182,9 @@ class Uplink:
             self._spawn(self._watcher.forget(told.forget))
 
     async def _tell_shims(self) -> None:
-        """When the coordinator was heard, not whether a link is there: allocations that end
-        themselves when they are cut off count on it, and so does the coordinator, which starts
-        them elsewhere."""
+        """Tell the shims when the coordinator was heard, not whether a link is there: allocations
+        that end themselves when they are cut off count on it, and so does the coordinator, which
+        starts them elsewhere."""
         while self._is_awake():
             self._workers.heard(self._heard_at)
             await asyncio.sleep(HEARD_S)
@@ -212,7 +213,7 @@ class Uplink:
         self.away = why
         self._watcher.unlinked()
 
-    def _turned(self, no: Turned) -> None:
+    def _refused(self, no: PeerRefusal) -> None:
         if no.removed:
             self._is_removed(str(no))
         else:
@@ -299,13 +300,13 @@ class Uplink:
 
 
 async def _reconciliation(connection: RpcConnection) -> p.Reconcile:
-    """All parts of it as one; Turned."""
+    """Read the parts of a reconciliation and put them together; PeerRefusal: it was refused."""
     given: list[msgspec.Raw] = []
     while True:
         async with asyncio.timeout(RECONCILE_S):
             told = p.decode_reconcile(await connection.message())
         if isinstance(told, p.TurnedAway):
-            raise Turned(told.code, told.message, told.hint, told.removed)
+            raise PeerRefusal(told.code, told.message, told.hint, told.removed)
         given += told.assignments
         if not told.more:
             return p.Reconcile(tuple(given), told.forget, cancelled=told.cancelled)

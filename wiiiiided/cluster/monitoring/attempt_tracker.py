@@ -25,11 +25,11 @@ from msgspec.structs import replace
 
 from wiiiiided.backend.shm.stats import METRIC_NAME, METRICS
 from wiiiiided.cluster.control.events import StepsCompared
-from wiiiiided.cluster.control.job import Backoff, Ended, Job, Stopping
+from wiiiiided.cluster.control.job import AttemptKey, Backoff, Ended, Job, Stopping
 from wiiiiided.cluster.control.state import State
 from wiiiiided.cluster.control.transitions import with_error, worst
 from wiiiiided.cluster.monitoring.defects import Defects
-from wiiiiided.cluster.monitoring.rank_stats import Key, RankStatsReader, ranks_on
+from wiiiiided.cluster.monitoring.rank_stats import RankStatsReader, ranks_on
 from wiiiiided.cluster.monitoring.stats_pages import CODEC_CHARS, WHY_CHARS
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics, Observed, PackedMetrics, unpack
 from wiiiiided.cluster.state.run_records import RunRecords
@@ -77,7 +77,7 @@ class Followed:
     metrics: dict[int, Metrics] = field(default_factory=dict)  # of ranks elsewhere
 
     @property
-    def key(self) -> Key:
+    def key(self) -> AttemptKey:
         return self.attempt_metrics.id, self.attempt_metrics.attempt
 
 
@@ -94,7 +94,7 @@ class AttemptTracker:
         clock: Callable[[], float],
     ) -> None:
         self.node = reader.node
-        self.live: dict[Key, Followed] = {}
+        self.live: dict[AttemptKey, Followed] = {}
         self.reader = reader
         self.report = report
         self._records = records
@@ -108,8 +108,8 @@ class AttemptTracker:
     # ---- what the state says
 
     def update(self, state: State) -> None:
-        """Follow what has come, end what has gone."""
-        there: dict[Key, Job] = {}
+        """Follow attempts that are new in the state, and end those that are no more in it."""
+        there: dict[AttemptKey, Job] = {}
         for number in {number for claims in state.claims.values() for number in claims}:
             job = state.jobs[number]
             if job.attempt is not None:
@@ -122,8 +122,8 @@ class AttemptTracker:
             else:
                 self.live[key] = self._begin(there[key], self._records.attempt(*key))
 
-    def _here(self) -> dict[Key, Job]:
-        """Those of which something may run on this node."""
+    def _here(self) -> dict[AttemptKey, Job]:
+        """The attempts of which something may run on this node."""
         return {
             key: followed.job
             for key, followed in self.live.items()
@@ -131,7 +131,8 @@ class AttemptTracker:
         }
 
     def end_what_was_left(self) -> None:
-        """At the start: attempts that ended when no daemon was there to write it down."""
+        """End, at the start, the records of attempts that ended when no daemon was there to write
+        it down."""
         for record in self._records.unfinished():
             job = self._find(record.job)
             if (record.job, record.attempt) not in self.live and job is not None:
@@ -172,8 +173,8 @@ class AttemptTracker:
         self._ended = [*self._ended, record][-WAITING:]
 
     def _last(self, followed: Followed) -> list[Observed]:
-        """This node's ranks once more. Where they sat in an earlier attempt is not known any more,
-        but each node has the pages of its own."""
+        """Read this node's ranks once more. Where they sat in an earlier attempt is not known any
+        more, but each node has the pages of its own."""
         attempt, attempt_metrics = followed.job.attempt, followed.attempt_metrics
         same = attempt is not None and attempt.number == attempt_metrics.attempt
         ranks = ranks_on(self.node, attempt) if attempt and same else range(attempt_metrics.workers)
@@ -316,7 +317,7 @@ class AttemptTracker:
         return [found[attempt] for attempt in sorted(found)]
 
     def latest(self, job: int) -> RunRecord | None:
-        """Of the latest attempt that was seen, as it is now."""
+        """The record of the latest attempt that was seen, as it is now."""
         for (number, _), followed in self.live.items():
             if number == job:
                 return followed.attempt_metrics.record()
@@ -324,7 +325,7 @@ class AttemptTracker:
         return ended[-1] if ended else self._records.latest(job)
 
     def left_s(self) -> dict[int, float | None]:
-        """Of each job that runs, the seconds until its last step, as far as it says."""
+        """The seconds until the last step of each job that runs, as far as it says."""
         return {
             number: followed.attempt_metrics.left_s for (number, _), followed in self.live.items()
         }
@@ -351,7 +352,7 @@ def _backwards(old: RankSample, new: RankSample) -> bool:
 
 
 def _whole(one: Observed, followed: Followed) -> Observed:
-    """With what is told of a few ranks in a message."""
+    """Add to a sample what a message tells of a few ranks only."""
     rank = one.sample.rank
     name, why = followed.codecs.get(rank, ("", ""))
     metrics = followed.metrics.get(rank, {})
@@ -369,7 +370,7 @@ def _believed(said: Metrics) -> Metrics:
 
 
 def _seen_at(one: Observed, at: float) -> Observed:
-    """The same, seen at another moment."""
+    """Move a sample to another time."""
     lived_s = None if one.lived_s is None else max(0.0, one.lived_s - (one.sample.at - at))
     return one._replace(sample=replace(one.sample, at=at), lived_s=lived_s)
 

@@ -21,7 +21,7 @@ class Defects:
 
     @contextmanager
     def of(self, job: int | None) -> Iterator[None]:
-        """Within it one job is looked at; None: all of them."""
+        """Log an exception of the block, in which one job is looked at; None: all jobs."""
         try:
             yield
         except Exception as problem:

@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from wiiiiided.cluster.control.events import ProgressSampled
-from wiiiiided.cluster.control.job import Job, Running, Starting
+from wiiiiided.cluster.control.job import AttemptKey, Job, Running, Starting
 from wiiiiided.cluster.monitoring.stats_pages import Reading, Words
 
 AGAIN_S: Final = 5.0  # until it is said again: the first report may have been lost
-
-Key = tuple[int, int]  # job, attempt
 
 
 @dataclass
@@ -34,8 +32,8 @@ class HangDetector:
     """The last progress seen of each rank. `now` is monotonic: waiting is not a matter of date."""
 
     def __init__(self) -> None:
-        self._seen: dict[Key, dict[int, _LastSign]] = {}
-        self._said: dict[Key, float] = {}
+        self._seen: dict[AttemptKey, dict[int, _LastSign]] = {}
+        self._said: dict[AttemptKey, float] = {}
 
     def wanted(self, job: Job) -> bool:
         there = isinstance(job.phase, Running | Starting)
@@ -61,13 +59,13 @@ class HangDetector:
         self._said[key] = now
         return ProgressSampled(at, *key, rank, longest)
 
-    def forget_all_but(self, keys: Collection[Key]) -> None:
+    def forget_all_but(self, keys: Collection[AttemptKey]) -> None:
         self._seen = {key: seen for key, seen in self._seen.items() if key in keys}
         self._said = {key: said for key, said in self._said.items() if key in keys}
 
 
 def _since(seen: dict[int, _LastSign], reading: Reading, now: float) -> float:
-    """When it last did something."""
+    """Say since when a rank has done nothing."""
     last = seen.get(reading.rank)
     if last is None or last.counters != reading.progress:
         last = seen[reading.rank] = _LastSign(reading.progress, now)

@@ -86,8 +86,8 @@ class ProcessScan:
         self._most = self._left = files
 
     def usage(self, pid: int, ticks: int | None = None) -> Usage | None:
-        """Of a process and its descendants; None when it is not there (or is another: `ticks` is
-        when it was started), or there is no room left."""
+        """Add up a process and its descendants; None when it is not there (or is another: `ticks`
+        is when it was started), or there is no room left."""
         first = self._left == self._most
         own = self._stat(pid)
         if own is None or (ticks is not None and own.ticks != ticks):
@@ -118,7 +118,8 @@ class ProcessScan:
         return _Stat(int(words[21]) * PAGE, spent / TICKS, int(words[19]))
 
     def _children(self, pid: int) -> Iterator[int]:
-        """Each thread has its own; a kernel without these lists has none."""
+        """The children of a process. Each thread has its own; a kernel without these lists has
+        none."""
         try:
             with os.scandir(f"/proc/{pid}/task") as threads:
                 for thread in threads:

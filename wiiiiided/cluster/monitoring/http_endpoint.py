@@ -46,7 +46,7 @@ VERSIONS = ("HTTP/1.0", "HTTP/1.1")
 Page = Callable[[], str]
 
 
-class Metrics:
+class MetricsEndpoint:
     """The endpoint, where there is one. `page` makes what is served, at every request."""
 
     def __init__(self, page: Page) -> None:
@@ -59,11 +59,11 @@ class Metrics:
 
     @property
     def port(self) -> int | None:
-        """Where it listens; None: nowhere."""
+        """The port at which it listens; None: it does not listen."""
         return self._server.sockets[0].getsockname()[1] if self._server is not None else None
 
     async def apply(self, settings: Settings) -> None:
-        """As the settings say: open, moved, closed. Never raises: see the log."""
+        """Open, move or close the endpoint, as the settings say. Never raises: see the log."""
         async with self._changing:
             address = settings.metrics_listen
             try:

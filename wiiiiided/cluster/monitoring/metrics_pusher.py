@@ -15,10 +15,10 @@ import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.job import AttemptKey, Job
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.host_stats import HostStats
-from wiiiiided.cluster.monitoring.rank_stats import AttemptReading, Key, RankStatsReader
+from wiiiiided.cluster.monitoring.rank_stats import AttemptReading, RankStatsReader
 from wiiiiided.cluster.peering.metrics_codec import METRIC_RANKS, NodeMetrics, PackedMetrics, pack
 from wiiiiided.domain.metrics import Metrics
 
@@ -26,18 +26,18 @@ EVERY_S: Final = 1.0
 IDLE_S: Final = 5.0
 WHY_BYTES: Final = 180  # of a codec's reason, as it travels
 
-Codec = tuple[str, str]  # its name, why
-Rank = tuple[Key, int]
+CodecChoice = tuple[str, str]  # its name, why
+RankKey = tuple[AttemptKey, int]
 
 
-class Pusher:
-    """From `start` until `close`. `changed` when jobs have come to this node or gone; `following`
-    are those that are here."""
+class MetricsPusher:
+    """Sends this node's metrics to the coordinator, from `start` until `close`. Call `changed` when
+    jobs have come to this node or gone; `following` are those that are here."""
 
     def __init__(
         self,
         reader: RankStatsReader,
-        following: Callable[[], Mapping[Key, Job]],
+        following: Callable[[], Mapping[AttemptKey, Job]],
         machine: HostStats,
         loop: asyncio.AbstractEventLoop,
         send: Callable[[NodeMetrics], None],
@@ -49,12 +49,12 @@ class Pusher:
         self._loop = loop
         self._timer: asyncio.TimerHandle | None = None
         self._pushed_at = float("-inf")
-        self._told: dict[Rank, Codec] = {}  # the one told last at the end
+        self._told: dict[RankKey, CodecChoice] = {}  # the one told last at the end
         self._turn = 0  # the rank with the next metrics
         self._guarded = Defects().guarded
 
     def start(self) -> None:
-        """Also when a new link stands: its coordinator has heard nothing yet."""
+        """Begin, also when a new link stands: its coordinator has heard nothing yet."""
         self._told.clear()
         self._pushed_at = float("-inf")
         self._plan()
@@ -101,20 +101,22 @@ class Pusher:
         cpu, memory = (_rounded(ratio) for ratio in (health.cpu, health.memory_used))
         self.send(NodeMetrics(at, cpu, memory, health.swapping, attempts))
 
-    def _metrics(self, looks: Iterable[AttemptReading]) -> dict[Key, dict[int, Metrics]]:
+    def _metrics(self, looks: Iterable[AttemptReading]) -> dict[AttemptKey, dict[int, Metrics]]:
         """Metrics reported by name, of a few ranks: the others are told in the next messages."""
         said = [(look.key, one.sample) for look in looks for one in look.observed]
         said = [(key, sample) for key, sample in said if sample.metrics]
         first = self._turn if self._turn < len(said) else 0
         self._turn = first + METRIC_RANKS
-        found: dict[Key, dict[int, Metrics]] = {}
+        found: dict[AttemptKey, dict[int, Metrics]] = {}
         for key, sample in said[first : first + METRIC_RANKS]:
             found.setdefault(key, {})[sample.rank] = sample.metrics
         return found
 
-    def _codec(self, looks: Iterable[AttemptReading]) -> tuple[Key, tuple[int, str, str]] | None:
+    def _codec(
+        self, looks: Iterable[AttemptReading]
+    ) -> tuple[AttemptKey, tuple[int, str, str]] | None:
         """The codec said now: one that has changed, else the one said longest ago."""
-        now: dict[Rank, Codec] = {
+        now: dict[RankKey, CodecChoice] = {
             (look.key, one.sample.rank): (one.sample.codec, _cut(one.sample.codec_why))
             for look in looks
             for one in look.observed

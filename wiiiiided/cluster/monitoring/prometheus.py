@@ -108,7 +108,7 @@ FAMILIES: dict[str, str] = {
 
 
 def kind(family: str) -> str:
-    """By convention the name says it: only what never goes down ends in _total."""
+    """The type of a metric, which its name says by convention: only a counter ends in _total."""
     return "counter" if family.endswith("_total") else "gauge"
 
 
@@ -147,7 +147,7 @@ def _escaped(text: str) -> str:
 
 
 def _number(value: float) -> str:
-    """As Go reads it, which also has NaN and +Inf: a loss can be either."""
+    """Write a number as Go reads it, which also has NaN and +Inf: a loss can be either."""
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -17,24 +17,22 @@ from typing import Final, NamedTuple
 
 from wiiiiided.cluster.allocation.shim_process import Shim
 from wiiiiided.cluster.control.events import ProgressSampled
-from wiiiiided.cluster.control.job import Attempt, Job
+from wiiiiided.cluster.control.job import Attempt, AttemptKey, Job
 from wiiiiided.cluster.monitoring import host_stats
 from wiiiiided.cluster.monitoring.defects import Defects
 from wiiiiided.cluster.monitoring.hang_detector import HangDetector
 from wiiiiided.cluster.monitoring.host_stats import SLOW_S
-from wiiiiided.cluster.monitoring.stats_pages import Pages, Reading
+from wiiiiided.cluster.monitoring.stats_pages import Reading, StatsPageReader
 from wiiiiided.cluster.peering.metrics_codec import Observed
 
 WEIGHED: Final = 256  # ranks whose processes are looked at
 YOUNG_S, YOUNG_EVERY_S = 15.0, 0.9  # at first oftener: a short job has a memory too
 
-Key = tuple[int, int]  # job, attempt
-
 
 class AttemptReading(NamedTuple):
     """One attempt's samples of one moment."""
 
-    key: Key
+    key: AttemptKey
     readings: list[Reading]
 
     @property
@@ -62,8 +60,8 @@ class RankStatsReader:
     def __init__(
         self,
         node: str,
-        pages: Pages,
-        shims: Mapping[Key, Shim],
+        pages: StatsPageReader,
+        shims: Mapping[AttemptKey, Shim],
         report: Callable[[ProgressSampled], None],
         monotonic: Callable[[], float],
         clock: Callable[[], float],
@@ -75,11 +73,12 @@ class RankStatsReader:
         self._pages = pages
         self._shims = shims
         self._progress = HangDetector()
-        self._seen: dict[Key, _FollowedAttempt] = {}
+        self._seen: dict[AttemptKey, _FollowedAttempt] = {}
         self._defects = Defects()
 
-    def look(self, following: Mapping[Key, Job]) -> list[AttemptReading]:
-        """All attempts of which something is on this node; silence that is too long is reported."""
+    def look(self, following: Mapping[AttemptKey, Job]) -> list[AttemptReading]:
+        """Read all attempts of which a part is on this node; silence that is too long is
+        reported."""
         for key in [key for key in self._seen if key not in following]:
             self.forget(*key)
         self._progress.forget_all_but(
@@ -95,8 +94,8 @@ class RankStatsReader:
         return found
 
     def last(self, job: int, attempt: int, ranks: range | None = None) -> AttemptReading:
-        """Once more, of an attempt that ends: then it is forgotten. `ranks` where it may never have
-        been looked at."""
+        """Read an attempt that ends once more, then forget it. `ranks` where it may never have been
+        looked at."""
         seen = self._seen.get((job, attempt))
         if seen is not None:
             ranks = seen.ranks
@@ -108,7 +107,7 @@ class RankStatsReader:
         self._seen.pop((job, attempt), None)
         self._pages.forget(job, attempt)
 
-    def _look(self, key: Key, job: Job) -> AttemptReading:
+    def _look(self, key: AttemptKey, job: Job) -> AttemptReading:
         now = self.monotonic()
         seen = self._seen.get(key)
         if seen is None:
@@ -119,7 +118,7 @@ class RankStatsReader:
             self._weigh(key, seen, now)
         return AttemptReading(key, self._pages.read(*key, seen.ranks))
 
-    def _weigh(self, key: Key, seen: _FollowedAttempt, now: float) -> None:
+    def _weigh(self, key: AttemptKey, seen: _FollowedAttempt, now: float) -> None:
         seen.weighed = now
         shim = self._shims.get(key)
         told = shim.ranks[:WEIGHED] if shim is not None else ()
@@ -136,8 +135,9 @@ class RankStatsReader:
                 seen.turn += max(1, place)
                 break
 
-    def _is_watched(self, key: Key, following: Mapping[Key, Job]) -> bool:
-        """For hangs. Without a shim the allocation is over, and its end on the way."""
+    def _is_watched(self, key: AttemptKey, following: Mapping[AttemptKey, Job]) -> bool:
+        """Whether the attempt is watched for hangs. Without a shim the allocation is over, and its
+        end on the way."""
         return key in self._shims and self._progress.wanted(following[key])
 
     def _watch_for_hangs(self, job: Job, look: AttemptReading) -> None:
@@ -155,7 +155,7 @@ def ranks_on(node: str, attempt: Attempt) -> range:
 
 
 def lived(reading: Reading) -> float | None:
-    """For how long, if its page says something that can be."""
+    """How long the rank has lived, if its page says a time that can be."""
     if reading.sample is None or not 0 < reading.born < reading.sample.at:
         return None
     return reading.sample.at - reading.born

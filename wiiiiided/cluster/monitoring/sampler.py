@@ -38,7 +38,7 @@ class Watcher:
     bell: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Heard(NamedTuple):
+class NodeReport(NamedTuple):
     """A node's last word about itself, and when it came."""
 
     health: Health
@@ -59,7 +59,7 @@ class Sampler:
         self.tracker = tracker
         self.machine = machine
         self.trends: dict[str, Trend] = {}  # by node
-        self.heard: dict[str, Heard] = {}  # of other nodes
+        self.heard: dict[str, NodeReport] = {}  # of other nodes
         self.sampled_at = float("-inf")
         self.changes = 0  # of the state, that were seen
         self._loop = loop
@@ -69,7 +69,7 @@ class Sampler:
         self._guarded = Defects().guarded
 
     def adopt(self) -> None:
-        """At the start, before anything can end."""
+        """Take over what earlier daemons left: at the start, before anything can end."""
         self.changed()
         self._guarded(self.tracker.end_what_was_left)
 
@@ -84,7 +84,7 @@ class Sampler:
     def take(self, node: str, metrics: NodeMetrics) -> None:
         """Metrics of another node; they may be anything."""
         health = Health(_ratio(metrics.cpu), _ratio(metrics.memory_used), metrics.swapping)
-        self.heard[node] = Heard(health, self._loop.time())
+        self.heard[node] = NodeReport(health, self._loop.time())
         self._guarded(lambda: self.tracker.take(node, metrics))
 
     @contextlib.contextmanager

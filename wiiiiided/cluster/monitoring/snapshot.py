@@ -41,12 +41,12 @@ class SnapshotMaker:
         self._made: tuple[tuple[float, int], Snapshot] | None = None  # of which moment, and it
 
     def fresh(self) -> Snapshot:
-        """As of now, sampled again if the last sample is old."""
+        """A snapshot of now, sampled again if the last sample is old."""
         self.sampler.refresh()
         return self.snapshot()
 
     def snapshot(self, every_s: float = EVERY_S) -> Snapshot:
-        """As of the last sample; the same for every client that watches."""
+        """A snapshot of the last sample; the same for every client that watches."""
         moment = (self.sampler.sampled_at, self.sampler.changes)
         if self._made is None or self._made[0] != moment:
             self._made = moment, self._make()
@@ -79,7 +79,7 @@ class SnapshotMaker:
         return JobRow(views.unrecorded(seen, job, ahead, controller.problem), doing)
 
     def _doing(self) -> dict[int, JobNow]:
-        """Of each job that runs and of which anything is known."""
+        """The metrics of each job that runs and of which anything is known."""
         followed = self.sampler.tracker.live.values()
         return {
             f.attempt_metrics.id: f.attempt_metrics.now()

@@ -50,7 +50,7 @@ _GUARDS_BYTES: Final = (stats.CODEC_GUARD - stats.SAID_GUARD + 1) * 8
 Words = tuple[int, ...]
 
 
-class Said(NamedTuple):
+class ScriptReport(NamedTuple):
     """The script's last word."""
 
     step: int | None = None
@@ -67,7 +67,7 @@ class CodecWords(NamedTuple):
     why: str = ""
 
 
-NOTHING_SAID: Final = Said()
+NO_REPORT: Final = ScriptReport()
 NO_TRAINING: Final = TrainingMetrics()
 NO_CODEC: Final = CodecWords()
 
@@ -86,7 +86,7 @@ class Reading:
 class _Known:
     """The last values read of a rank."""
 
-    said: Said = NOTHING_SAID
+    report: ScriptReport = NO_REPORT
     codec: CodecWords = NO_CODEC
     codec_guard: int = -1
     sample: RankSample | None = None
@@ -112,13 +112,13 @@ class _Known:
         self.memory = self.cpu = None
 
 
-class Pages:
+class StatsPageReader:
     """Reads pages, and remembers of each what a torn or hostile one is compared with."""
 
     def __init__(
-        self, runs: JobDirs, monotonic: Callable[[], float], clock: Callable[[], float]
+        self, job_dirs: JobDirs, monotonic: Callable[[], float], clock: Callable[[], float]
     ) -> None:
-        self._runs = runs
+        self._job_dirs = job_dirs
         self._monotonic = monotonic
         self._clock = clock
         self._known: dict[tuple[int, int], dict[int, _Known]] = {}
@@ -127,7 +127,7 @@ class Pages:
         """The pages of an attempt. Of a rank that has not written its own yet, what its processes
         use; where that is not known it is left out."""
         try:
-            directory = self._runs.open_attempt(job, attempt)
+            directory = self._job_dirs.open_attempt(job, attempt)
         except OSError:
             return []
         known = self._known.setdefault((job, attempt), {})
@@ -146,7 +146,7 @@ class Pages:
         self._known.pop((job, attempt), None)
 
     def _one(self, directory: int, rank: int, known: dict[int, _Known]) -> Reading | None:
-        owners = {self._runs.user.uid, os.getuid()}
+        owners = {self._job_dirs.user.uid, os.getuid()}
         try:
             fd = open_untrusted(directory, f"stats-{rank}", owners)
         except (OSError, HostError):
@@ -195,17 +195,17 @@ class Pages:
             waited_for=_waited(words),
             codec=last.codec.name,
             codec_why=last.codec.why,
-            step=last.said.step,
-            total=last.said.total,
-            samples=last.said.samples,
-            loss=last.said.loss,
+            step=last.report.step,
+            total=last.report.total,
+            samples=last.report.samples,
+            loss=last.report.loss,
             memory=last.memory,
             measured=words[stats.WORLD] > 0,
-            diverged=last.said.diverged,
-            said_at=_heard(last.said.at_ns / 1e9, at),
+            diverged=last.report.diverged,
+            said_at=_report_time(last.report.at_ns / 1e9, at),
             cpu=last.cpu,
             cpu_s=last.cpu_s,
-            metrics=last.said.metrics,
+            metrics=last.report.metrics,
             training=_training(words),
         )
         if last.sample is not None and fell(last.sample, sample):
@@ -214,7 +214,8 @@ class Pages:
         return sample
 
     def weigh(self, job: int, attempt: int, rank: int, pid: int, usage: Usage | None) -> None:
-        """From here on the rank's samples carry what its processes use; None: they have ended."""
+        """Count, from here on, the use of the rank's processes in its samples; None: they have
+        ended."""
         last = self._known.setdefault((job, attempt), {}).setdefault(rank, _Known())
         last.pid = pid
         if usage is None:
@@ -250,14 +251,14 @@ def _guards(fd: int) -> Words | None:
 def _take_said(words: Words, page: bytes, last: _Known, before: int, after: int) -> bool:
     if before % 2 or before != after:
         return False
-    last.said = _said(words, page)
+    last.report = _script_report(words, page)
     return True
 
 
-def _said(words: Words, page: bytes) -> Said:
+def _script_report(words: Words, page: bytes) -> ScriptReport:
     given = words[stats.GIVEN]
     loss = _as_float(words[stats.LOSS])
-    return Said(
+    return ScriptReport(
         step=_from_one(words[stats.STEP]),
         total=_from_one(words[stats.TOTAL]),
         samples=_from_one(words[stats.SAMPLES] + 1) if given & stats.GAVE_SAMPLES else None,
@@ -269,7 +270,7 @@ def _said(words: Words, page: bytes) -> Said:
 
 
 def _metrics(words: Words, page: bytes) -> Metrics:
-    """Those whose name is one."""
+    """Read the metrics of a page, but for those whose name is none."""
     found: Metrics = {}
     for place in range(stats.METRICS):
         at = stats.NAMES_AT * 8 + place * stats.NAME_BYTES
@@ -296,8 +297,8 @@ def _as_float(word: int) -> float:
     return float(number)
 
 
-def _heard(said: float, at: float) -> float | None:
-    """When it said that, if it can be: by our clock, and not in the future."""
+def _report_time(said: float, at: float) -> float | None:
+    """Check the time of a script's report: by our clock, and not in the future."""
     return said if 0 < said <= at else None
 
 
@@ -318,7 +319,8 @@ def _take_codec(page: bytes, last: _Known, before: int, after: int) -> bool:
 
 
 def _waited(words: Words) -> dict[int, float]:
-    """Only as many peers as there are: to look at 256 would be half of all the work here."""
+    """Read the waits for as many peers as there are: to look at 256 would be half of all the work
+    here."""
     size = words[stats.WORLD]
     most = size if 0 < size < stats.PEERS else stats.PEERS
     peers = words[stats.PEERS_AT : stats.PEERS_AT + most]

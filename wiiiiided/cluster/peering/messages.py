@@ -75,7 +75,8 @@ class Opened(Message, frozen=True, tag="Opened"):
 
 
 class TurnedAway(Message, frozen=True, tag="TurnedAway"):
-    """Nothing was changed. `code` is an exit code, as in rpc/messages.Refusal."""
+    """The connection is refused and nothing was changed. `code` is an exit code, as in
+    rpc/messages.Refusal."""
 
     code: int
     message: str
@@ -131,8 +132,8 @@ def pack(given: Assignment) -> msgspec.Raw:
 
 
 def sketch(given: Assignment, size: int) -> msgspec.Raw:
-    """In the place of an assignment: only which job it is about. If that runs it goes on, and ends
-    when told to; if it has not begun it never will."""
+    """Encode an assignment that is too large as nothing but which job it is about. If that runs it
+    goes on, and ends when told to; if it has not begun it never will."""
     attempt = _AttemptSketch(given.job.attempt.number) if given.job.attempt else None
     why = f"the order for its node has {size} bytes, too many to be sent"
     return msgspec.Raw(encode(_Sketch(_JobSketch(given.job.id, attempt), why)))
@@ -264,7 +265,7 @@ class MemberRemoved(Message, frozen=True, tag="Removed"):
 
 
 class Ping(Message, frozen=True, tag="Ping"):
-    """Nothing to say, and still here."""
+    """A heartbeat of a link that has nothing else to say."""
 
 
 # ---- fetch and ask

@@ -43,8 +43,8 @@ class EndpointBusy(HostError):
 class FdHandoff:
     """Hands connections to the processes of this machine's attempts."""
 
-    def __init__(self, runs: JobDirs, live: Callable[[], Iterable[tuple[int, int]]]) -> None:
-        self._runs = runs
+    def __init__(self, job_dirs: JobDirs, live: Callable[[], Iterable[tuple[int, int]]]) -> None:
+        self._job_dirs = job_dirs
         self._live = live  # jobs and attempts that may run here
 
     def key(self, job: int, attempt: int) -> bytes | None:
@@ -52,7 +52,7 @@ class FdHandoff:
         if (job, attempt) not in set(self._live()):
             return None
         try:
-            key = self._runs.read(job, attempt, KEY)
+            key = self._job_dirs.read(job, attempt, KEY)
         except (OSError, HostError):  # a job has put something else in its place: its own harm
             return None
         return key if key is not None and len(key) == KEY_BYTES else None
@@ -104,9 +104,9 @@ class FdHandoff:
 
     def _connect(self, job: int, attempt: int, name: str) -> socket.socket:
         """A connection to an endpoint; NoEndpoint, EndpointBusy."""
-        owners = {self._runs.user.uid, os.getuid()}
+        owners = {self._job_dirs.user.uid, os.getuid()}
         try:
-            directory = self._runs.open_attempt(job, attempt)
+            directory = self._job_dirs.open_attempt(job, attempt)
             try:
                 return _connected(directory, name, owners)
             finally:
@@ -120,8 +120,8 @@ class FdHandoff:
 
 
 def _connected(directory: int, name: str, owners: set[int]) -> socket.socket:
-    """Connect to a socket file of one of `owners`. Opened first, so that what was looked at is
-    what is connected to; by a path that is always short enough."""
+    """Connect to a socket file of one of `owners`. The file is opened first, so that the one that
+    was examined is the one connected to; its path through /proc is always short enough."""
     handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         about = os.fstat(handle)
@@ -149,7 +149,7 @@ def _uid(endpoint: socket.socket) -> int:
 
 
 def _pass(endpoint: socket.socket, what: bytes, connection: socket.socket) -> None:
-    """One byte and a copy of the descriptor; a new unix connection always has room for it."""
+    """Send one byte and a copy of the descriptor; a new unix connection always has room for it."""
     socket.send_fds(endpoint, [what], [connection.fileno()])
 
 

@@ -162,7 +162,8 @@ class PortMux:
             self._make_room(self._silent, MAX_SILENT, "came and said nothing")
 
     def _rest(self, problem: OSError) -> None:
-        """No descriptors, most likely. The waiting stay readable: do not look for a while."""
+        """Stop accepting for a while; most likely there is no descriptor left. The connections that
+        wait keep the listener readable."""
         loop, listener = asyncio.get_running_loop(), self._listener
         assert listener is not None
         loop.remove_reader(listener)
@@ -171,13 +172,16 @@ class PortMux:
         self._make_room(self._silent, 0, "came and said nothing")
 
     def _make_room(self, place: Place, most: int, what: str) -> None:
-        """Ends the oldest connections of a stage."""
+        """Close the oldest connections of a stage until `most` are left."""
         while len(place) > most:
             oldest, (label, since) = next(iter(place.items()))
             if len(place) <= CROWD and time.monotonic() - since < YOUNG_S:
                 return
             self._inside[oldest] = place.pop(oldest)  # until its task has ended
-            self._complain(f"a connection from {label} was closed: too many {what}, it came first")
+            self._complain(
+                f"a connection from {label} was closed: too many connections {what}; "
+                "this was the oldest"
+            )
             oldest.cancel()
 
     def _gone(self, task: Task) -> None:
@@ -201,7 +205,7 @@ class PortMux:
     # -- one connection ----
 
     async def _receive(self, sock: socket.socket, label: str) -> None:
-        """One connection, from its first byte to where it belongs."""
+        """Take one connection from its first byte to where it belongs."""
         try:
             async with asyncio.timeout(SILENT_S):
                 first = await _peek(sock)
@@ -291,7 +295,8 @@ class PortMux:
             await self._handoff.worker(request.job, request.attempt, request.uid, sock, opened)
 
     async def _store(self, sock: socket.socket) -> None:
-        """A rank of this machine looks for its Store; torch does not ask twice, so we do."""
+        """Hand a rank of this machine over to its Store. torch does not ask twice, so the Store is
+        looked for again and again until it is there."""
         uid = uid_at(sock)
         if uid not in self._uids:
             who = "is not on this machine" if uid is None else f"is user {uid}'s"
@@ -342,7 +347,8 @@ async def _peek(sock: socket.socket) -> bytes:
 
 
 async def _hear(server: PortServer, sock: socket.socket) -> bool:
-    """Say what is to be said and read what is wanted, not more; False: the other side hung up."""
+    """Send the server's answers and read the bytes it wants, not one more; False: the other side
+    has closed the connection."""
     loop = asyncio.get_running_loop()
     try:
         await loop.sock_sendall(sock, server.data_to_send())

@@ -87,7 +87,7 @@ class RpcConnection:
         return self._frames.popleft()
 
     async def waiting(self) -> None:
-        """Until a frame has come; it stays, for `frame`."""
+        """Wait until a frame has come; it stays, for `frame`."""
         self._frames.appendleft(await self.frame())
 
     async def message(self) -> bytes:
@@ -120,7 +120,7 @@ class RpcConnection:
             yield payload
 
     async def gone(self) -> None:
-        """Until the other side closes: it has nothing more to say."""
+        """Wait until the other side closes: it has nothing more to say."""
         while await self._reader.read(1 << 16):
             pass
 
@@ -140,7 +140,7 @@ class RpcConnection:
     # ---- out
 
     async def send(self, kind: bytes, payload: bytes = b"") -> None:
-        """One frame; returns when the connection can take more."""
+        """Send one frame; returns when the connection can take more (backpressure)."""
         self._writer.write(framing.frame(kind, payload))
         await self._writer.drain()
 

@@ -31,7 +31,7 @@ class StreamError(WiiiiideError):
 
 
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
-    """One frame, ready to be sent."""
+    """Pack one frame, ready to be sent."""
     if len(payload) > LIMITS[kind]:
         raise StreamError(f"a frame of {len(payload)} bytes is over the limit of {LIMITS[kind]}")
     return kind + len(payload).to_bytes(4, "big") + payload

@@ -44,7 +44,7 @@ class Message(msgspec.Struct, frozen=True, tag_field="type", tag=True):
 
 
 def _without_secrets(message: Message) -> str:
-    """For a log, which must not have the message's secrets."""
+    """Name a message in a log, which must not have its secrets."""
     return f"{type(message).__name__}(…)"
 
 
@@ -325,7 +325,8 @@ Request = (
 
 
 class Refusal(Message, frozen=True, tag="Refused"):
-    """Nothing was changed. `code` is the exit code of the command (operations: docs/cli.md)."""
+    """The request was refused and nothing was changed. `code` is the exit code of the command
+    (operations: docs/cli.md)."""
 
     code: int
     message: str

@@ -79,7 +79,7 @@ class RpcServer:
         await self._serve(connection, caller, greets=False)
 
     async def _serve(self, connection: RpcConnection, caller: Caller, greets: bool) -> None:
-        """One connection from its first words to its end, within the bounds."""
+        """Serve one connection from its first words to its end, within the bounds."""
         task = asyncio.current_task()
         assert task is not None
         self._open.add(task)
@@ -111,7 +111,8 @@ class RpcServer:
             connection.close()
 
     def _is_crowded(self, caller: Caller) -> bool:
-        """No user can take all places: each has so many, and some are left for root."""
+        """Whether there is no place for this user: each user has so many, and some are left for
+        root."""
         if caller.admin:
             return len(self._open) > CONNECTIONS
         most = CONNECTIONS - RESERVED

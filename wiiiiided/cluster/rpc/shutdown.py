@@ -10,7 +10,8 @@ import asyncio
 
 
 async def stop_listening(server: asyncio.Server) -> None:
-    """No new connections; those that are on their way have their tasks when this returns."""
+    """Accept no more connections; those that are on their way have their tasks when this
+    returns."""
     loop = asyncio.get_running_loop()
     for listener in server.sockets:
         loop.remove_reader(listener.fileno())

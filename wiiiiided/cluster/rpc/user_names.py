@@ -42,7 +42,7 @@ async def user_of(uid: int) -> str:
 
 
 def _ask(uid: int) -> Asked | None:
-    """None: too many wait already, or no thread can be had."""
+    """Ask for a user's name in a thread; None: too many wait already, or no thread can be had."""
     if len(_asked) >= AT_ONCE:
         return None
     name: Future[str] = Future()

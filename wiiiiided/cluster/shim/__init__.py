@@ -17,7 +17,7 @@ It shares with the daemon one directory per attempt, and a unix socket in it:
             ctl.<pid>           the shim's unix socket: `protocol` has its lines
             door                on one of several machines: where the daemon hands over connections
                                 to the job's Store (`fd_receiver`)
-            pipes               by which a sweeper knows what the ranks have started
+            pipes               by which a cleanup knows what the ranks have started
             rank-0.log …        output of each rank, rotated to rank-0.log.1
             stats-0 …           stats page of each rank
             stacks-0 …          where faulthandler writes when asked

@@ -60,7 +60,7 @@ def closed_to(user: str, path: str) -> str:
 
 
 def closed_here(path: str) -> str:
-    """The same for the user of this process, if a directory is closed to it."""
+    """Say the same of the user of this process, if a directory is closed to it."""
     walls = [at for at in closed(path) if not os.access(at, os.X_OK)]
     return f"jobs run as {_me()}, and {modes(walls)}: {REMEDY}" if walls else ""
 

@@ -3,7 +3,7 @@
     .shim.json.<pid>  ── fsync ──►  link(2)  ──►  shim.json
 
 A link is made or it fails, so of several shims one has the attempt, and nothing is ever started
-without it. The file is never replaced: a later process, such as a sweeper, reads which shim had it.
+without it. The file is never replaced: a later process, such as a cleanup, reads which shim had it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def claim(directory: int, socket: str, mode: int) -> bool:
 
 
 def write_pipes(directory: int, names: list[str]) -> None:
-    """Write the names of the ranks' output pipes for a sweeper. A full disk is no reason to end."""
+    """Write the names of the ranks' output pipes for a cleanup. A full disk is no reason to end."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):
         fd = os.open(PIPES, flags, 0o600, dir_fd=directory)
@@ -104,11 +104,3 @@ def is_alive(claim: protocol.ShimClaim) -> bool:
 def is_gone(directory: int) -> bool:
     """Whether the directory was removed: then no daemon wants to know the end."""
     return os.fstat(directory).st_nlink == 0
-
-
-def exists(directory: int, name: str) -> bool:
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    return True

@@ -48,18 +48,19 @@ _WIDE = re.compile(rf"(?:(.*)/)?step-([0-9]{{10}})\.host-[0-9]+\.({_SERIES})\.wi
 
 
 def newest_steps(paths: Iterable[str]) -> tuple[int, ...]:
-    """Of files of `wide.parallel` the newest step of each folder and model, the highest first; ():
-    there are none. Of two machines the one with the greater tuple has gone on further."""
+    """Find the newest step of each folder and model among files of `wide.parallel`, the highest
+    first; (): there are none. Of two machines the one with the greater tuple has gone on
+    further."""
     return tuple(sorted((max(steps) for steps in _by_series(paths)), reverse=True))
 
 
 def newest_files(paths: Iterable[str]) -> list[str]:
-    """Those of them that have the newest step of their folder and model."""
+    """Find the files that have the newest step of their folder and model."""
     return [path for steps in _by_series(paths) for path in steps[max(steps)]]
 
 
 def _by_series(paths: Iterable[str]) -> Iterable[dict[int, list[str]]]:
-    """Of each folder and model the files of each step."""
+    """Group the files by folder and model, and in each by step."""
     found: dict[tuple[str, str], dict[int, list[str]]] = {}
     for path in paths:
         if name := _WIDE.fullmatch(path):
@@ -101,14 +102,15 @@ def place(given: Placing, source: int, archive: int) -> tuple[int, int]:
         if given.other:
             _copy_own(given, staging)
         kernel.sync_file_system(staging)
-        return _Exchange(given, staging, aside).run()
+        return _CheckpointExchange(given, staging, aside).run()
     finally:
         with contextlib.suppress(file_trees.NotRemoved):
             file_trees.remove(staging)
 
 
 def _copy_own(given: Placing, staging: str) -> None:
-    """Where the other job has files of the same newest steps here, these instead of the brought."""
+    """Take the other job's own files here in the place of the brought ones, where they are of the
+    same newest steps."""
     is_wanted = matcher(given.patterns)
     try:
         own = [path for path in _paths(given.other) if _WIDE.fullmatch(path) and is_wanted(path)]
@@ -130,7 +132,7 @@ def _copy_own(given: Placing, staging: str) -> None:
         os.utime(target, ns=(found.st_atime_ns, found.st_mtime_ns))
 
 
-class _Exchange:
+class _CheckpointExchange:
     """The staged files against those that are there."""
 
     def __init__(self, given: Placing, staging: str, aside: str) -> None:

@@ -28,7 +28,7 @@ DEFAULT_MODE = 0o640
 
 
 def main(path: str) -> int:
-    """`--sweep ATTEMPT_DIR`: 0 when nothing is left and exit.json is there, else 1 and a reason."""
+    """`--cleanup ATTEMPT_DIR`: 0 when nothing is left and exit.json is there, else 1, and why."""
     path = os.path.realpath(path)
     directory = attempt.open_directory(path)
     if _has_end(directory):

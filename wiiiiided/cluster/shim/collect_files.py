@@ -86,7 +86,7 @@ def _expression(pattern: str) -> re.Pattern[str]:
 
 
 def _name(part: str) -> str:
-    """One name of a pattern as a regular expression."""
+    """Write one name of a pattern as a regular expression."""
     pieces, index = [""], 0  # the text between the stars
     while index < len(part):
         char = part[index]

@@ -50,7 +50,8 @@ def bind(directory: int, name: str, mode: int) -> socket.socket:
 
 
 class Control:
-    """All listeners. Calls `obey(command, answer)` with each command."""
+    """All connections to the shim's control socket. Calls `obey(command, answer)` with each
+    command."""
 
     def __init__(
         self,

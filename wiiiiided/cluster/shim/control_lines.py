@@ -39,10 +39,11 @@ class StopCommand:
 
     grace_s: float | None  # None: the job's own
     reason: str
-    moment: bool = False
+    ranks_end_first: bool = False  # "moment" in the line
 
     def line(self) -> bytes:
-        return _line({"do": "stop", **asdict(self)})
+        fields = {"grace_s": self.grace_s, "reason": self.reason, "moment": self.ranks_end_first}
+        return _line({"do": "stop", **fields})
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class ShimStatus:
 
 @dataclass(frozen=True)
 class RankStacks:
-    """Where the processes of one rank are."""
+    """The stacks of a process of one rank."""
 
     rank: int  # -1: the shim did not say
     pid: int | None
@@ -122,8 +123,8 @@ def read_command(line: bytes) -> ShimCommand | None:
     fields = _fields(line)
     match fields.get("do"):
         case "stop":
-            grace_s, moment = _float(fields.get("grace_s")), fields.get("moment") is True
-            return StopCommand(grace_s, str(fields.get("reason", "")), moment)
+            grace_s, ranks_end_first = _float(fields.get("grace_s")), fields.get("moment") is True
+            return StopCommand(grace_s, str(fields.get("reason", "")), ranks_end_first)
         case "signal":
             return SignalCommand(str(fields.get("signal")))
         case "stacks":
@@ -147,7 +148,7 @@ def read_report(line: bytes) -> ShimStatus | StacksReport | None:
 
 
 def _rank(said: dict[str, Any]) -> RankState | None:
-    """None: a rank without its number is none."""
+    """Read a rank; None: a rank without its number is none."""
     rank, pid, ticks, code = (_int(said.get(name)) for name in ("rank", "pid", "ticks", "code"))
     return None if rank is None else RankState(rank, pid, ticks, code)
 

@@ -1,7 +1,7 @@
 """All processes of a job: the descendants of this one, and how to end them.
 
-The shim is a child subreaper, so a process whose parent ended becomes the shim's own child, also
-one that was daemonised. waitpid then says with certainty that none is left.
+The shim is a child subreaper: it reaps zombies, and an orphan, whose parent has ended, becomes its
+own child, also one that was daemonised. waitpid then says with certainty that none is left.
 
 epoll tells which process ended first: it reports pidfds in the order in which they became ready,
 where waitpid goes by age. When ranks fail one after the other, the first one is the cause.

@@ -20,7 +20,7 @@ from wiiiiided.cluster.shim.protocol import LaunchOrder, host_and_port
 # Its `sitecustomize` runs in every Python of a job, and says at its top what it does.
 BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap")
 
-MARK = "WIIIIIDE_ATTEMPT_DIR"  # the sweeper finds an attempt's processes by it
+MARK = "WIIIIIDE_ATTEMPT_DIR"  # the cleanup finds an attempt's processes by it
 
 
 def for_rank(

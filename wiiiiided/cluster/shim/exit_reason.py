@@ -1,4 +1,4 @@
-"""Why an attempt ended, in words, for exit.json."""
+"""Why an attempt ended, in words, for exit.json: exit code, signal, OOM killer, traceback."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def error(directory: int, rank: int, last_errors: list[bytes]) -> str:
 
 
 def exception(error: str) -> str:
-    """Of a traceback the line that says what was raised, `ValueError: shapes do not match`; empty
-    where there is none. The last one counts: those before it are its causes."""
+    """Find the line of a traceback that says what was raised, `ValueError: shapes do not match`;
+    empty where there is none. The last one counts: those before it are its causes."""
     found, in_frames = "", False
     for line in error.splitlines():
         text = _without_rank(line)

@@ -21,7 +21,7 @@ def become_subreaper() -> None:
 
 
 def die_with_parent() -> None:
-    """This process is killed when its parent ends. The parent may have ended before the call."""
+    """Have this process killed when its parent ends. The parent may have ended before the call."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
@@ -63,7 +63,7 @@ def make_alarm() -> int:
 
 
 def set_alarm(fd: int, at: float) -> None:
-    """Set when it becomes readable; an earlier alarm is forgotten."""
+    """Set the time at which the timer becomes readable; an earlier alarm is forgotten."""
     seconds = int(at)
     when = _Times(_Time(0, 0), _Time(seconds, int((at - seconds) * 1e9)))
     if _libc.timerfd_settime(fd, _TFD_TIMER_ABSTIME, ctypes.byref(when), None):

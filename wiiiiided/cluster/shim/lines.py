@@ -139,7 +139,8 @@ class Cutter:
             self._held = text
 
     def _end(self, text: bytes, done: list[bytes], *, after_return: bool) -> None:
-        """At a newline: the last redrawn line stays on a screen unless this one covers it."""
+        """End a line at its newline: the last redrawn line stays on a screen unless this one covers
+        it."""
         if text.strip() or (text and not after_return):  # blanks only wipe a redrawn line
             done.append(text)
         elif self._held is not None:

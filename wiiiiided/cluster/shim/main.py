@@ -1,7 +1,7 @@
 """The shim's program and its command line.
 
     run.py ATTEMPT_DIR [--archive FD] [--secrets FD]    supervise the attempt
-    run.py --sweep ATTEMPT_DIR                          end what a killed shim left behind
+    run.py --cleanup ATTEMPT_DIR                        end what a killed shim left behind
     run.py --remove DIR...                              delete trees
     run.py --tar DIR GLOB...                            a tar of some files, on stdout
     run.py --names DIR GLOB...                          the same, without their content
@@ -49,7 +49,7 @@ MOST_WORKERS = 10_000
 def main(arguments: list[str]) -> int:
     """The exit code; 2 for a wrong command line."""
     match arguments:
-        case ["--sweep", path]:
+        case ["--cleanup" | "--sweep", path]:  # the second by a daemon of before an upgrade
             return _as_helper(path, cleanup.main)
         case ["--remove", *paths] if paths:
             return max(_as_helper(path, _remove) for path in paths)

@@ -94,7 +94,7 @@ class AttemptEnd:
     reason: str = ""  # a sentence: "rank 1 was killed by SIGKILL"
     stopped: str = ""  # the reason given with stop, when that is why it ended
     error: str = ""  # the failing rank's error file, or the last lines of its log
-    lost: bool = False  # the shim was killed and its sweeper wrote this, or it was alone too long
+    lost: bool = False  # the shim was killed and its cleanup wrote this, or it was alone too long
     format: int = FORMAT
     failed_at: float = 0.0  # when the first of its ranks failed; 0: none did, or unknown
 
@@ -196,7 +196,7 @@ def write_durably(directory: int, name: str, data: bytes, mode: int, group: int 
 
 
 def keep_room(directory: int, mode: int) -> None:
-    """Before anything runs: reserve a file of exit.json's size, in case of a full disk later. Where
+    """Reserve a file of exit.json's size before anything runs, in case of a full disk later. Where
     that fails there is none."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(OSError):

@@ -89,7 +89,7 @@ class Rank:
             Pipe(loop, err_read, "err", self.log),
         ]
         self._report = report_read
-        loop.watch(report_read, READ, lambda: self.settle(loop, report))
+        loop.watch(report_read, READ, lambda: self.read_start_report(loop, report))
 
     def finish_log(self) -> None:
         """Write the rest of the log, when no process of the job is left."""
@@ -110,7 +110,7 @@ class Rank:
     def state(self) -> RankState:
         return RankState(self.number, self.pid, self.ticks, self.code)
 
-    def settle(self, loop: ShimLoop, report: Callable[[Rank, int, str], None]) -> None:
+    def read_start_report(self, loop: ShimLoop, report: Callable[[Rank, int, str], None]) -> None:
         """Read the report once: the process runs the program, or has ended."""
         if self._report < 0:
             return
@@ -124,7 +124,7 @@ class Rank:
 
 
 def _become(program: Program, shim: int, fds: tuple[int, int, int]) -> NoReturn:
-    """In the child: exec the rank's program, or report why not. Never returns to its caller."""
+    """Exec the rank's program in the child, or report why not. Never returns to its caller."""
     out, err, report = fds
     try:
         os.setsid()

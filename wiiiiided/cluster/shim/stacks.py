@@ -87,7 +87,7 @@ class Round:
 def _strays(
     path: str, ranks: list[RankState], everyone: dict[int, ProcessEntry]
 ) -> dict[int, list[ProcessEntry]]:
-    """By rank, the processes whose ancestors have ended: their environment names the rank."""
+    """Find each rank's processes whose ancestors have ended: their environment names the rank."""
     found: dict[int, list[ProcessEntry]] = {state.rank: [] for state in ranks}
     mains = {state.pid for state in ranks}
     for child in everyone.values():

@@ -52,7 +52,7 @@ class StoreKeys:
         self._wake(key)
 
     def compare_set(self, key: bytes, expected: bytes, desired: bytes) -> bytes:
-        """Set when the value is as expected, an empty expectation meaning "not there"; the value
+        """Set a value when it is as expected, an empty expectation meaning "not there"; the value
         afterwards. A missing key with an expectation answers the expectation."""
         current = self._values.get(key)
         if current is None and expected:

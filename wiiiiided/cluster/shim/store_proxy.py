@@ -42,7 +42,7 @@ READ_BYTES = 64 << 10
 
 
 class StoreProxy:
-    """All connections of this node's ranks to the Store. `note` writes into a rank's log."""
+    """Pipes the connections of this node's ranks to the Store. `note` writes into a rank's log."""
 
     def __init__(
         self, loop: ShimLoop, order: LaunchOrder, key: bytes, note: Callable[[str], None]

@@ -1,4 +1,4 @@
-"""The job's Store, where its ranks find each other. The shim runs it, ranks are its clients.
+"""The job's Store: the rendezvous of its ranks. The shim runs it, ranks are its clients.
 
 It speaks the protocol of torch.distributed's TCPStore. On a machine alone it listens on 127.0.0.1,
 at a port that the kernel chose; so a job does not listen on a network, and no other program can
@@ -120,7 +120,7 @@ def _bits(value: bytes) -> bytes:
     return len(value).to_bytes(8, _ORDER) + value
 
 
-class _Client:
+class _StoreClient:
     """The connection of one client."""
 
     def __init__(
@@ -230,32 +230,32 @@ class _Client:
             raise StoreProtocolError(f"request {number} is unknown")
 
 
-def _validate(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _validate(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     raise StoreProtocolError("validate was sent twice")
 
 
-def _ping(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _ping(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return reader.take(4)
 
 
-def _set(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _set(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     keys.set(reader.key(), reader.value())
     return b""
 
 
-def _compare_set(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _compare_set(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _bits(keys.compare_set(reader.key(), reader.value(), reader.value()))
 
 
-def _get(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _get(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _bits(keys.get(reader.key()))
 
 
-def _add(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _add(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _i64(keys.add(reader.key(), reader.i64()))
 
 
-def _check(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _check(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     asked = reader.many()
     if keys.has(asked):
         return READY
@@ -264,65 +264,65 @@ def _check(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
     return NOT_READY
 
 
-def _wait(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _wait(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return GO_ON if keys.wait(reader.many(), client) else b""
 
 
-def _num_keys(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _num_keys(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _i64(len(keys))
 
 
-def _delete(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _delete(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _i64(keys.delete(reader.key()))
 
 
-def _append(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _append(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     keys.append(reader.key(), reader.value())
     return b""
 
 
-def _multi_get(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _multi_get(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     values = [keys.get(key) for key in reader.many()]
     if sum(map(len, values)) > ANSWER_BYTES:
         raise StoreProtocolError("an answer is too long")
     return b"".join(map(_bits, values))
 
 
-def _multi_set(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _multi_set(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     for key, value in [(reader.key(), reader.value()) for _ in range(reader.count())]:
         keys.set(key, value)
     return b""
 
 
-def _cancel_wait(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _cancel_wait(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     keys.forget(client)
     return CANCELED
 
 
-def _queue_push(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _queue_push(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     keys.push(reader.key(), reader.value())
     return b""
 
 
-def _queue_pop(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _queue_pop(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     length, value = keys.pop(reader.key())
     return _i64(length) + _bits(value) if length else _i64(0)
 
 
-def _queue_len(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _queue_len(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _i64(keys.length(reader.key()))
 
 
-def _list_keys(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _list_keys(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return _i64(len(keys)) + b"".join(map(_bits, keys.names()))
 
 
-def _barrier(keys: StoreKeys, client: _Client, reader: _Reader) -> bytes:
+def _barrier(keys: StoreKeys, client: _StoreClient, reader: _Reader) -> bytes:
     return GO_ON if keys.barrier(reader.key(), reader.i64(), client) else b""
 
 
 # In the order of their numbers.
-_REQUESTS: tuple[Callable[[StoreKeys, _Client, _Reader], bytes], ...] = (
+_REQUESTS: tuple[Callable[[StoreKeys, _StoreClient, _Reader], bytes], ...] = (
     *(_validate, _set, _compare_set, _get, _add, _check, _wait, _num_keys, _delete, _append),
     *(_multi_get, _multi_set, _cancel_wait, _ping, _queue_push, _queue_pop, _queue_len),
     *(_list_keys, _barrier),
@@ -345,10 +345,10 @@ class StoreServer:
         self.on_silence = on_silence
         self.joining_at = -JOINING_S  # when a rank was last looked for
         self.keys = StoreKeys()
-        self.unsent: set[_Client] = set()
+        self.unsent: set[_StoreClient] = set()
         self.port = 0
-        self._clients: dict[int, _Client] = {}  # by the socket's inode
-        self._remote_clients: set[_Client] = set()  # of other nodes
+        self._clients: dict[int, _StoreClient] = {}  # by the socket's inode
+        self._remote_clients: set[_StoreClient] = set()  # of other nodes
         self._on_last_remote = on_last_remote
         self._listener: LoopListener | None = None
         self._encrypted = encrypted
@@ -381,7 +381,7 @@ class StoreServer:
         sockets.tune(link, far=remote)
         machine = str(link.getpeername()[0]) if remote else ""  # now: one that broke has none
         wrapped = self._encrypted(link) if remote and self._encrypted is not None else link
-        client = self._clients[inode] = _Client(self, wrapped, inode, machine)
+        client = self._clients[inode] = _StoreClient(self, wrapped, inode, machine)
         if remote:
             self._remote_clients.add(client)
         return True
@@ -392,7 +392,7 @@ class StoreServer:
         if self._listener is not None:
             self._listener.close()
 
-    def gone(self, client: _Client) -> None:
+    def gone(self, client: _StoreClient) -> None:
         self._clients.pop(client.inode, None)
         self.unsent.discard(client)
         self.keys.forget(client)
@@ -405,7 +405,7 @@ class StoreServer:
         """Send the answers that a request made ready, to all clients."""
         while self.keys.waken:
             waiter = self.keys.waken.pop()
-            if isinstance(waiter, _Client):
+            if isinstance(waiter, _StoreClient):
                 waiter.go_on()
         while self.unsent:
             client = self.unsent.pop()

@@ -217,7 +217,7 @@ class Supervisor:
             if self._unpacker is not None and pid == self._unpacker[0]:
                 self._unpacked(end.code)
             elif rank := ranks.get(pid):
-                rank.settle(self._loop, self._reported)
+                rank.read_start_report(self._loop, self._reported)
                 self._note_end(rank, end)
                 if end.code:
                     failed.append(rank)
@@ -255,7 +255,7 @@ class Supervisor:
         self._enter(phases.rank_failed(self._phase, Failure(code, sentence, time.time(), rank)))
         self._kill()
 
-    def _stop(self, grace_s: float, cause: StopRequest, moment: bool = False) -> None:
+    def _stop(self, grace_s: float, cause: StopRequest, ranks_end_first: bool = False) -> None:
         before = self._phase
         self._enter(phases.stop_asked(before, cause))
         if isinstance(before, phases.StoreHosting):
@@ -265,7 +265,7 @@ class Supervisor:
         elif grace_s <= 0:
             self._kill()
         elif self._phase.progress != "termed":
-            if moment:
+            if ranks_end_first:
                 self._do_in(MOMENT_S, lambda: self._terminate(grace_s))
             else:
                 self._terminate(grace_s)
@@ -311,8 +311,8 @@ class Supervisor:
         self._next_step = self._loop.after(seconds, action)
 
     def _finish(self) -> None:
-        """No process is left: end, unless the attempt is only beginning or ranks elsewhere still
-        need the Store."""
+        """End, when no process is left, unless the attempt is only beginning or ranks elsewhere
+        still need the Store."""
         if isinstance(
             self._phase, phases.RanksPreparing | phases.RanksRunning | phases.AttemptOver
         ):
@@ -403,10 +403,10 @@ class Supervisor:
 
     def _obey(self, command: ShimCommand, answer: Callable[[bytes], None]) -> None:
         match command:
-            case StopCommand(given_s, reason, moment):
+            case StopCommand(given_s, reason, ranks_end_first):
                 grace_s = self._order.grace_s if given_s is None else min(given_s, MOST_GRACE_S)
                 reason = reason[:REASON_CHARS] or "no reason was given"
-                self._stop(grace_s, StopRequest(reason), moment)
+                self._stop(grace_s, StopRequest(reason), ranks_end_first)
             case SignalCommand(name):
                 self._signal(name)
             case StacksCommand():

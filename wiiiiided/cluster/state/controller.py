@@ -3,11 +3,11 @@
     event ─► step ─► store (fsync) ─► log, watchers, actions
                        └─ cannot write: the step is undone, nothing happened
 
-A person's request is refused with the reason when it cannot be stored. A shim's report
-has happened all the same: it waits in order and is tried again every second; `unrecorded` is what
-the jobs will be then. The exception is a cancel: it must work on a full disk above all, with the
-room that is kept for it (state/disk_reserve); and where that is not enough the workers are ended
-first, and it waits like a report.
+A person's request that cannot be stored is refused with the reason. A shim's report is of something
+that has happened all the same: it waits in order, storing it is tried again every second, and
+`unrecorded` has the jobs as they will be then. A cancel is a request that is never refused. On a
+full disk it is stored in the room that is kept for it (state/disk_reserve); where that is not
+enough the workers are ended first, and the cancel waits like a report.
 """
 
 from __future__ import annotations
@@ -42,28 +42,41 @@ JUMP_S = 2.0  # the clock against the time since boot: less is a correction, not
 RESERVE_S = 60.0  # between two looks whether there is room again for the reserve
 PUT_OFF_S = 60.0  # a deadline that could not be taken
 Perform = Callable[[AnyAction, Job], None]
-Cancel = e.CancelRequested | e.SweepCancelRequested
+CancelEvent = e.CancelRequested | e.SweepCancelRequested
+
+
+def _since_boot() -> float:
+    """Read a clock, in seconds, that cannot be set and goes on while the machine sleeps."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class Controller:
-    """The only writer of this daemon's state."""
+    """The only writer of this daemon's state. `clock` is seconds since 1970; `steady` goes on at
+    the same pace, and no person sets it."""
 
     def __init__(
-        self, store: StateStore, heard: list[Node], perform: Perform, on_change: Callable[[], None]
+        self,
+        store: StateStore,
+        heard: list[Node],
+        perform: Perform,
+        on_change: Callable[[], None],
+        *,
+        clock: Callable[[], float] = time.time,
+        steady: Callable[[], float] = _since_boot,
     ) -> None:
         self.store = store
         self.perform = perform
         self.on_change = on_change
         self.problem = ""  # a sentence while the state cannot be written
         self.unrecorded: dict[int, Job] = {}  # jobs as they are, though the disk does not say so
-        self.clock: Callable[[], float] = time.time
+        self.clock = clock
+        self._steady = steady
         jobs = store.live()
         # Of the other members nothing was heard yet, whatever they were before. A clock that went
         # back while no daemon ran is reported as a jump, and moves this time like all others.
         since = max(self.clock(), self.latest(jobs))
         self.state = State(heard, jobs, store.nodes(), since)
-        self.steady: Callable[[], float] = _since_boot
-        self._ahead = self.clock() - self.steady()
+        self._ahead = self.clock() - self._steady()
         self._watchers: dict[int, set[asyncio.Event]] = {}
         self._reports: deque[e.AnyEvent] = deque()
         self._alarm: asyncio.TimerHandle | None = None
@@ -78,12 +91,13 @@ class Controller:
         self._set_alarm()
 
     def catch_up(self) -> None:
-        """Earlier reports came first, and so did a change of the clock; StoreError: not yet."""
+        """Store the reports that wait, and a change of the clock, which came before; StoreError:
+        they cannot be stored yet."""
         self._drain()
         if self._reports:
             raise StoreError(self.problem)
 
-    def end(self, event: Cancel) -> None:
+    def end(self, event: CancelEvent) -> None:
         """A person's wish to end jobs, always: recorded when this returns, or waiting for room with
         the workers being ended all the same (`unrecorded`)."""
         try:
@@ -197,7 +211,7 @@ class Controller:
             self.state.rollback()
             raise
         stands = self.state.node_table.changed()
-        self.state.settled()
+        self.state.committed()
         if stands and (text := node_texts.told(event)):
             logger.info("%s", text)
         self._done(changed, actions, getattr(event, "rank", None))
@@ -230,7 +244,8 @@ class Controller:
                 watcher.set()
 
     def _perform(self, action: AnyAction, job: Job) -> None:
-        """One that fails must not keep the others of its gang from being told."""
+        """Have an action carried out. One that fails must not keep the others of its gang from
+        being told."""
         try:
             self.perform(action, job)
         except Exception as problem:
@@ -263,7 +278,7 @@ class Controller:
     def _mind_the_clock(self) -> None:
         """A person may have set it: what is due in a minute stays due in a minute. Corrections add
         up until they are a jump."""
-        ahead = self.clock() - self.steady()
+        ahead = self.clock() - self._steady()
         jump = ahead - self._ahead
         if abs(jump) > JUMP_S:
             self._ahead = ahead
@@ -291,7 +306,7 @@ class Controller:
     # ---- looking
 
     def is_over(self, job: Job) -> bool:
-        """Nothing of it runs any more, nor will by itself, whether that is recorded or not."""
+        """Whether no process of the job runs any more, nor will by itself, recorded or not."""
         ahead = self.unrecorded.get(job.id, job)
         return ahead.state in ENDED
 
@@ -300,7 +315,7 @@ class Controller:
         return self.state.jobs.get(number) or self.store.job(number)
 
     def watch(self, number: int) -> asyncio.Event:
-        """Set at every change of that job; give it back with `unwatch`."""
+        """An event that is set at every change of that job; give it back with `unwatch`."""
         watcher = asyncio.Event()
         self._watchers.setdefault(number, set()).add(watcher)
         return watcher
@@ -313,7 +328,7 @@ class Controller:
 
 
 def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str]]:
-    """By job that was submitted, the values of its run.pass_env."""
+    """The values of run.pass_env that are stored, by the job that was submitted."""
     match event:
         case e.JobSubmitted(id=number) if secrets:
             return {number: secrets}
@@ -327,11 +342,6 @@ def _kept(event: e.AnyEvent, secrets: dict[str, str]) -> dict[int, dict[str, str
             return {}
 
 
-def _same(one: Cancel, other: e.AnyEvent) -> bool:
-    """Said once more, at another time."""
+def _same(one: CancelEvent, other: e.AnyEvent) -> bool:
+    """Whether a cancel is one that waits already, said once more at another time."""
     return type(one) is type(other) and one == replace(other, at=one.at)
-
-
-def _since_boot() -> float:
-    """Seconds of a clock that cannot be set and goes on while the machine sleeps."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -24,7 +24,7 @@ LITTLE: Final = 256 << 10  # free for others: the disk counts as full
 
 
 class Reserve:
-    """Of the disk that `directory` is on."""
+    """The reserve on the disk that `directory` is on."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -42,7 +42,7 @@ class Reserve:
         return f"the disk of {self._directory} is full: make room, or wiiiiide cancel what fills it"
 
     def keep(self) -> None:
-        """If there is room."""
+        """Make the reserve again if there is room."""
         if self.is_kept or self._free() < ROOM:
             return
         try:

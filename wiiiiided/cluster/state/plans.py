@@ -42,7 +42,7 @@ class Plans:
         return _SHAPE.fullmatch(text) is not None
 
     def keep(self, name: str, plan: KeptPlan) -> None:
-        """In place of an earlier one of this name and shape."""
+        """Keep a plan in place of an earlier one of this name and shape."""
         row = (f"{_PREFIX}{plan.shape}-{name}", _encode(plan).decode())
         try:
             with self._db:

@@ -34,14 +34,15 @@ _as_json = msgspec.json.Encoder().encode
 _from_json = msgspec.json.Decoder(RunRecord).decode
 
 
-class Times(msgspec.Struct, frozen=True):
-    """Of a RunRecord, what `longest` needs; its points are passed over, which is much faster."""
+class RunTimes(msgspec.Struct, frozen=True):
+    """The times of a RunRecord, which `longest` needs; its points are passed over, which is much
+    faster."""
 
     started_at: float
     ended_at: float | None = None
 
 
-_times = msgspec.json.Decoder(Times).decode
+_times = msgspec.json.Decoder(RunTimes).decode
 Kind = TypeVar("Kind")
 
 
@@ -54,7 +55,7 @@ class RunRecords:
         self._longest: dict[str, float | None] = {}  # by name
 
     def write(self, records: Iterable[RunRecord]) -> bool:
-        """All of them in one transaction; False: not now."""
+        """Write all records in one transaction; False: not now."""
         rows = [(r.job, r.attempt, r.name, r.state, _encode(r)) for r in records]
         if not rows:
             return True
@@ -136,7 +137,8 @@ class RunRecords:
         self._db.execute("DELETE FROM runs WHERE job = ?", (job,))
 
     def forget(self, jobs: Sequence[int]) -> None:
-        """Within the transaction that forgets the jobs: keep what prediction needs."""
+        """Keep what prediction needs, and remove the rest, in the transaction that forgets the
+        jobs."""
         if not jobs:
             return
         self._longest.clear()

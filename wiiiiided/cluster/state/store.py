@@ -143,8 +143,7 @@ class StateStore:
         secrets: dict[int, dict[str, str]] | None = None,
         nodes: Mapping[str, NodeRow | None] | None = None,
     ) -> None:
-        """All of it, on the disk when this returns; or StoreError, and none of it. A node that is
-        None is gone."""
+        """Write all of it to the disk, or none and StoreError. A node that is None is gone."""
         try:
             with self._db:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -243,9 +242,9 @@ class StateStore:
             raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
 
     def never_issued(self, numbers: Sequence[int], skip: bool = True) -> set[int]:
-        """Of these jobs the ones that this queue never gave out: there was a later state of it, and
-        an older one was restored. Their files are kept, and with `skip` their numbers, and all up
-        to them, are given out no more: that is one range, however many there are."""
+        """Find, among these jobs, those that this queue never gave out: there was a later state of
+        it, and an older one was restored. Their files are kept, and with `skip` their numbers, and
+        all up to them, are given out no more: that is one range, however many there are."""
         first = self.next_id()
         new = [number for number in numbers if skip and first <= number < first + MOST_SKIPPED]
         if new:
@@ -299,7 +298,8 @@ class StateStore:
 
     @property
     def db(self) -> sqlite3.Connection:
-        """For those that keep tables of their own in the same file (membership/members)."""
+        """The connection, for classes that keep tables of their own in the same file
+        (membership/members)."""
         return self._db
 
     def nodes(self) -> list[NodeRow]:
@@ -307,13 +307,13 @@ class StateStore:
         return self._all("node", _node, "SELECT body FROM nodes ORDER BY rowid")
 
     def latest_attempts(self) -> dict[int, int]:
-        """Of every job, over or not, the number of its latest attempt; 0: it had none. Without
-        reading them whole: there may be a hundred thousand."""
+        """The number of every job's latest attempt, whether the job is over or not; 0: it had none.
+        The jobs are not read whole: there may be a hundred thousand."""
         sql = "SELECT id, json_extract(CAST(body AS TEXT), '$.attempt.number') FROM jobs"
         return {number: attempt or 0 for number, attempt in self._db.execute(sql)}
 
     def numbers(self) -> set[int]:
-        """All jobs, over or not."""
+        """The numbers of all jobs, over or not."""
         return {row[0] for row in self._db.execute("SELECT id FROM jobs")}
 
     def next_id(self) -> int:
@@ -326,7 +326,7 @@ class StateStore:
         return self._all("job", _job, sql)
 
     def _all(self, what: str, decode: Callable[[bytes], Kind], sql: str) -> list[Kind]:
-        """Of what there must be, all: a state of which a part cannot be read is not used."""
+        """Read all rows: a state of which a part cannot be read is not used."""
         try:
             return [decode(row[0]) for row in self._db.execute(sql)]
         except msgspec.DecodeError as problem:
@@ -380,7 +380,7 @@ class StateStore:
         return [row[0] for row in rows]
 
     def job(self, number: int) -> Job | None:
-        """Any job there ever was, unless it was pruned."""
+        """Read any job there ever was, unless it was pruned."""
         row = self._db.execute("SELECT body FROM jobs WHERE id = ?", (number,)).fetchone()
         return None if row is None else _job(row[0])
 
@@ -420,7 +420,8 @@ class StateStore:
     # ---- opening
 
     def _open_at_last(self, migrations: Sequence[str]) -> sqlite3.Connection:
-        """On a full disk with what was kept for that: a daemon that cannot start ends no job."""
+        """Open the state, on a full disk with the room of the reserve: a daemon that cannot start
+        ends no job."""
         try:
             return self._open(migrations)
         except StoreUnusable:

@@ -56,7 +56,7 @@ def _error(job: Job) -> str:
 
 
 def on_one_node(job: Job, state: str, why: str) -> JobView:
-    """The same as a node has it that was given an allocation, and knows no queue."""
+    """A job as a node sees it that was given an allocation, and knows no queue."""
     attempt = job.attempt
     assert attempt is not None
     return JobView(
@@ -94,7 +94,8 @@ def unrecorded(seen: JobView, job: Job, ahead: Job | None, problem: str) -> JobV
 
 
 def _owner(state: State, job: Job) -> str:
-    """Where there are several machines, which one's user: only there may it change the job."""
+    """Name the owner, where there are several machines with the machine: a user of another may not
+    change the job."""
     return f"{job.owner.user}@{job.owner.node}" if len(state.nodes) > 1 else job.owner.user
 
 

@@ -108,7 +108,7 @@ def priority(level: int) -> int:
 
 
 def say_node(name: str) -> None:
-    """From now on lines that name no node are of this one."""
+    """Name the node of all lines from now on that name none."""
     for handler in logger.handlers:
         if isinstance(handler, JournalHandler):
             handler.node = name

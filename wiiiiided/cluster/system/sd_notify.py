@@ -43,7 +43,7 @@ class Notifier:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def starting(self) -> None:
-        """Until it is ready the manager is asked for more time, again and again."""
+        """Ask the manager for more time, again and again, until the daemon is ready."""
         if self._socket is not None:
             self._extending = threading.Thread(target=self._extend, daemon=True)
             self._extending.start()
@@ -62,7 +62,8 @@ class Notifier:
             self._extending = None
 
     def ready(self, status: str) -> None:
-        """Once a process: a daemon that has changed its role has been ready all the time."""
+        """Tell the manager that the service is ready, once a process: a daemon that has changed its
+        role has been ready all the time."""
         if self._is_ready:
             self.status(status)
             return
@@ -71,7 +72,7 @@ class Notifier:
         self._status, self._is_ready = status, True
 
     def status(self, text: str) -> None:
-        """One line; sent only when it differs from the last."""
+        """Tell the manager one line; sent only when it differs from the last."""
         if text != self._status and self._send(f"STATUS={_line(text)}"):
             self._status = text
 

@@ -1,4 +1,4 @@
-"""A certificate as the other modules pass it on: its text, its fingerprint, its end.
+"""A certificate as the other modules pass it on: its text, its fingerprint, when to renew it.
 
     -----BEGIN CERTIFICATE-----  ─► DER ─► SHA-256, hexadecimal: what `members` knows a node by
 
@@ -46,7 +46,7 @@ def der_of(pem: str) -> bytes:
 
 
 def is_due(until: float, now: float) -> bool:
-    """Whether less than a third of a node's certificate is left."""
+    """Whether a certificate renewal is due: less than a third of its time is left."""
     return until - now < VALID_S / 3
 
 

@@ -41,7 +41,7 @@ _BEGIN = "-----BEGIN CERTIFICATE-----"
 
 
 class NodeEndpoint(msgspec.Struct, frozen=True):
-    """Where a node's one port is."""
+    """The address of a node's one port."""
 
     name: str
     address: str
@@ -65,7 +65,7 @@ class ClusterMembership(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Identity(ClusterMembership, frozen=True, kw_only=True):
-    """The same with where it lies, and which certificate this node shows."""
+    """A machine's membership, with where it lies and which certificate this node shows."""
 
     directory: Path
     certificate: Certificate
@@ -85,7 +85,8 @@ class Identity(ClusterMembership, frozen=True, kw_only=True):
         return self.directory / NODE
 
     def attempt_key(self, job: int, attempt: int) -> bytes:
-        """On the coordinator: what the ranks of an attempt prove to each other's daemons."""
+        """Make, on the coordinator, the key that the ranks of an attempt prove to each other's
+        daemons."""
         secret = _read(self.directory / JOB_KEYS)
         if len(secret) != KEY_BYTES:
             raise _damaged(self.directory / JOB_KEYS, f"it has {len(secret)} bytes")
@@ -108,7 +109,7 @@ def endpoint(address: str, port: int) -> str:
 def create_cluster(
     state: Path, *, cluster: str, node: str, address: str, port: int, now: float
 ) -> Identity:
-    """This machine becomes the coordinator of a new cluster."""
+    """Make this machine the coordinator of a new cluster."""
     check_name(cluster, "cluster", "--cluster")
     check_name(node, "node", "give this machine another host name")
     cluster_id = secrets.token_hex(8)
@@ -134,7 +135,7 @@ def create_cluster(
 def adopt_membership(
     state: Path, membership: ClusterMembership, authority: str, key: str, certificate: Certificate
 ) -> Identity:
-    """This machine becomes a member, as the coordinator has said."""
+    """Make this machine a member, as the coordinator has said."""
     check_name(membership.cluster, "cluster", "as the coordinator says")
     check_name(membership.cluster_id, "cluster", "as the coordinator says")
     check_name(membership.coordinator.name, "node", "as the coordinator says")
@@ -154,7 +155,7 @@ def replace_certificate(identity: Identity, key: str, certificate: Certificate) 
 
 
 def forget(state: Path) -> None:
-    """This machine is alone again. Its keys are gone."""
+    """Leave this machine alone again. Its keys are gone."""
     with _writing(state):
         private_files.take_away(state)
 

@@ -42,14 +42,14 @@ def build(state: Path, contents: Mapping[str, bytes]) -> Path:
 
 
 def put_in_place(state: Path) -> Path:
-    """From here on it counts."""
+    """Put the new directory in the place of the current one: from the rename on it counts."""
     (state / NEW).rename(state / CURRENT)
     sync(state)
     return state / CURRENT
 
 
 def take_away(state: Path) -> None:
-    """From the rename on it does not count; then it is removed."""
+    """Remove the current directory: from its rename on it does not count."""
     remove_leftovers(state)
     if (state / CURRENT).exists():
         (state / CURRENT).rename(state / GONE)

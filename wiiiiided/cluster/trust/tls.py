@@ -57,7 +57,7 @@ def client_context(identity: Identity) -> ssl.SSLContext:
 
 
 def greeting_context() -> ssl.SSLContext:
-    """Nothing secret may be sent in it: the peer may be anything."""
+    """A context that trusts any certificate, in which nothing secret may be sent."""
     context = _client()
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -83,7 +83,8 @@ def peer_of(connection: ssl.SSLObject | ssl.SSLSocket) -> VerifiedPeer | None:
 
 
 def why_not_coordinator(identity: Identity, peer: VerifiedPeer | None) -> str:
-    """For a member: empty when its own coordinator is at the other end, else a sentence."""
+    """Why a member must not talk to this peer; empty when its own coordinator is at the other
+    end."""
     if peer is None:
         return "no certificate of this cluster was shown"
     if peer.role != "coordinator" or peer.name != identity.coordinator.name:
@@ -104,7 +105,7 @@ def _client() -> ssl.SSLContext:
 
 
 def _believe(context: ssl.SSLContext, ca_pem: str) -> None:
-    """One authority, none of the system's."""
+    """Trust one authority, and none of the system's."""
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_flags |= NO_CHECK_TIME
     try:

@@ -1,0 +1,232 @@
+"""What a node answers about its own allocation."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import tarfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.connections import FakeNode, FakeShim, answers, pair, run, until
+from wiiiiided.cluster.handlers import log_tail
+from wiiiiided.cluster.peering import messages as p
+from wiiiiided.cluster.rpc import messages as m
+from wiiiiided.cluster.rpc.errors import Refuse
+from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode("b", tmp_path)
+
+
+async def asked(node: FakeNode, request: p.NodeRequest) -> list[Any]:
+    """Everything the node says to a question."""
+    here, there = await pair()
+    serving = asyncio.ensure_future(node.allocations.handle(there, request))
+    serving.add_done_callback(lambda _: there.close())
+    found = await answers(here)
+    await serving
+    here.close()
+    return found
+
+
+def test_lines_name_the_node_and_come_by_time(node: FakeNode) -> None:
+    node.write(2, (1.0, "one"), (3.0, "three"))
+    node.write(3, (2.0, "two"))
+    lines, end = run(asked(node, p.NodeLogs(1, 1)))
+    assert [(line.text, line.rank, line.node) for line in lines.lines] == [
+        ("one", 2, "b"),
+        ("two", 3, "b"),
+        ("three", 2, "b"),
+    ]
+    assert end == m.EndOfAnswers()
+
+
+@pytest.mark.parametrize("slow", ["ranks_written", "_last_lines", "_after_zeros"])
+def test_a_disk_that_does_not_answer_holds_up_no_other_request(
+    node: FakeNode, slow: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.write(2, (1.0, "one"))
+    begun, answered = threading.Event(), threading.Event()
+    real = getattr(log_tail, slow)
+
+    def wait(*args: Any) -> Any:
+        begun.set()
+        assert answered.wait(60), "the loop waits for the disk"
+        return real(*args)
+
+    monkeypatch.setattr(log_tail, slow, wait)
+
+    async def others() -> list[Any]:
+        asking = asyncio.ensure_future(asked(node, p.NodeLogs(1, 1, tail=5)))
+        await until(begun.is_set, "the disk is asked")
+        answered.set()  # the loop goes on, so this is reached
+        return await asking
+
+    lines, _ = run(others())
+    assert [line.text for line in lines.lines] == ["one"]
+
+
+def test_only_the_ranks_that_are_asked_for(node: FakeNode) -> None:
+    node.write(2, (1.0, "one"))
+    node.write(3, (2.0, "two"))
+    lines, _ = run(asked(node, p.NodeLogs(1, 1, (3, 99))))
+    assert [line.text for line in lines.lines] == ["two"]
+
+
+def test_an_attempt_it_never_heard_of_has_no_lines(node: FakeNode) -> None:
+    assert run(asked(node, p.NodeLogs(7, 3))) == [m.EndOfAnswers()]
+    assert run(asked(node, p.NodeLogs(7, 3, follow=True))) == [m.EndOfAnswers()]
+
+
+def test_following_ends_with_the_allocation_and_has_its_last_line(node: FakeNode) -> None:
+    async def scene() -> list[str]:
+        node.begin()
+        node.write(0, (1.0, "first"))
+        here, there = await pair()
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
+        texts = [line.text for line in m.decode_answer(await here.message()).lines]
+        node.write(5, (2.0, "of a rank that began later"))
+        texts += [line.text for line in m.decode_answer(await here.message()).lines]
+        node.write(0, (3.0, "last"))
+        node.end()
+        texts += [line.text for line in m.decode_answer(await here.message()).lines]
+        assert m.decode_answer(await here.message()) == m.EndOfAnswers()
+        await serving
+        return texts
+
+    assert run(scene()) == ["first", "of a rank that began later", "last"]
+
+
+def test_a_quiet_allocation_says_that_the_node_is_still_there(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wiiiiided.cluster.handlers.allocation.QUIET_S", 0.1)
+
+    async def scene() -> m.Answer:
+        node.begin()
+        here, there = await pair()
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
+        heard = m.decode_answer(await here.message())
+        here.close()
+        await serving
+        there.close()
+        return heard
+
+    assert run(scene()) == m.LogLines(())
+
+
+def test_following_ends_when_the_client_has_gone(node: FakeNode) -> None:
+    async def scene() -> None:
+        node.begin()
+        here, there = await pair()
+        serving = asyncio.ensure_future(
+            node.allocations.handle(there, p.NodeLogs(1, 1, follow=True))
+        )
+        here.close()
+        await until(serving.done, "it has ended")
+        await serving
+        there.close()
+
+    run(scene())
+
+
+def test_pids_of_those_that_run_and_codes_of_those_that_ended(node: FakeNode) -> None:
+    node.begin()
+    node.workers.shims[1, 1] = FakeShim(RankState(2, 11), RankState(3, 12, code=1))
+    found = node.allocations.ranks(p.NodeRanks(1, 1))
+    assert found.pids == {2: 11, 3: 12}
+    assert found.codes == {3: 1}
+    assert found.directory == str(node.job_dirs.job(1))
+
+
+def test_the_end_of_an_allocation_has_its_codes_and_its_error(node: FakeNode) -> None:
+    node.begin()
+    end = protocol.AttemptEnd(1.0, {"2": 1, "3": 143}, 1, 2, error="ValueError: no")
+    node.job_dirs.write(1, 1, protocol.EXIT, protocol.to_bytes(end))
+    found = node.allocations.ranks(p.NodeRanks(1, 1))
+    assert (found.codes, found.error) == ({2: 1, 3: 143}, "ValueError: no")
+
+
+def test_a_record_that_the_job_spoiled_is_no_record(node: FakeNode) -> None:
+    node.begin()
+    node.job_dirs.write(1, 1, protocol.EXIT, json.dumps({"codes": "?"}).encode())
+    assert node.allocations.ranks(p.NodeRanks(1, 1)).codes == {}
+
+
+def test_of_a_job_without_files_nothing_is_said(node: FakeNode) -> None:
+    assert node.allocations.ranks(p.NodeRanks(1, 1)) == p.AllocationView()
+
+
+def test_stacks_come_from_the_shim_while_it_runs(node: FakeNode) -> None:
+    node.begin()
+    node.workers.shims[1, 1] = FakeShim(RankStacks(2, 11, "here"), RankStacks(-1, None, ""))
+    (found,) = run(asked(node, p.NodeStacks(1, 1)))
+    assert found.dumps == (m.StackDump(2, 11, "here"), m.StackDump(-1, None, ""))
+
+
+def test_stacks_that_a_hang_left_behind_are_of_the_latest_attempt_that_has_any(
+    node: FakeNode,
+) -> None:
+    for attempt in (1, 2, 3):
+        node.job_dirs.make(1, attempt)
+        node.job_dirs.write(1, attempt, "stacks-0", b"")
+    for attempt in (1, 2):
+        node.job_dirs.write(1, attempt, "stacks-0", f"of attempt {attempt}".encode())
+    (found,) = run(asked(node, p.NodeStacks(1, 3)))
+    assert found.dumps == (m.StackDump(0, None, "of attempt 2"),)
+    assert run(asked(node, p.NodeStacks(9, 1))) == [m.StackDumps(())]
+
+
+def test_files_come_as_a_tar(node: FakeNode) -> None:
+    node.give({"runs/1.pt": "weights", "other": "x"})
+    data, end = run(asked(node, p.NodePull(1, ("runs/**",))))
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == ["runs/1.pt"]
+    assert end == m.EndOfAnswers()
+
+
+def test_files_that_are_not_there_are_refused_so_that_others_can_go_on(node: FakeNode) -> None:
+    (no,) = run(asked(node, p.NodePull(1, ("**",))))
+    assert isinstance(no, m.Refusal)
+    assert no.code == 6
+    assert "has no files on b" in no.message
+
+
+def test_files_that_cannot_all_be_read_are_said_to_be_so_at_the_end(node: FakeNode) -> None:
+    node.give({"x": "1"})
+    *_, no = run(asked(node, p.NodePull(1, ("../*",))))
+    assert isinstance(no, m.Refusal)
+    assert no.code == 1
+    assert "could not all be read" in no.message
+
+
+def test_a_tar_whose_reader_has_gone_leaves_no_process(node: FakeNode) -> None:
+    node.give({"large": "x" * (8 << 20)})
+
+    async def scene() -> None:
+        pieces = node.allocations.pull(p.NodePull(1, ("**",)))
+        await anext(pieces)
+        await pieces.aclose()
+
+    run(scene())
+    assert [process.returncode is not None for process in node.workers.tars] == [True]
+
+
+def test_a_refusal_is_the_callers_when_it_is_asked_directly(node: FakeNode) -> None:
+    async def scene() -> None:
+        with pytest.raises(Refuse, match="no files"):
+            await anext(node.allocations.pull(p.NodePull(1, ("**",))))
+
+    run(scene())
