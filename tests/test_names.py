@@ -12,13 +12,13 @@ ROOT = Path(__file__).parents[1]
 
 
 def classes() -> dict[str, list[str]]:
-    """Every class of the product and the benchmarks by its name, private ones too, with the files
-    that have it. Tests have names of their own."""
+    """Every class of the product and the benchmarks by its name, private ones too and without their
+    underscore, with the files that have it. Tests have names of their own."""
     found = defaultdict(list)
     for path in sorted([*ROOT.glob("wiiiiided/**/*.py"), *ROOT.glob("bench/**/*.py")]):
         for node in ast.walk(parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
-                found[node.name].append(str(path.relative_to(ROOT)))
+                found[node.name.lstrip("_")].append(str(path.relative_to(ROOT)))
     return found
 
 

@@ -98,7 +98,7 @@ class DividedOptimizer(torch.optim.Optimizer):
         self.__dict__[MARK].stepper.loaded_optimizer()
 
 
-class _Mark:
+class _OptimizerMark:
     """The mark on a divided optimizer."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
@@ -117,7 +117,7 @@ def divide(optimizer: torch.optim.Optimizer, stepper: Stepper) -> None:
     """Make an optimizer one that is divided."""
     own = type(optimizer)
     optimizer.__dict__.pop("step", None)  # a scheduler's mark on the old one
-    setattr(optimizer, MARK, _Mark(optimizer, stepper))
+    setattr(optimizer, MARK, _OptimizerMark(optimizer, stepper))
     optimizer.__class__ = type(
         own.__name__, (DividedOptimizer, own), {"__module__": own.__module__}
     )

@@ -40,7 +40,7 @@ _Codes = np.ndarray[Any, np.dtype[np.int8]]
 
 
 @dataclass(frozen=True)
-class _Stretch:
+class _CodedBlocks:
     """Some blocks of an encoding: their numbers, scales and codes."""
 
     begin: int
@@ -88,7 +88,7 @@ class _Scaled:
                     self._decode(part, self._last_values)
                     values[part.begin :] = self._last_values[: values.size - part.begin]
 
-    def _stretches(self, count: int, coded: Bytes) -> Iterator[_Stretch]:
+    def _stretches(self, count: int, coded: Bytes) -> Iterator[_CodedBlocks]:
         """Whole blocks, as many at a time as a step has, and the one that is not whole."""
         blocks, whole = -(-count // BLOCK), count // BLOCK
         scales = coded[: 4 * blocks].view(np.float32)
@@ -97,14 +97,14 @@ class _Scaled:
         if blocks > whole:
             bounds.append(blocks)
         for first, end in pairwise(bounds):
-            yield _Stretch(
+            yield _CodedBlocks(
                 first * BLOCK,
                 end * BLOCK,
                 scales[first:end],
                 codes[first * self.code_bytes : end * self.code_bytes],
             )
 
-    def _encode(self, values: Floats, residual: Floats, part: _Stretch) -> None:
+    def _encode(self, values: Floats, residual: Floats, part: _CodedBlocks) -> None:
         scales, work = part.scales, self._work[: values.size]
         inverse = self._inverse[: scales.size]
         meant, rows = residual.reshape(-1, BLOCK), work.reshape(-1, BLOCK)
@@ -133,7 +133,7 @@ class _Scaled:
         if broken is not None:
             meant[broken] = 0
 
-    def _decode(self, part: _Stretch, values: Floats) -> None:
+    def _decode(self, part: _CodedBlocks, values: Floats) -> None:
         self._unpack(part.codes, values)
         rows = values.reshape(-1, BLOCK)
         np.multiply(rows, part.scales[:, None], out=rows)

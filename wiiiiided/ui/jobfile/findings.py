@@ -56,7 +56,7 @@ class Places:
         return None
 
 
-class _Finding(NamedTuple):
+class _PlacedProblem(NamedTuple):
     place: Location | Override | None
     key: str
     message: str
@@ -79,26 +79,26 @@ class Findings:
 
     def __init__(self, places: Places) -> None:
         self.places = places
-        self._found: list[_Finding] = []
-        self._warned: list[_Finding] = []
+        self._found: list[_PlacedProblem] = []
+        self._warned: list[_PlacedProblem] = []
 
     def add(self, path: Path, message: str, suggestion: str | Callable[[], str] = "") -> None:
         """Note a problem of the key at `path`."""
-        self._found.append(_Finding(self.places.of(path), spell(path), message, suggestion))
+        self._found.append(_PlacedProblem(self.places.of(path), spell(path), message, suggestion))
 
     def warn(self, path: Path, message: str, suggestion: str) -> None:
         """Note something about the key at `path` that is legal, but probably a mistake."""
-        self._warned.append(_Finding(self.places.of(path), spell(path), message, suggestion))
+        self._warned.append(_PlacedProblem(self.places.of(path), spell(path), message, suggestion))
 
     def missing(self, path: Path, message: str, suggestion: str) -> None:
         """Note a key that is not there. Its place is its table, if the file has that."""
         place = self.places.of(path)
         known = place if isinstance(place, Location) else None
-        self._found.append(_Finding(known, spell(path), message, suggestion))
+        self._found.append(_PlacedProblem(known, spell(path), message, suggestion))
 
     def add_option(self, option: Override, message: str, suggestion: str) -> None:
         """Note a problem of a --set as a whole."""
-        self._found.append(_Finding(option, "", message, suggestion))
+        self._found.append(_PlacedProblem(option, "", message, suggestion))
 
     def problems(self) -> list[Problem]:
         """The first MOST of them, and how many more there are."""
@@ -113,7 +113,7 @@ class Findings:
         """All notes, in the order of the file; there are never many."""
         return [self._problem(one) for one in sorted(self._warned, key=lambda one: one.order)]
 
-    def _problem(self, finding: _Finding) -> Problem:
+    def _problem(self, finding: _PlacedProblem) -> Problem:
         line = finding.place.line if isinstance(finding.place, Location) else None
         file = self.places.file
         if isinstance(finding.place, Override):

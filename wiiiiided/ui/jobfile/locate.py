@@ -93,7 +93,7 @@ class _TooDeep(Exception):
         self.position = position
 
 
-class _Open:
+class _OpenValue:
     """An array or an inline table whose end has not come yet."""
 
     def __init__(self, path: Path, closer: str) -> None:
@@ -160,12 +160,12 @@ class _Scanner:
 
     def _pair(self, table: Path) -> None:
         """Step over key = value, and all that is inside of the value."""
-        open_ones: list[_Open] = []
+        open_ones: list[_OpenValue] = []
         self._value(self._key_path(table), open_ones)
         while open_ones:
             self._inside(open_ones)
 
-    def _inside(self, open_ones: list[_Open]) -> None:
+    def _inside(self, open_ones: list[_OpenValue]) -> None:
         """Step over the next value of the innermost array or inline table, or its end."""
         inner = open_ones[-1]
         self._skip(_SPACE)
@@ -182,12 +182,12 @@ class _Scanner:
         inner.count += 1
         self._value(path, open_ones)
 
-    def _value(self, path: Path, open_ones: list[_Open]) -> None:
+    def _value(self, path: Path, open_ones: list[_OpenValue]) -> None:
         """Step over a scalar, or open an array or inline table."""
         if self._take("["):
-            open_ones.append(_Open(path, "]"))
+            open_ones.append(_OpenValue(path, "]"))
         elif self._take("{"):
-            open_ones.append(_Open(path, "}"))
+            open_ones.append(_OpenValue(path, "}"))
         elif not self._skip(_SCALAR):
             raise _Lost
 

@@ -228,13 +228,13 @@ def _running(row: JobRow, now: JobNow, scene: Scene) -> dict[str, Mark]:
     return {
         "bar": ProgressBar(share, style) if known else BLANK,
         "step": cell(step_text(row), right=True),
-        "spark": _Losses(losses) if len(losses) > 1 else BLANK,
+        "spark": _LossCurve(losses) if len(losses) > 1 else BLANK,
         "loss": loss,
         "rate": cell(rate_text(now.rates), right=True),
     }
 
 
-class _Losses(Sparkline):
+class _LossCurve(Sparkline):
     """All losses of a run in the width there is: the shape of the curve counts, not its end."""
 
     def __init__(self, values: tuple[float, ...]) -> None:

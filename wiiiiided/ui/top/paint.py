@@ -145,7 +145,7 @@ def picture(renderable: RenderableType, width: int, height: int, ascii_only: boo
     )  # fmt: skip
     found = lines(renderable, width, height, "dark")
     for row in in_ascii(found) if ascii_only else found:
-        drawn.print(_Row(row), end="")
+        drawn.print(_PaintedRow(row), end="")
     form = SVG.replace("EDGE", f"{EDGE}").replace("WIDE", f"{width * CELL + 2 * EDGE:.0f}")
     form = form.replace("HIGH", f"{len(found) * HIGH + 2 * EDGE:.0f}")
     text = drawn.export_svg(theme=GROUND, code_format=form, unique_id="top")
@@ -153,7 +153,7 @@ def picture(renderable: RenderableType, width: int, height: int, ascii_only: boo
     return text.replace("textLength=", 'lengthAdjust="spacingAndGlyphs" textLength=')
 
 
-class _Row:
+class _PaintedRow:
     def __init__(self, row: Line) -> None:
         self._row = row
 

@@ -73,7 +73,7 @@ class HostSegment:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _SegmentPiece:
     number: int
     values: Array
     members: tuple[int, ...]
@@ -271,11 +271,11 @@ class _SegmentExchange:
         return share if coder is None else coder.collected(k, host, share.size)
 
 
-def _cut(segment: HostSegment, codec: GradientCodec | None) -> Iterator[_Piece]:
+def _cut(segment: HostSegment, codec: GradientCodec | None) -> Iterator[_SegmentPiece]:
     cuts = pieces(segment.values.size, PIECE_BYTES // segment.values.itemsize)
     residual = None if codec is None else segment.residual
     for nth, (begin, end) in enumerate(cuts):
-        yield _Piece(
+        yield _SegmentPiece(
             segment.first + nth,
             segment.values[begin:end],
             segment.members,
