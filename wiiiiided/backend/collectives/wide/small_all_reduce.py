@@ -38,7 +38,7 @@ _DISSENT: Final = CallSignature(
 )
 
 
-class _RowRun(NamedTuple):
+class _OperationRun(NamedTuple):
     """Operations of one kind that lie beside each other: they are added up as one array."""
 
     reduction: Reduction
@@ -130,26 +130,26 @@ def _layout(items: Sequence[BatchItem]) -> tuple[list[int], int]:
     return starts, at
 
 
-def _runs(items: Sequence[BatchItem], starts: Sequence[int]) -> list[_RowRun]:
-    runs: list[_RowRun] = []
+def _runs(items: Sequence[BatchItem], starts: Sequence[int]) -> list[_OperationRun]:
+    runs: list[_OperationRun] = []
     for start, item in zip(starts, items, strict=True):
         reduction, dtype = item.reduction, item.x.dtype
         end = start + _room(item)
         if runs and (runs[-1].reduction, runs[-1].dtype) == (reduction, dtype):
             runs[-1] = runs[-1]._replace(end=end)
         else:
-            runs.append(_RowRun(reduction, dtype, start, end))
+            runs.append(_OperationRun(reduction, dtype, start, end))
     return runs
 
 
-def _sums_bytes(runs: Sequence[_RowRun], ranks: int) -> int:
+def _sums_bytes(runs: Sequence[_OperationRun], ranks: int) -> int:
     """How much a host with so many ranks sends."""
     return sum(
         (run.end - run.begin) // run.dtype.itemsize * run.carried(ranks).itemsize for run in runs
     )
 
 
-def _sums_of(runs: Sequence[_RowRun], ranks: int, payload: Array) -> list[Array]:
+def _sums_of(runs: Sequence[_OperationRun], ranks: int, payload: Array) -> list[Array]:
     """The sends of a host with so many ranks, run by run."""
     found, at = [], 0
     for run in runs:
