@@ -26,6 +26,7 @@ COMMANDS = (
     ("`wiiiiide history -n 5`", ("history", "-n", "5"), False),
     ("`wiiiiide ps -a` on a terminal", ("ps", "-a"), True),
     ("`wiiiiide --help` on a terminal", ("--help",), True),
+    ("`wiiiiide submit --help` on a terminal", ("submit", "--help"), True),
 )
 KNOWN_S = 0.2
 PRINTS = ("python", "-c", "print(1)")

@@ -49,7 +49,7 @@ def imported(program: Program, *words: str) -> set[str]:
     [
         *(("ps",), ("why", "17"), ("--version",), ("ps", "--json"), ("cancel", "17")),
         *(("nodes",), ("nodes", "--json"), ("nodes", "lost", "a"), ("drain", "a", "fan")),
-        *(("renew",), ("report", "17"), ("history", "-n", "5")),
+        *(("renew",), ("report", "17"), ("history", "-n", "5"), ("submit", "-h"), ("run", "-h")),
     ],
     ids=" ".join,
 )
