@@ -82,6 +82,13 @@ def test_a_long_line_is_cut_between_characters() -> None:
         piece.decode()
 
 
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_long_line_that_is_redrawn_is_cut_too(end: bytes) -> None:
+    pieces = cut(b"0%\r1%\r", b"x" * 40_000 + b"\r ", end, apart_s=PROGRESS_S / 5)
+    assert b"".join(pieces) == b"0%" + b"x" * 40_000
+    assert all(len(piece) <= LINE_BYTES for piece in pieces)
+
+
 def test_a_line_without_end_takes_no_more_memory_than_a_line() -> None:
     cutter = Cutter()
     for _ in range(100):

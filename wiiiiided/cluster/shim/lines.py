@@ -63,7 +63,7 @@ class Cutter:
         self._pending = b""  # the line that has not ended yet
         self._shown = False  # its beginning was already returned, after a silence
         self._redrawing = False  # it began after a carriage return
-        self._held: bytes | None = None  # the latest redrawn line that was not returned
+        self._held: list[bytes] = []  # the latest redrawn line that was not returned, cut
         self._drawn_at = float("-inf")
 
     def feed(self, data: bytes, now: float) -> list[bytes]:
@@ -98,9 +98,9 @@ class Cutter:
                 done.append(text)
                 self._shown = True
             self._pending = b""
-        if self._held is not None and (final or now >= self._drawn_at + PROGRESS_S):
-            done.append(self._held)
-            self._held, self._drawn_at = None, now
+        if self._held and (final or now >= self._drawn_at + PROGRESS_S):
+            done += self._held
+            self._held, self._drawn_at = [], now
         return done
 
     def flush_in_s(self, now: float, fed_at: float) -> float | None:
@@ -108,7 +108,7 @@ class Cutter:
         due = []
         if self._pending:
             due.append(fed_at + SILENCE_S)
-        if self._held is not None:
+        if self._held:
             due.append(self._drawn_at + PROGRESS_S)
         return max(0.0, min(due) - now) if due else None
 
@@ -133,18 +133,18 @@ class Cutter:
         if not text.strip():
             return
         if now >= self._drawn_at + PROGRESS_S:
-            done.append(text)
-            self._held, self._drawn_at = None, now
+            done += _pieces(text)
+            self._held, self._drawn_at = [], now
         else:
-            self._held = text
+            self._held = _pieces(text)
 
     def _end(self, text: bytes, done: list[bytes], *, after_return: bool) -> None:
         """End a line at its newline: the last redrawn line stays on a screen unless this one covers
         it."""
         if text.strip() or (text and not after_return):  # blanks only wipe a redrawn line
             done.append(text)
-        elif self._held is not None:
-            done.append(self._held)
+        elif self._held:
+            done += self._held
         elif not self._shown and not after_return:
             done.append(text)
-        self._held, self._shown = None, False
+        self._held, self._shown = [], False
