@@ -122,6 +122,31 @@ def test_a_job_that_spoils_its_claim_does_not_hold_its_node(
     assert daemon.end_of(daemon.submit("print(1)")).state == "done"
 
 
+FORGED = {
+    "of another boot": lambda claim: json.dumps({**claim, "boot_id": "another-boot"}),
+    "of a stop": lambda claim: json.dumps({**claim, "boot_id": ""}),
+    "none": lambda claim: None,
+}
+
+
+@pytest.mark.parametrize("ended", [False, True], ids=["no end", "an end"])
+@pytest.mark.parametrize("forged", FORGED.values(), ids=FORGED)
+def test_a_job_that_forges_its_claim_does_not_free_its_node_while_it_runs(
+    daemon: PrivateDaemon, forged: Callable[[dict[str, object]], str | None], ended: bool
+) -> None:
+    job = daemon.submit(FOREVER, workers=2)
+    pids = running(daemon, job)
+    daemon.kill()
+    path = daemon.paths.jobs / str(job) / "1" / protocol.CLAIM
+    text = forged(claim_of(daemon, job))
+    path.unlink() if text is None else path.write_text(text)
+    if ended:
+        path.with_name(protocol.EXIT).write_bytes(START + b"}")
+    daemon.start()
+    assert daemon.end_of(job).state == "failed"
+    assert not [pid for pid in pids if alive(pid)]
+
+
 def test_a_daemon_without_descriptors_takes_up_again(daemon: PrivateDaemon, tmp_path: Path) -> None:
     go = tmp_path / "go"
     script = (

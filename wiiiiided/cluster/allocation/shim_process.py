@@ -7,7 +7,8 @@
     other boot      nothing of it can run                              (the machine restarted)
 
 A claim is pid + start time + boot id: a reused pid is never taken for the shim. An end is reported
-only when nothing of the attempt runs any more.
+only when nothing of the attempt runs any more. The files are the job's to write: of an attempt that
+an earlier daemon began, whatever is left is killed before its end is believed.
 """
 
 from __future__ import annotations
@@ -106,11 +107,15 @@ class Shim:
     ) -> protocol.AttemptEnd:
         """Follow the attempt until its end, and return that. Without an order nothing is started:
         an attempt that never began never will."""
+        adopted = self.job_dirs.began(self.job, self.attempt)
         while True:
             try:
                 end = await self._follow(order, descriptors)
+                if adopted:
+                    await self._kill_rest()
                 break
             except Exception:
+                adopted = True  # the files are read anew, and the job may have changed them
                 # Out of descriptors, a file that cannot be read now: the job is still there, and
                 # nothing else looks after it.
                 self._log.exception("%s: following it failed; again in %g s", self, AGAIN_S)
@@ -344,18 +349,26 @@ class Shim:
     async def _clean_up(self) -> None:
         """The shim is dead and left no exit.json: a cleanup kills its processes and writes one."""
         self._log.warning("%s: its shim was killed; ending what it left", self)
-        directory = str(self.job_dirs.attempt(self.job, self.attempt))
-        try:
-            process = spawn(
-                shim_command("--cleanup", directory), self.job_dirs.user, env=HELPER_ENV
-            )
-            code = await ended(process)
-        except OSError as problem:
-            code = -1
-            self._log.warning("%s: its cleanup cannot be started: %s", self, problem)
+        code = await self._helper("--cleanup")
         if self.end() is None:
             self._log.warning("%s: its cleanup ended with code %d; again in 5 s", self, code)
             await asyncio.sleep(5.0)
+
+    async def _kill_rest(self) -> None:
+        """Kill what still runs of the attempt: files that say it is over may be forged."""
+        while code := await self._helper("--kill"):
+            self._log.warning("%s: what is left cannot be ended, code %d; again in 5 s", self, code)
+            await asyncio.sleep(5.0)
+
+    async def _helper(self, what: str) -> int:
+        """The exit code of a helper for this attempt; -1: it cannot be started."""
+        directory = str(self.job_dirs.attempt(self.job, self.attempt))
+        try:
+            process = spawn(shim_command(what, directory), self.job_dirs.user, env=HELPER_ENV)
+        except OSError as problem:
+            self._log.warning("%s: its helper cannot be started: %s", self, problem)
+            return -1
+        return await ended(process)
 
     # ---- commands
 

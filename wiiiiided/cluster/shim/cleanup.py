@@ -9,6 +9,8 @@ the attempt is known by any of three marks, and its descendants are killed too:
 
 It refuses while the shim lives, and takes the claim when there is none: a shim that was started but
 has not claimed yet then finds the attempt taken, and starts nothing.
+
+`kill` only ends processes: a job can write that its shim has ended, and go on.
 """
 
 from __future__ import annotations
@@ -42,15 +44,26 @@ def main(path: str) -> int:
     if claim is not None and claim.pid != os.getpid() and attempt.is_alive(claim):
         print(f"the shim of {path} is alive: pid {claim.pid}", file=sys.stderr)
         return 1
-    if left := _kill_all(path, attempt.read_pipes(directory)):
-        pids = ", ".join(str(process.pid) for process in left[:10])
-        print(f"cannot be killed, of {path}: pid {pids}", file=sys.stderr)
+    if _kill(path, directory):
         return 1
     end = protocol.AttemptEnd(time.time(), {}, KILLED, reason=_reason(claim), lost=True)
     if not _has_end(directory):
         file_trees.remove(f"{path}/{protocol.EXIT}")  # what a job may have put there
         protocol.write_end(directory, end, mode)
     return 0
+
+
+def kill(path: str) -> int:
+    """`--kill ATTEMPT_DIR`: 0 when nothing of the attempt runs, whatever its files say, else 1."""
+    path = os.path.realpath(path)
+    return _kill(path, attempt.open_directory(path))
+
+
+def _kill(path: str, directory: int) -> int:
+    if left := _kill_all(path, attempt.read_pipes(directory)):
+        pids = ", ".join(str(process.pid) for process in left[:10])
+        print(f"cannot be killed, of {path}: pid {pids}", file=sys.stderr)
+    return int(bool(left))
 
 
 def _has_end(directory: int) -> bool:

@@ -2,6 +2,7 @@
 
     run.py ATTEMPT_DIR [--archive FD] [--secrets FD]    supervise the attempt
     run.py --cleanup ATTEMPT_DIR                        end what a killed shim left behind
+    run.py --kill ATTEMPT_DIR                           end what runs of an attempt, no more
     run.py --remove DIR...                              delete trees
     run.py --tar DIR GLOB...                            a tar of some files, on stdout
     run.py --names DIR GLOB...                          the same, without their content
@@ -51,6 +52,8 @@ def main(arguments: list[str]) -> int:
     match arguments:
         case ["--cleanup" | "--sweep", path]:  # the second by a daemon of before an upgrade
             return _as_helper(path, cleanup.main)
+        case ["--kill", path]:
+            return _as_helper(path, cleanup.kill)
         case ["--remove", *paths] if paths:
             return max(_as_helper(path, _remove) for path in paths)
         case ["--tar" | "--names" as what, path, *patterns]:
