@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import io
 import json
+import os
 import tarfile
 import threading
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tests.cluster.connections import FakeNode, FakeShim, answers, pair, run, until
-from wiiiiided.cluster.handlers import log_tail
+from tests.cluster.control.world import GIB, World, spec
+from wiiiiided.cluster.allocation.launcher import encode_job
+from wiiiiided.cluster.handlers import allocation, log_tail
+from wiiiiided.cluster.handlers.allocation import STACK_CHARS
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
+from wiiiiided.domain.node import Node
 
 
 @pytest.fixture
@@ -49,29 +55,43 @@ def test_lines_name_the_node_and_come_by_time(node: FakeNode) -> None:
     assert end == m.EndOfAnswers()
 
 
-@pytest.mark.parametrize("slow", ["ranks_written", "_last_lines", "_after_zeros"])
+@pytest.mark.parametrize(
+    ("where", "slow", "request_"),
+    [
+        (log_tail, "ranks_written", p.NodeLogs(1, 1, tail=5)),
+        (log_tail, "_last_lines", p.NodeLogs(1, 1, tail=5)),
+        (log_tail, "_after_zeros", p.NodeLogs(1, 1, tail=5)),
+        (allocation, "ranks_written", p.NodeStacks(1, 1)),
+    ],
+)
 def test_a_disk_that_does_not_answer_holds_up_no_other_request(
-    node: FakeNode, slow: str, monkeypatch: pytest.MonkeyPatch
+    node: FakeNode,
+    where: ModuleType,
+    slow: str,
+    request_: p.NodeRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     node.write(2, (1.0, "one"))
+    node.job_dirs.write(1, 1, "stacks-2", b"one")
     begun, answered = threading.Event(), threading.Event()
-    real = getattr(log_tail, slow)
+    real = getattr(where, slow)
 
     def wait(*args: Any) -> Any:
         begun.set()
         assert answered.wait(60), "the loop waits for the disk"
         return real(*args)
 
-    monkeypatch.setattr(log_tail, slow, wait)
+    monkeypatch.setattr(where, slow, wait)
 
     async def others() -> list[Any]:
-        asking = asyncio.ensure_future(asked(node, p.NodeLogs(1, 1, tail=5)))
+        asking = asyncio.ensure_future(asked(node, request_))
         await until(begun.is_set, "the disk is asked")
         answered.set()  # the loop goes on, so this is reached
         return await asking
 
-    lines, _ = run(others())
-    assert [line.text for line in lines.lines] == ["one"]
+    said, *_ = run(others())
+    found = said.lines if isinstance(said, m.LogLines) else said.dumps
+    assert [one.text for one in found] == ["one"]
 
 
 def test_only_the_ranks_that_are_asked_for(node: FakeNode) -> None:
@@ -187,6 +207,42 @@ def test_stacks_that_a_hang_left_behind_are_of_the_latest_attempt_that_has_any(
     (found,) = run(asked(node, p.NodeStacks(1, 3)))
     assert found.dumps == (m.StackDump(0, None, "of attempt 2"),)
     assert run(asked(node, p.NodeStacks(9, 1))) == [m.StackDumps(())]
+
+
+def keep(node: FakeNode, workers: int) -> None:
+    """The node knows of job 1 how many ranks it has here, in attempt 1."""
+    world = World(Node("b", 8, GIB))
+    job = world.job(world.submit(spec(resources={"use": ("b",), "workers_per_node": workers})))
+    node.job_dirs.make(1, 1)
+    node.job_dirs.keep(1, encode_job(job))
+
+
+def test_stacks_that_a_job_has_stretched_are_the_ends_of_its_own_ranks(node: FakeNode) -> None:
+    keep(node, 3)
+    for attempt in (1, 2):
+        node.job_dirs.make(1, attempt)
+        for rank in range(100):
+            path = node.job_dirs.attempt(1, attempt) / f"stacks-{rank}"
+            path.write_bytes(b"first")
+            os.truncate(path, 1 << 40)
+            with path.open("ab") as file:
+                file.write(b"last")
+    for attempt in (1, 2):  # of the second only the number of its ranks is known here
+        (found,) = run(asked(node, p.NodeStacks(1, attempt)))
+        assert [dump.rank for dump in found.dumps] == [0, 1, 2]
+        assert {len(dump.text) for dump in found.dumps} == {STACK_CHARS}
+        assert all(dump.text.endswith("\0last") for dump in found.dumps)
+
+
+def test_stacks_of_many_ranks_that_ended_have_a_bound_together(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation, "DUMPS_BYTES", 1000)
+    node.job_dirs.make(1, 1)
+    for rank in range(10):
+        node.job_dirs.write(1, 1, f"stacks-{rank}", b"x" * 5000)
+    (found,) = run(asked(node, p.NodeStacks(1, 1)))
+    assert [len(dump.text) for dump in found.dumps] == [100] * 10
 
 
 def test_files_come_as_a_tar(node: FakeNode) -> None:

@@ -10,6 +10,7 @@ that were over long ago, and has nothing to say about those it never heard of.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -24,6 +25,7 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.domain.checkpoint_files import are_wide
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
+from wiiiiided.domain.limits import MAX_WORKERS
 from wiiiiided.errors import HostError
 
 LOOK_EVERY_S = 0.1  # no notification of file changes works everywhere, so a follower polls
@@ -32,6 +34,7 @@ PIECE_BYTES = 1 << 17
 STACK_CHARS = 1 << 18
 ERROR_CHARS = 1 << 16
 MOST_DUMPS = 4096
+DUMPS_BYTES = 4 << 20  # of all ranks that have ended: JSON may make each byte six
 Lines = tuple[m.LogLine, ...]
 
 
@@ -126,7 +129,7 @@ class LocalAllocations:
         did."""
         shim = self.workers.shims.get((request.id, request.attempt))
         if shim is None:
-            return self._written_stacks(request)
+            return await asyncio.to_thread(self._written_stacks, request)
         dumps = await shim.stacks()
         told = (
             m.StackDump(one.rank, one.pid, one.text[:STACK_CHARS]) for one in dumps[:MOST_DUMPS]
@@ -134,20 +137,40 @@ class LocalAllocations:
         return m.StackDumps(tuple(told))
 
     def _written_stacks(self, request: p.NodeStacks) -> m.StackDumps:
-        """Read the stacks of the latest attempt that wrote any."""
+        """Read the stacks of the latest attempt that wrote any. In a thread: the files are the
+        job's, and as many and as large as it likes."""
         for attempt in range(request.attempt, 0, -1):
-            ranks = ranks_written(self.job_dirs, request.id, attempt, r"stacks-(\d+)")
-            found = (self._written(request.id, attempt, rank) for rank in ranks[:MOST_DUMPS])
+            own, most = self._ranks_here(request.id, attempt)
+            written = ranks_written(self.job_dirs, request.id, attempt, r"stacks-(\d+)")
+            ranks = [rank for rank in written if not own or rank in own][:most]
+            room = min(STACK_CHARS, DUMPS_BYTES // max(1, len(ranks)))
+            found = (self._written(request.id, attempt, rank, room) for rank in ranks)
             if dumps := tuple(dump for dump in found if dump is not None):
                 return m.StackDumps(dumps)
         return m.StackDumps(())
 
-    def _written(self, number: int, attempt: int, rank: int) -> m.StackDump | None:
+    def _written(self, number: int, attempt: int, rank: int, room: int) -> m.StackDump | None:
+        """The end of a rank's file: the newest stacks are there."""
         try:
-            data = self.job_dirs.read(number, attempt, f"stacks-{rank}")
+            fd = self.job_dirs.open(number, attempt, f"stacks-{rank}")
         except (OSError, HostError):
             return None
+        try:
+            data = os.pread(fd, room, max(0, os.fstat(fd).st_size - room))
+        finally:
+            os.close(fd)
         return m.StackDump(rank, None, data.decode(errors="replace")) if data else None
+
+    def _ranks_here(self, number: int, attempt: int) -> tuple[range | None, int]:
+        """Which ranks the attempt has here, and how many: of an earlier attempt than the latest
+        here only the number is known, which is that of all attempts."""
+        job = self.workers.kept(number)
+        known = job.attempt if job is not None else None
+        for one in known.layout.allocations if known is not None else ():
+            if one.node == self.node:
+                assert known is not None
+                return one.ranks if known.number == attempt else None, one.workers
+        return None, MAX_WORKERS
 
     # ---- files
 
