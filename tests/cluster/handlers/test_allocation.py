@@ -24,6 +24,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
+from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.node import Node
 
 
@@ -92,6 +93,74 @@ def test_a_disk_that_does_not_answer_holds_up_no_other_request(
     said, *_ = run(others())
     found = said.lines if isinstance(said, m.LogLines) else said.dumps
     assert [one.text for one in found] == ["one"]
+
+
+def test_a_job_whose_files_take_long_holds_up_no_lines_of_another(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for job in (1, 2):
+        node.write(2, (1.0, "one"), job=job)
+    answered, slow = threading.Event(), threading.Event()
+    real = log_tail.ranks_written
+
+    def wait(job_dirs: Any, job: int, *rest: Any) -> Any:
+        if job == 1:
+            slow.set()
+            assert answered.wait(60)
+        return real(job_dirs, job, *rest)
+
+    monkeypatch.setattr(log_tail, "ranks_written", wait)
+
+    async def others() -> None:
+        asking = [asyncio.ensure_future(asked(node, p.NodeLogs(1, 1))) for _ in range(50)]
+        await until(slow.is_set, "the first job's files are read")
+        try:
+            lines, _ = await asked(node, p.NodeLogs(2, 1))
+            assert [line.text for line in lines.lines] == ["one"]
+            assert await asyncio.to_thread(lambda: "a thread for other work") != ""
+        finally:
+            answered.set()
+        await asyncio.gather(*asking)
+
+    run(others())
+
+
+def test_files_are_read_no_more_when_the_client_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+
+    def never(*given: Any) -> bool:
+        begun.set()
+        return False
+
+    monkeypatch.setattr(allocation, "READERS", 1)
+    monkeypatch.setattr(log_tail, "_is_hole", never)  # so that a TiB is really read
+    node = FakeNode("b", tmp_path)
+    node.workers.settings = lambda: Settings(log_bytes=1 << 40)
+    for job in (1, 2):
+        node.write(2, (1.0, "one"), job=job)
+    os.truncate(node.job_dirs.attempt(1, 1) / "rank-2.log", 1 << 40)
+
+    async def scene() -> None:
+        here, there = await pair()
+        serving = asyncio.ensure_future(node.allocations.handle(there, p.NodeLogs(1, 1, tail=9)))
+        await until(begun.is_set, "its files are read")
+        here.close()
+        await until(serving.done, "it has ended")
+        lines, _ = await asked(node, p.NodeLogs(2, 1))
+        assert [line.text for line in lines.lines] == ["one"]
+
+    run(scene())
+
+
+def test_no_more_files_are_read_than_the_job_has_ranks(node: FakeNode) -> None:
+    keep(node, 2)
+    for attempt in (1, 2):
+        for rank in range(9):
+            node.write(rank, (float(rank), str(rank)), attempt=attempt)
+        lines, _ = run(asked(node, p.NodeLogs(1, attempt)))
+        assert [line.text for line in lines.lines] == ["0", "1"]
 
 
 def test_only_the_ranks_that_are_asked_for(node: FakeNode) -> None:

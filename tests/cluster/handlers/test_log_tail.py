@@ -135,6 +135,26 @@ def test_of_a_file_larger_than_a_log_only_the_end_is_read(
     assert numbers(tail.more()) == [6]
 
 
+def test_holes_between_lines_are_not_read_to_find_the_last_ones(
+    job_dirs: JobDirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = job_dirs.attempt(1, 1) / "rank-0.log"
+    for first in (0, 2, 4):
+        write(job_dirs, 0, first, first + 2)
+        os.truncate(path, (first + 1) << 30)
+    read: list[int] = []
+
+    def pread(fd: int, count: int, offset: int, real: Any = os.pread) -> bytes:
+        data: bytes = real(fd, count, offset)
+        read.append(len(data))
+        assert sum(read) < 4 << 20, "more is read than is needed"
+        return data
+
+    monkeypatch.setattr(os, "pread", pread)
+    lines = list(Tail(job_dirs, 1, 1, (), 3, log_bytes=8 << 30).more())
+    assert numbers(line for line in lines if line.stream != "note") == [3, 4, 5]
+
+
 def test_a_larger_file_is_said_to_be_cut_and_begins_with_a_whole_line(job_dirs: JobDirs) -> None:
     """The limit of its time was another, or a job has written to its own log."""
     write(job_dirs, 0, 0, 50_000, "x" * 100)

@@ -11,8 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+import threading
+from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
+from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.spawn import ended
@@ -34,8 +38,10 @@ PIECE_BYTES = 1 << 17
 STACK_CHARS = 1 << 18
 ERROR_CHARS = 1 << 16
 MOST_DUMPS = 4096
+READERS = 4  # threads for the files of jobs: whatever those are, nothing else waits for them
 DUMPS_BYTES = 4 << 20  # of all ranks that have ended: JSON may make each byte six
 Lines = tuple[m.LogLine, ...]
+Result = TypeVar("Result")
 
 
 class LocalAllocations:
@@ -45,6 +51,9 @@ class LocalAllocations:
         self.node = node
         self.workers = workers
         self.job_dirs = job_dirs
+        self._readers = ThreadPoolExecutor(READERS, "files of jobs")
+        # A job whose files take long holds up one thread, not those who read another's.
+        self._turns: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()
 
     async def handle(self, connection: RpcConnection, request: p.NodeRequest) -> None:
         """Answer the coordinator while it listens."""
@@ -78,24 +87,41 @@ class LocalAllocations:
         number, attempt = request.id, request.attempt
         # In a thread: files of a job are as large as it likes, and on a disk that may not answer.
         limit = self.workers.settings().log_bytes
-        tail = await asyncio.to_thread(
-            Tail, self.job_dirs, number, attempt, request.ranks, request.tail, self.node, limit
+        given_up = threading.Event()
+        try:
+            tail = await self._in_reader(number, self._tail, request, limit, given_up)
+            quiet_s = 0.0
+            while True:
+                # Before we look: no line is written after the end of an allocation.
+                live = request.follow and (number, attempt) in self.workers.following
+                found = batches(tail.more())
+                while batch := await self._in_reader(number, next, found, ()):
+                    quiet_s = 0.0
+                    yield batch
+                if not live:
+                    return
+                if quiet_s >= QUIET_S:
+                    quiet_s = 0.0
+                    yield ()
+                await asyncio.sleep(LOOK_EVERY_S)
+                quiet_s += LOOK_EVERY_S
+        finally:
+            given_up.set()
+
+    def _tail(self, request: p.NodeLogs, limit: int, given_up: threading.Event) -> Tail:
+        number, attempt = request.id, request.attempt
+        own, most = self._ranks_here(number, attempt)
+        return Tail(
+            *(self.job_dirs, number, attempt, request.ranks or tuple(own or ()), request.tail),
+            *(self.node, limit, most, given_up),
         )
-        quiet_s = 0.0
-        while True:
-            # Before we look: no line is written after the end of an allocation.
-            live = request.follow and (number, attempt) in self.workers.following
-            found = batches(tail.more())
-            while batch := await asyncio.to_thread(next, found, ()):
-                quiet_s = 0.0
-                yield batch
-            if not live:
-                return
-            if quiet_s >= QUIET_S:
-                quiet_s = 0.0
-                yield ()
-            await asyncio.sleep(LOOK_EVERY_S)
-            quiet_s += LOOK_EVERY_S
+
+    async def _in_reader(self, number: int, work: Callable[..., Result], *given: object) -> Result:
+        """Read files of a job in one of the few threads for that, one for each job at once."""
+        turn = self._turns.setdefault(number, asyncio.Lock())
+        async with turn:
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(self._readers, work, *given)
 
     # ---- processes
 
@@ -129,7 +155,7 @@ class LocalAllocations:
         did."""
         shim = self.workers.shims.get((request.id, request.attempt))
         if shim is None:
-            return await asyncio.to_thread(self._written_stacks, request)
+            return await self._in_reader(request.id, self._written_stacks, request)
         dumps = await shim.stacks()
         told = (
             m.StackDump(one.rank, one.pid, one.text[:STACK_CHARS]) for one in dumps[:MOST_DUMPS]

@@ -14,8 +14,9 @@ the files: so a node knows it of its own allocation, whatever became of the job.
                                      never looked at           └ what is read of it, without zeros
 
 The file is the job's, and may be of any size without a block on the disk. A shim writes at most
-limits.log to one, so of a larger file only the end is read, and a note says so. All of this waits
-for a disk, which may be slow or gone: `Tail` and its `batches` are for a thread.
+limits.log to one, so of a larger file only the end is read, and a note says so. Holes are passed
+over unread. All of this waits for a disk, which may be slow or gone: `Tail` and its `batches` are
+for a thread, which ends within a piece once the reader has gone.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from __future__ import annotations
 import heapq
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator
 from operator import attrgetter
@@ -55,18 +57,26 @@ class RankLog:
     """One rank's log, from the beginning or from near the end, to where it is now."""
 
     def __init__(
-        self, job_dirs: JobDirs, job: int, attempt: int, rank: int, most_bytes: int, node: str = ""
+        self,
+        job_dirs: JobDirs,
+        job: int,
+        attempt: int,
+        rank: int,
+        most_bytes: int,
+        node: str,
+        given_up: threading.Event,
     ) -> None:
         self.job_dirs, self.job, self.attempt, self.rank = job_dirs, job, attempt, rank
         self.most_bytes = most_bytes  # of one file, from its end
         self.node = node
+        self._given_up = given_up
         self._file: FileId | None = None
         self._offset = 0
         self._overtaken = False
 
     def lines(self) -> Iterator[LogLine]:
         """The lines since the last call, to the end of what there is."""
-        while piece := self._piece():
+        while not self._given_up.is_set() and (piece := self._piece()):
             yield from piece
 
     def skip_to_last(self, lines: int) -> None:
@@ -78,11 +88,11 @@ class RankLog:
             try:
                 self._file = identity(fd)
                 floor = max(0, os.fstat(fd).st_size - self.most_bytes)
-                self._offset, found = _last_lines(fd, lines, floor)
+                self._offset, found = _last_lines(fd, lines, floor, self._given_up)
             finally:
                 os.close(fd)
             lines -= found
-            if lines <= 0:
+            if lines <= 0 or self._given_up.is_set():
                 return
             if floor:  # not ours: what is before it is none of our lines either
                 self._offset = 0
@@ -151,7 +161,7 @@ class RankLog:
             notes.append(f"{text}the last {format_size(self.most_bytes)} are read")
             cut = os.pread(fd, PIECE_BYTES, self._offset).find(b"\n") + 1
             self._offset += cut  # it was in the middle of a line
-        after = _after_zeros(fd, self._offset, size)
+        after = _after_zeros(fd, self._offset, size, self._given_up)
         if after > self._offset:
             text = f"{format_size(after - self._offset)} of zeros are left out here"
             notes.append(f"{text}: no rank wrote them")
@@ -174,7 +184,8 @@ class RankLog:
 
 
 class Tail:
-    """The logs of one attempt's ranks on this node, merged by time as far as they go."""
+    """The logs of one attempt's ranks on this node, at most `most` of them, merged by time as far
+    as they go. Once `given_up` is set, in whichever thread, nothing more is read."""
 
     def __init__(
         self,
@@ -185,11 +196,14 @@ class Tail:
         lines: int | None = None,
         node: str = "",
         log_bytes: int = Settings.log_bytes,
+        most: int = MAX_WORKERS,
+        given_up: threading.Event | None = None,
     ) -> None:
         self.job_dirs, self.job, self.attempt, self.node = job_dirs, job, attempt, node
         # Twice: a shim ends a file a line later, and the limit may have been another then.
         self._most_bytes = 2 * log_bytes
-        self._wanted = frozenset(ranks)
+        self._wanted, self._most = frozenset(ranks), most
+        self._given_up = given_up or threading.Event()
         self._logs: dict[int, RankLog] = {}
         self._look()
         if lines is not None:
@@ -206,9 +220,12 @@ class Tail:
     def _look(self) -> None:
         """A follower may be here before the ranks are."""
         for rank in ranks_written(self.job_dirs, self.job, self.attempt):
+            if len(self._logs) >= self._most:
+                return
             if rank not in self._logs and (not self._wanted or rank in self._wanted):
                 self._logs[rank] = RankLog(
-                    self.job_dirs, self.job, self.attempt, rank, self._most_bytes, self.node
+                    *(self.job_dirs, self.job, self.attempt, rank),
+                    *(self._most_bytes, self.node, self._given_up),
                 )
 
 
@@ -243,13 +260,20 @@ def batches(lines: Iterator[LogLine]) -> Iterator[tuple[LogLine, ...]]:
         yield tuple(batch)
 
 
-def _last_lines(fd: int, lines: int, floor: int) -> tuple[int, int]:
+def _last_lines(fd: int, lines: int, floor: int, given_up: threading.Event) -> tuple[int, int]:
     """(offset, how many) of the last lines of a file, found from its end down to `floor`."""
     end = os.fstat(fd).st_size
     # Bytes behind the last newline are not yet a line.
     count, offset = -1, end
-    while offset > floor:
-        begin = max(floor, offset - PIECE_BYTES)
+    step = PIECE_BYTES
+    while offset > floor and not given_up.is_set():
+        begin = max(floor, offset - step)
+        if _is_hole(fd, begin, offset):
+            offset, step = begin, 2 * step
+            continue
+        if step > PIECE_BYTES:
+            step = PIECE_BYTES
+            continue
         data = os.pread(fd, offset - begin, begin)
         at = len(data)
         while (at := data.rfind(b"\n", 0, at)) >= 0:
@@ -260,9 +284,17 @@ def _last_lines(fd: int, lines: int, floor: int) -> tuple[int, int]:
     return floor, max(0, count + 1)
 
 
-def _after_zeros(fd: int, offset: int, size: int) -> int:
+def _is_hole(fd: int, begin: int, end: int) -> bool:
+    """Whether nothing was ever written there."""
+    try:
+        return os.lseek(fd, begin, os.SEEK_DATA) >= end
+    except OSError:  # there is nothing but a hole
+        return True
+
+
+def _after_zeros(fd: int, offset: int, size: int, given_up: threading.Event) -> int:
     """`offset`, or where the zeros end that begin there; a hole is not read to be passed over."""
-    while os.pread(fd, 1, offset) == b"\0":
+    while not given_up.is_set() and os.pread(fd, 1, offset) == b"\0":
         data = os.pread(fd, PIECE_BYTES, offset)
         if data.strip(b"\0"):
             break
