@@ -17,7 +17,7 @@ from wiiiiided.domain.spec import JobSpec, Notify, Run
 def test_a_command_that_is_too_long_with_all_filled_in_is_a_line_in_the_log(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(notify_hook, "spawn", lambda *args, **rest: pytest.fail("it is run"))
+    monkeypatch.setattr(notify_hook, "spawn_named", lambda *args, **rest: pytest.fail("it is run"))
     spec = JobSpec("test", Run(("python",)), notify=Notify(("echo", "{reason}" * 16000)))
     job = Job(7, spec, Owner("a", 0, "root"), "", 0.0, Ended(0.0, "failed", 1, "x"))
     here: Any = None

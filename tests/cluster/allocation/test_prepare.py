@@ -7,6 +7,7 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,14 @@ import pytest
 from msgspec.structs import replace
 
 from wiiiiided.cluster.allocation import prepare
+from wiiiiided.cluster.allocation import spawn as spawning
 from wiiiiided.cluster.allocation.archive_cache import Archives
 from wiiiiided.cluster.allocation.prepare import CoordinatorAway, Preparer, Unprepared
 from wiiiiided.cluster.allocation.shim_order import HostContext
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control.job import Job, Owner, Queued
 from wiiiiided.cluster.membership.dial import Unreachable
+from wiiiiided.cluster.system import file_looks
 from wiiiiided.domain.spec import JobSpec, Run
 from wiiiiided.errors import HostError, UsageError
 
@@ -94,18 +97,55 @@ def test_an_interpreter_that_never_answers_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prepare, "LOOK_WITHIN_S", 0.2)
-    real, started = prepare.spawn, []
+    real, started = prepare.spawn_named, []
 
     def spawn(*given: Any, **options: Any) -> subprocess.Popen[bytes]:
         started.append(real(*given, **options))
         return started[-1]
 
-    monkeypatch.setattr(prepare, "spawn", spawn)
+    monkeypatch.setattr(prepare, "spawn_named", spawn)
     python = script(tmp_path / "python", "exec sleep 1000")
     with pytest.raises(Unprepared, match="did not say its version"):
         asyncio.run(preparer(tmp_path).prepare(job(python)))
     (process,) = started
     assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_packages_on_a_file_system_that_does_not_answer_are_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(file_looks, "WITHIN_S", 0.05)
+    monkeypatch.setattr(prepare, "_marks", lambda *given: answered.wait(60))
+    python = script(tmp_path / "python", """echo '{"python": "3.11.7", "torch": "2.13.0"}'""")
+    try:
+        with pytest.raises(Unprepared, match="python is on a file system that does not answer"):
+            asyncio.run(preparer(tmp_path).prepare(job(python)))
+    finally:
+        answered.set()
+
+
+def test_a_program_that_a_job_names_is_not_executed_by_the_daemon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The start of a process waits until the program's file has been read."""
+    real, started = spawning.spawn, []
+
+    def spawn(argv: list[str], *given: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(argv[0])
+        return real(argv, *given, **options)
+
+    monkeypatch.setattr(spawning, "spawn", spawn)
+    python = script(tmp_path / "python", """echo '{"python": "3.11.7", "torch": "2.13.0"}'""")
+    assert asyncio.run(preparer(tmp_path).prepare(job(python))).torch == "2.13.0"
+    assert started == [sys.executable]
+
+
+def test_a_file_that_cannot_be_executed_is_named_with_the_reason(tmp_path: Path) -> None:
+    python = script(tmp_path / "python", "exit 0")
+    os.chmod(python, 0o644)
+    with pytest.raises(Unprepared, match="python cannot be run: Permission denied"):
+        asyncio.run(preparer(tmp_path).prepare(job(python)))
 
 
 def test_an_archive_that_is_missing_is_fetched_once_for_two_jobs(tmp_path: Path) -> None:

@@ -171,9 +171,8 @@ def test_the_log_tier_reaches_the_ranks_and_their_own_variable_wins() -> None:
 
 
 def test_which_python(tmp_path: Path) -> None:
-    assert interpreter(None, "/own/python") == "/own/python"
-    assert interpreter(str(tmp_path), "/own/python") == f"{tmp_path}/bin/python"
-    assert interpreter("/usr/bin/python3.12", "/own/python") == "/usr/bin/python3.12"
+    assert interpreter(str(tmp_path)) == f"{tmp_path}/bin/python"
+    assert interpreter("/usr/bin/python3.12") == "/usr/bin/python3.12"
     assert command(("python3", "-m", "x"), "/p/python") == ["/p/python", "-m", "x"]
     assert command(("./run.sh", "python"), "/p/python") == ["./run.sh", "python"]
 

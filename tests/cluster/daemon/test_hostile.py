@@ -225,6 +225,32 @@ def test_a_shim_killed_before_its_claim_never_runs_beside_the_next_attempt() -> 
         daemon.client.cancel(job, now=True)
 
 
+def hung_mount(look_within_s: float) -> tuple[str, ...]:
+    return (sys.executable, "-m", "tests.cluster.daemon.hung_mount", str(look_within_s))
+
+
+def test_a_job_on_a_file_system_that_does_not_answer_fails_in_a_sentence_and_stops_no_other() -> (
+    None
+):
+    with private_daemon(program=hung_mount(0.5)) as daemon:
+        job = daemon.submit("print(1)", python="/hung/venv")
+        view = daemon.end_of(job)
+        text = "its interpreter /hung/venv is on a file system that does not answer"
+        assert (view.state, view.why) == ("failed", text)
+        assert daemon.end_of(daemon.submit("print(1)")).state == "done"
+
+
+def test_a_job_whose_file_system_does_not_answer_yet_can_be_cancelled() -> None:
+    with private_daemon(program=hung_mount(600)) as daemon:
+        job = daemon.submit("print(1)", python="/hung/venv")
+        daemon.wait_for(job, "starting")
+        daemon.kill()
+        daemon.start()
+        daemon.wait_for(job, "starting")
+        assert daemon.client.cancel(job).state == "cancelled"
+        assert daemon.end_of(daemon.submit("print(1)")).state == "done"
+
+
 def _shims(daemon: PrivateDaemon, job: int, attempt: int) -> list[int]:
     folder = f"{daemon.paths.jobs}/{job}/{attempt}"
     found: list[int] = []

@@ -25,11 +25,17 @@ from wiiiiided.cluster.allocation.prepare import (
     Unprepared,
     log_wait,
 )
-from wiiiiided.cluster.allocation.shim_order import HostContext, order_for, secret_lines
+from wiiiiided.cluster.allocation.shim_order import (
+    HostContext,
+    interpreter_of,
+    order_for,
+    secret_lines,
+)
 from wiiiiided.cluster.allocation.shim_process import Shim
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.peering.messages import Assignment
 from wiiiiided.cluster.shim import protocol
+from wiiiiided.cluster.system.file_looks import Unanswered
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.cluster.trust.signing_request import self_signed
 
@@ -52,6 +58,12 @@ class Launcher:
         missing = await self._fetched(given.job, shim)
         if missing:
             return None, missing
+        try:
+            python = await shim.while_wanted(interpreter_of(given.job, self.here))
+        except Unanswered as problem:
+            return None, f"its interpreter {problem}"
+        if python is None:
+            return None, ""
         assert given.job.attempt is not None
         order = order_for(
             given.job,
@@ -61,6 +73,7 @@ class Launcher:
             here=self.here,
             settings=self.settings(),
             endpoints=given.endpoints,
+            python=python,
         )
         if order.encrypt and not order.node_index:
             await self._certify(given.job.id, shim.attempt)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import subprocess
 
-from wiiiiided.cluster.allocation.shim_order import HostContext, environment, interpreter
-from wiiiiided.cluster.allocation.spawn import end_process, ended, spawn
+from wiiiiided.cluster.allocation.shim_order import HostContext, environment, interpreter_of
+from wiiiiided.cluster.allocation.spawn import end_process, ended, spawn_named
 from wiiiiided.cluster.control.actions import RunNotify
 from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.system.file_looks import Unanswered
 from wiiiiided.domain.limits import MAX_TEXT
 from wiiiiided.domain.placeholders import TooLong, fill
 from wiiiiided.log import about, logger
@@ -43,14 +44,17 @@ class NotifyHook:
             text = "job %d: its notify command is not run: filled in, %s"
             logger.warning(text, job.id, problem, extra=about(job.id))
             return
-        python = interpreter(job.spec.run.python, self._here.python)
+        try:
+            python = await interpreter_of(job, self._here)
+        except (Unanswered, OSError):  # it is only for PATH, and the command may tell of just that
+            python = self._here.python
         env = environment(job, python, self._here)
         async with self._running:
             await self._run(job.id, argv, env)
 
     async def _run(self, number: int, argv: list[str], env: dict[str, str]) -> None:
         try:
-            process = spawn(argv, self._here.user, env=env, cwd="/")
+            process = spawn_named(argv, self._here.user, env=env)
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
             text = "job %d: its notify command cannot be started: %s"
             logger.warning(text, number, problem, extra=about(number))

@@ -18,17 +18,20 @@ from typing import Final
 import msgspec
 
 from wiiiiided.cluster.allocation.archive_cache import Archives
-from wiiiiided.cluster.allocation.shim_order import HostContext, interpreter
+from wiiiiided.cluster.allocation.shim_order import HostContext, interpreter_of
 from wiiiiided.cluster.allocation.spawn import (
+    CANNOT_RUN,
     HELPER_ENV,
     JobAccount,
     end_process,
     ended,
+    exec_problem,
     may_pass,
-    spawn,
+    spawn_named,
 )
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.shim.access import closed_to
+from wiiiiided.cluster.system.file_looks import Unanswered, look
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
 from wiiiiided.log import about, logger
 
@@ -38,7 +41,6 @@ AGAIN_S: Final = 1.0
 LATER_S: Final = 10.0  # when this machine cannot: an archive is not fetched every second in vain
 ANSWER_BYTES: Final = 1 << 16
 KEPT: Final = 64  # answers of interpreters
-CANNOT_RUN: Final = 126  # a shell's exit code for it
 
 LOOK: Final = """
 import importlib.metadata as metadata, json, platform, sys
@@ -139,12 +141,17 @@ class Preparer:
 
     async def versions(self, job: Job) -> InterpreterVersions:
         """The job's interpreter's contents, from an earlier look where nothing has changed."""
-        python = interpreter(job.spec.run.python, self._here.python)
+        try:
+            return await self._versions(await interpreter_of(job, self._here))
+        except Unanswered as problem:
+            raise Unprepared(f"its interpreter {problem}", CANNOT_RUN) from None
+
+    async def _versions(self, python: str) -> InterpreterVersions:
         kept = self._kept.get(python)
-        if kept is not None and kept[0] == _marks(python, kept[1].path):
+        if kept is not None and kept[0] == await self._marks(python, kept[1].path):
             return kept[1]
         found = await self._look(python)
-        marks = _marks(python, found.path)
+        marks = await self._marks(python, found.path)
         if marks:
             if len(self._kept) >= KEPT:
                 self._kept.pop(next(iter(self._kept)))
@@ -155,29 +162,39 @@ class Preparer:
         command = [python, "-I", "-c", LOOK]
         env = {**HELPER_ENV, "HOME": self._here.user.home}
         try:
-            process = spawn(command, self._here.user, env=env, stdout=subprocess.PIPE)
+            process = spawn_named(command, self._here.user, env=env, stdout=subprocess.PIPE)
         except (OSError, ValueError, subprocess.SubprocessError) as problem:
-            if may_pass(problem):
-                raise self._shortage(f"its interpreter {python} cannot be run", problem) from None
-            why = getattr(problem, "strerror", None) or problem
-            why = self._closed(python) or why
-            raise Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN) from None
+            raise await self._cannot_run(python, problem) from None
         try:
             async with asyncio.timeout(LOOK_WITHIN_S):
                 said, code = await output_and_code(process, self._here.user)
         except TimeoutError:
             text = f"its interpreter {python} did not say its version within {LOOK_WITHIN_S:g} s"
             raise Unprepared(text, CANNOT_RUN) from None
+        if failed := exec_problem(said, code):
+            raise await self._cannot_run(python, failed)
         try:
             return msgspec.json.decode(said, type=InterpreterVersions)
         except msgspec.DecodeError:
-            why = self._closed(python) or "is it a Python?"
+            why = await self._closed(python) or "is it a Python?"
             text = f"its interpreter {python} does not work (code {code}): {why}"
             raise Unprepared(text, CANNOT_RUN) from None
 
-    def _closed(self, python: str) -> str:
+    async def _cannot_run(self, python: str, problem: Exception) -> Unprepared:
+        if may_pass(problem):
+            return self._shortage(f"its interpreter {python} cannot be run", problem)
+        why = await self._closed(python) or getattr(problem, "strerror", None) or problem
+        return Unprepared(f"its interpreter {python} cannot be run: {why}", CANNOT_RUN)
+
+    async def _closed(self, python: str) -> str:
         """Which directory keeps the jobs' user from the interpreter, if one does."""
-        return closed_to(self._here.user.name, python) if self._here.user.other else ""
+        user = self._here.user
+        return await look(python, closed_to, user.name, python) if user.other else ""
+
+    async def _marks(self, python: str, path: tuple[str, ...]) -> tuple[int, ...]:
+        if python == self._here.python:  # no job named these paths
+            return _marks(python, path)
+        return await look(python, _marks, python, path)
 
 
 def passes(problem: Exception) -> bool:

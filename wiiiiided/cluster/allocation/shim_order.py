@@ -1,6 +1,7 @@
 """The order that tells a shim what to start, made from the job's file and this machine.
 
-Pure, except that it reads this machine's network interfaces, which a caller may replace.
+Pure, except that it reads this machine's network interfaces, which a caller may replace, and that
+`interpreter_of` looks where the job's Python is.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import psutil
 from wiiiiided.cluster.allocation.spawn import JobAccount
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.shim.protocol import FORMAT, WITH_ENDPOINT, LaunchOrder, host_and_port
+from wiiiiided.cluster.system.file_looks import look
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.config import inherited
 from wiiiiided.domain.node import Node
@@ -71,12 +73,14 @@ def order_for(
     settings: Settings,
     endpoints: Mapping[str, str] = {},
     table: Callable[[], Table] = interfaces,
+    python: str = "",
 ) -> LaunchOrder:
-    """The order for this node's allocation; `endpoints` are the one ports of the job's nodes."""
+    """The order for this node's allocation; `endpoints` are the one ports of the job's nodes,
+    `python` is the job's interpreter where that is not the daemon's own."""
     allocation = layout.on(here.node)
     several = len(layout.allocations) > 1 and bool(here.endpoint)
     policy = job.spec.policy
-    python = interpreter(job.spec.run.python, here.python)
+    python = python or here.python
     return LaunchOrder(
         job=job.id,
         attempt=attempt,
@@ -129,10 +133,15 @@ def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     return ipaddress.ip_address(text.partition("%")[0])
 
 
-def interpreter(wanted: str | None, own: str) -> str:
-    """The job's Python: the daemon's own, a venv's, or the one named."""
-    if wanted is None:
-        return own
+async def interpreter_of(job: Job, here: HostContext) -> str:
+    """The job's Python: the daemon's own, a venv's, or the one named. Unanswered, or OSError: that
+    cannot be known now."""
+    wanted = job.spec.run.python
+    return here.python if wanted is None else await look(wanted, interpreter, wanted)
+
+
+def interpreter(wanted: str) -> str:
+    """The Python of a venv, or the one named."""
     return os.path.join(wanted, "bin", "python") if os.path.isdir(wanted) else wanted
 
 

@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from wiiiiided.cluster.allocation.job_dirs import JobDirs
 from wiiiiided.cluster.allocation.lifecycle import FORFEITED
@@ -60,6 +60,7 @@ ENFORCE_S = 30.0  # beyond its grace: a shim that has not ended everything by th
 ENFORCE_AGAIN_S = 5.0
 NO_PROCESS = {errno.ESRCH, errno.EINVAL, errno.ENOENT}  # 0, -1 and a thread's id are no pid
 Descriptors = Callable[[], contextlib.AbstractContextManager[dict[str, int]]]
+Result = TypeVar("Result")
 UNREADABLE = "unreadable"  # stands for the boot id of a claim that a job has overwritten
 
 
@@ -426,8 +427,8 @@ class Shim:
         """Whether this daemon has told it to end."""
         return self._stop is not None
 
-    async def while_wanted(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run `work`, and cancel it when the allocation is told to end."""
+    async def while_wanted(self, work: Coroutine[Any, Any, Result]) -> Result | None:
+        """Run `work`, and cancel it when the allocation is told to end: None."""
         doing = asyncio.ensure_future(work)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:
@@ -436,8 +437,7 @@ class Shim:
             doing.cancel()
             stopped.cancel()
             await asyncio.gather(doing, stopped, return_exceptions=True)
-        if not doing.cancelled():
-            doing.result()
+        return None if doing.cancelled() else doing.result()
 
     async def stacks(self) -> tuple[RankStacks, ...]:
         """The stacks of all ranks; none when the shim does not answer."""

@@ -19,6 +19,7 @@ import errno
 import os
 import pwd
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
@@ -34,6 +35,16 @@ MAY_PASS = {
     *(errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN, errno.ENOMEM),
     *(errno.EMFILE, errno.ENFILE, errno.EINTR),
 }
+CANNOT_RUN = 126  # a shell's exit code for it
+EXEC_FAILED = b"exec failed: "  # and the errno
+EXECUTE = f"""
+import os, sys
+try:
+    os.execvp(sys.argv[1], sys.argv[1:])
+except OSError as problem:
+    os.write(1, {EXEC_FAILED!r} + b"%d" % problem.errno)
+    os._exit({CANNOT_RUN})
+"""
 CAPABILITY_VERSION = 0x20080522  # of capset(2): 64 capabilities in two words of each set
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -121,6 +132,27 @@ def spawn(
         umask=0o022,
         **switch,
     )
+
+
+def spawn_named(
+    argv: Sequence[str],
+    user: JobAccount,
+    *,
+    env: Mapping[str, str],
+    stdout: int | IO[bytes] = subprocess.DEVNULL,
+) -> subprocess.Popen[bytes]:
+    """Start a program that a job names, which may be on a file system that does not answer. A
+    process of ours executes it, and hangs then: the start of a process waits for its exec. Where
+    that fails the process ends with CANNOT_RUN, and its output says why (`exec_problem`)."""
+    return spawn([sys.executable, "-I", "-S", "-c", EXECUTE, *argv], user, env=env, stdout=stdout)
+
+
+def exec_problem(said: bytes, code: int) -> OSError | None:
+    """Why a program could not be executed, from the output of `spawn_named`; None: it was."""
+    number = said.removeprefix(EXEC_FAILED).strip()
+    if code != CANNOT_RUN or not said.startswith(EXEC_FAILED) or not number.isdigit():
+        return None
+    return OSError(int(number[:6]), os.strerror(int(number[:6])))
 
 
 def _drop_capabilities() -> None:

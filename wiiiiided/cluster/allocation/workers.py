@@ -60,7 +60,6 @@ from wiiiiided.cluster.allocation.lifecycle import (
 from wiiiiided.cluster.allocation.notify_hook import NotifyHook
 from wiiiiided.cluster.allocation.prepare import (
     AGAIN_S,
-    CANNOT_RUN,
     LATER_S,
     CoordinatorAway,
     InterpreterVersions,
@@ -71,7 +70,7 @@ from wiiiiided.cluster.allocation.prepare import (
 )
 from wiiiiided.cluster.allocation.shim_order import HostContext
 from wiiiiided.cluster.allocation.shim_process import Shim, shim_command
-from wiiiiided.cluster.allocation.spawn import HELPER_ENV, ended, may_pass, spawn
+from wiiiiided.cluster.allocation.spawn import CANNOT_RUN, HELPER_ENV, ended, may_pass, spawn
 from wiiiiided.cluster.control import actions as a
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import AttemptKey, Hung, Job, Starting, Stopping
