@@ -37,6 +37,7 @@ from wiiiiided.cluster.control.node_table import NodeRow
 from wiiiiided.cluster.state.disk_reserve import Reserve
 from wiiiiided.cluster.state.plans import Plans
 from wiiiiided.cluster.state.run_records import RunRecords
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.plan import PROBE
 from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
@@ -99,8 +100,9 @@ MIGRATIONS: Final[tuple[str, ...]] = (
 
 Kind = TypeVar("Kind")
 _encode = msgspec.json.Encoder().encode
-_job = msgspec.json.Decoder(Job).decode
-_node = msgspec.json.Decoder(NodeRow).decode
+_job = json_decoder(Job)
+_node = json_decoder(NodeRow)
+_secrets = json_decoder(dict[str, str])
 
 
 class StoreError(WiiiiideError):
@@ -390,7 +392,7 @@ class StateStore:
 
     def secrets(self, number: int) -> dict[str, str]:
         row = self._db.execute("SELECT body FROM secrets WHERE job = ?", (number,)).fetchone()
-        return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
+        return {} if row is None else _secrets(row[0])
 
     def submitted(self, node: str, uid: int, nonce: str) -> tuple[int, int] | None:
         """The job that a request of that user queued, and how many it swept, 0 where it is no
