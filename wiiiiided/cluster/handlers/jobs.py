@@ -62,6 +62,9 @@ class JobRequests:
 
     def find(self, number: int) -> Job:
         job = self.controller.job(number) if 0 < number < 1 << 62 else None
+        if job is None and number in self.controller.store.unreadable:
+            text = f"job {number} is over, and this version cannot read what is stored of it"
+            raise Refuse(FAILED, text, "install the version that wrote it to see it again")
         if job is None:
             raise Refuse(NO_SUCH, f"there is no job {number}", "wiiiiide ps -a lists them")
         return job

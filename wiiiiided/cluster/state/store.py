@@ -24,7 +24,7 @@ import fcntl
 import os
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -129,6 +129,7 @@ class StateStore:
         self.reserve.keep()
         self.records = RunRecords(self._db)
         self.plans = Plans(self._db)
+        self.unreadable: set[int] = set()  # jobs that are over and were found unreadable
         self._trials = self._written_trials()  # jobs that may be some; what they are is in the rows
 
     def close(self) -> None:
@@ -251,10 +252,9 @@ class StateStore:
         new = [number for number in numbers if skip and first <= number < first + MOST_SKIPPED]
         if new:
             self._skip(first, max(new))
-            shown = ", ".join(map(str, sorted(new)[:SHOWN])) + (" …" if len(new) > SHOWN else "")
-            text = "jobs %s (%d) have files, and this queue never knew them: it was restored from "
+            text = "jobs %s have files, and this queue never knew them: it was restored from "
             text += "an older copy, or begun anew. Their files stay; the next job is number %d"
-            logger.warning(text, shown, len(new), self.next_id())
+            logger.warning(text, _some_of(new), self.next_id())
         ranges = self._skipped()
         lows = [low for low, _ in ranges]
 
@@ -311,7 +311,9 @@ class StateStore:
     def latest_attempts(self) -> dict[int, int]:
         """The number of every job's latest attempt, whether the job is over or not; 0: it had none.
         The jobs are not read whole: there may be a hundred thousand."""
-        sql = "SELECT id, json_extract(CAST(body AS TEXT), '$.attempt.number') FROM jobs"
+        text = "CAST(body AS TEXT)"
+        attempt = f"CASE WHEN json_valid({text}) THEN json_extract({text}, '$.attempt.number') END"
+        sql = f"SELECT id, {attempt} FROM jobs"
         return {number: attempt or 0 for number, attempt in self._db.execute(sql)}
 
     def numbers(self) -> set[int]:
@@ -340,18 +342,36 @@ class StateStore:
     def ended(self, limit: int) -> list[Job]:
         """The latest to end, latest first."""
         rows = self._db.execute(
-            "SELECT body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
+            "SELECT id, body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
             (limit,),
         )
-        return [_job(row[0]) for row in rows]
+        return list(self._readable(rows))
+
+    def _readable(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[Job]:
+        """Yield jobs, but for those that cannot be read: what is over must not keep what goes on
+        from being seen. They are named in the log once."""
+        new, why = [], ""
+        try:
+            for number, body in rows:
+                try:
+                    yield _job(body)
+                except msgspec.DecodeError as problem:
+                    if number not in self.unreadable:
+                        new.append(number)
+                        self.unreadable.add(number)
+                        why = str(problem)
+        finally:
+            if new:
+                text = "%s: jobs that this version cannot read are left out, their files stay: %s "
+                text += "(%s). Install the version that wrote them to see them again"
+                logger.warning(text, self.path, _some_of(new), why)
 
     def sweep(self, number: int) -> list[Job]:
         """The jobs of a sweep, over or not, but for those that were pruned. Their numbers follow
         each other, so no more than MOST_JOBS rows are read."""
-        sql = "SELECT body FROM jobs WHERE id >= ? AND id < ? ORDER BY id"
+        sql = "SELECT id, body FROM jobs WHERE id >= ? AND id < ? ORDER BY id"
         found: list[Job] = []
-        for row in self._db.execute(sql, (number, number + MOST_JOBS)):
-            job = _job(row[0])
+        for job in self._readable(self._db.execute(sql, (number, number + MOST_JOBS))):
             if job.sweep != number:
                 break
             found.append(job)
@@ -369,8 +389,8 @@ class StateStore:
         ]
 
     def _written_trials(self) -> set[int]:
-        rows = self._db.execute("SELECT body FROM jobs WHERE instr(body, ?)", (PROBE.encode(),))
-        found = [_job(row[0]) for row in rows]
+        sql = "SELECT id, body FROM jobs WHERE instr(body, ?)"
+        found = self._readable(self._db.execute(sql, (PROBE.encode(),)))
         return {job.id for job in found if PROBE in job.spec.run.env}
 
     def ended_before_latest(self, keep: int) -> list[int]:
@@ -382,9 +402,9 @@ class StateStore:
         return [row[0] for row in rows]
 
     def job(self, number: int) -> Job | None:
-        """Read any job there ever was, unless it was pruned."""
-        row = self._db.execute("SELECT body FROM jobs WHERE id = ?", (number,)).fetchone()
-        return None if row is None else _job(row[0])
+        """Read any job there ever was, unless it was pruned or cannot be read."""
+        rows = self._db.execute("SELECT id, body FROM jobs WHERE id = ?", (number,))
+        return next(self._readable(rows), None)
 
     def story(self, number: int) -> list[tuple[float, str]]:
         rows = self._db.execute("SELECT at, text FROM story WHERE job = ? ORDER BY seq", (number,))
@@ -527,6 +547,12 @@ def _lock(directory: Path) -> int:
     except OSError:
         pass  # a full disk: the lock is what counts, the number is a courtesy
     return fd
+
+
+def _some_of(jobs: Sequence[int]) -> str:
+    """Name jobs by their numbers: the first, and how many there are."""
+    shown = ", ".join(map(str, sorted(jobs)[:SHOWN])) + (" …" if len(jobs) > SHOWN else "")
+    return f"{shown} ({len(jobs)})"
 
 
 def _is_broken(problem: sqlite3.Error) -> bool:
