@@ -115,7 +115,8 @@ class JobRequests:
                     text = f"the working directory of job {job.id} is kept no longer"
                     hint = "there was no room for it (limits.archives): submit the job again"
                     raise Refuse(FAILED, text, hint)
-                waits_for = self.dependencies(job.spec.policy.after) if over else ()
+                ran = job.attempt is not None
+                waits_for = self.dependencies(job.spec.policy.after, ran) if over else ()
                 event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
         if event.tag not in MOVES[job.state]:
             verb = request.tag.lower()
@@ -139,10 +140,13 @@ class JobRequests:
         with _stored():
             self.controller.catch_up()
 
-    def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The jobs it must wait for. One that is over and was not done is a refusal."""
+    def dependencies(self, after: tuple[int, ...], ran: bool = False) -> tuple[int, ...]:
+        """The jobs it must wait for. One that is over and was not done is a refusal, and so is one
+        that is not kept, unless the job `ran`: that was done by then."""
         waits_for = []
         for number in dict.fromkeys(after):
+            if ran and self.controller.job(number) is None:
+                continue
             other = self.find(number)
             if other.state not in ENDED:
                 waits_for.append(number)
