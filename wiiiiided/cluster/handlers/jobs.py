@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.control.start_estimate import LOOKS, Estimate
+from wiiiiided.cluster.handlers.quota import Quota
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import Caller, RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
@@ -40,11 +41,13 @@ class JobRequests:
         own: str,
         has_archive: Callable[[str], bool],
         estimate: Callable[[int], Estimate],
+        quota: Quota,
     ) -> None:
         self.controller = controller
         self.own = own
         self.has_archive = has_archive
         self.estimate = estimate
+        self.quota = quota
 
     # ---- looking
 
@@ -115,6 +118,8 @@ class JobRequests:
                     text = f"the working directory of job {job.id} is kept no longer"
                     hint = "there was no room for it (limits.archives): submit the job again"
                     raise Refuse(FAILED, text, hint)
+                if over:
+                    self.quota.check(job.owner, caller.admin, [job.spec])
                 ran = job.attempt is not None
                 waits_for = self.dependencies(job.spec.policy.after, ran) if over else ()
                 event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
