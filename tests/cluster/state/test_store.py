@@ -23,6 +23,7 @@ from wiiiiided.cluster.control.actions import AnyAction, Tell
 from wiiiiided.cluster.control.events import Ticked
 from wiiiiided.cluster.control.job import Job, Owner
 from wiiiiided.cluster.control.node_table import NodeRow
+from wiiiiided.cluster.state import store as store_module
 from wiiiiided.cluster.state.controller import Controller
 from wiiiiided.cluster.state.store import MIGRATIONS, StateStore, StoreError, StoreUnusable
 from wiiiiided.domain.node import DrainRecord, Node
@@ -92,6 +93,54 @@ def test_a_line_is_told_of_a_job_that_is_over_and_of_none_that_is_forgotten(
     store.tell(Tell(8, 2.0, "of nobody"))
     assert store.story(7) == [(1.0, "told of 7"), (2.0, "and then")]
     assert store.story(8) == []
+
+
+def lines_of(store: StateStore, number: int) -> int:
+    sql = "SELECT count(*) FROM story WHERE job = ?"
+    return int(store.db.execute(sql, (number,)).fetchone()[0])
+
+
+def test_a_live_jobs_story_has_an_end_and_its_latest_lines_are_read(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in {"STORY_LINES": 3, "STORY_KEPT": 5, "STORY_CUT": 2}.items():
+        monkeypatch.setattr(store_module, name, number)
+    put(store, some_job(1), some_job(2))
+    for number in range(20):  # as an older version wrote it
+        store.db.execute("INSERT INTO story (job, at, text) VALUES (2, 0, ?)", (f"old {number}",))
+    for number in range(1, 9):
+        store.commit([], [Tell(1, float(number), f"held {number}")], Ticked(1.0))
+    store.tell(Tell(1, 9.0, "released"))
+    assert lines_of(store, 1) == 5
+    assert store.story(1) == [(7.0, "held 7"), (8.0, "held 8"), (9.0, "released")]
+    assert lines_of(store, 2) == 21
+    for _ in range(20):
+        store.tell(Tell(2, 1.0, "told"))
+    assert lines_of(store, 2) == 5
+
+
+def test_reading_a_story_and_adding_to_it_look_at_its_end_only(store: StateStore) -> None:
+    """Instructions of SQLite are counted."""
+    put(store, some_job(1))
+
+    def steps(lines: int) -> int:
+        rows = ((1, 0.0, "held by ada") for _ in range(lines))
+        store.db.executemany("INSERT INTO story (job, at, text) VALUES (?, ?, ?)", rows)
+        counted = 0
+
+        def count() -> int:
+            nonlocal counted
+            counted += 1
+            return 0
+
+        store.db.set_progress_handler(count, 100)
+        store.tell(Tell(1, 1.0, "released by ada"))
+        assert len(store.story(1)) == store_module.STORY_LINES
+        store.db.set_progress_handler(None, 0)
+        return counted
+
+    few = steps(2 * store_module.STORY_KEPT)
+    assert steps(50 * store_module.STORY_KEPT) <= 1.5 * few
 
 
 def test_the_latest_ended_are_kept_and_the_rest_is_named(store: StateStore) -> None:

@@ -27,7 +27,6 @@ from wiiiiided.domain.exit_codes import FAILED, NEVER, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.states import ENDED, MOVES
 from wiiiiided.domain.sweep import sweep_id
 
-STORY_LINES = 1000  # that are shown of a job's story
 MOST_LISTED = 100_000
 
 
@@ -96,7 +95,7 @@ class JobRequests:
         return m.JobReason(job.id, view.state, view.why, view.error, view.starts, trouble)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
-        lines = self.controller.store.story(job.id)[-STORY_LINES:]
+        lines = self.controller.store.story(job.id)
         return tuple(m.StoryLine(at, text) for at, text in lines)
 
     # ---- changing

@@ -45,6 +45,9 @@ from wiiiiided.log import logger
 
 NEVER_ISSUED: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
+STORY_LINES: Final = 1000  # the latest of a job, which are read,
+STORY_KEPT: Final = 2000  # and which stay: a live job may be held and released for ever
+STORY_CUT: Final = 100  # that go at once: an older version may have left millions
 MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
@@ -141,7 +144,7 @@ class StateStore:
     def commit(
         self,
         jobs: Iterable[Job],
-        lines: Iterable[Tell],
+        lines: Sequence[Tell],
         event: AnyEvent,
         secrets: dict[int, dict[str, str]] | None = None,
         nodes: Mapping[str, NodeRow | None] | None = None,
@@ -159,6 +162,8 @@ class StateStore:
                         "INSERT INTO story (job, at, text, event) VALUES (?, ?, ?, ?)", row
                     )
                     body = None
+                for number in {line.id for line in lines}:
+                    self._cut_story(number)
                 self._put_nonce(event)
                 for number, values in (secrets or {}).items():
                     self._db.execute("INSERT INTO secrets VALUES (?, ?)", (number, _encode(values)))
@@ -173,8 +178,18 @@ class StateStore:
             with self._db:
                 sql = "INSERT INTO story (job, at, text) SELECT id, ?, ? FROM jobs WHERE id = ?"
                 self._db.execute(sql, (line.at, line.text, line.id))
+                self._cut_story(line.id)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
+
+    def _cut_story(self, number: int) -> None:
+        """Delete some of the oldest lines of a job that has too many."""
+        self._db.execute(
+            "DELETE FROM story WHERE seq IN (SELECT seq FROM story WHERE job = ? AND seq <= "
+            "(SELECT seq FROM story WHERE job = ? ORDER BY seq DESC LIMIT 1 OFFSET ?) "
+            "ORDER BY seq LIMIT ?)",
+            (number, number, STORY_KEPT, STORY_CUT),
+        )
 
     def _put_nonce(self, event: AnyEvent) -> None:
         match event:
@@ -407,8 +422,10 @@ class StateStore:
         return next(self._readable(rows), None)
 
     def story(self, number: int) -> list[tuple[float, str]]:
-        rows = self._db.execute("SELECT at, text FROM story WHERE job = ? ORDER BY seq", (number,))
-        return [(row[0], row[1]) for row in rows]
+        """The latest lines of a job, the oldest of them first."""
+        sql = "SELECT at, text FROM story WHERE job = ? ORDER BY seq DESC LIMIT ?"
+        rows = self._db.execute(sql, (number, STORY_LINES)).fetchall()
+        return [(row[0], row[1]) for row in reversed(rows)]
 
     def secrets(self, number: int) -> dict[str, str]:
         row = self._db.execute("SELECT body FROM secrets WHERE job = ?", (number,)).fetchone()
