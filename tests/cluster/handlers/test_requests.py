@@ -15,10 +15,12 @@ from tests.cluster.control.world import spec
 from tests.cluster.requesting import ADA, ARCHIVE, ROOT, coordinator
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner
+from wiiiiided.cluster.handlers import pull_files
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import NOBODY, Caller
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
+from wiiiiided.domain.exit_codes import BUSY
 
 ADA_OF_B = Caller(1000, "ada", False, "b")
 ROOT_OF_B = Caller(0, "root", True, "b")
@@ -389,6 +391,40 @@ def test_pull_names_a_node_that_is_off_and_brings_the_others(tmp_path: Path) -> 
             ((name, text),) = found.items()
             assert name == "missing-from-b.txt"
             assert text.startswith("b does not answer")
+
+    run(scene())
+
+
+def test_one_user_merges_the_files_of_several_nodes_twice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            cluster.a.give({"x": "1"}, job)
+            cluster.b.give({"x": "2"}, job)
+            go, begun = asyncio.Event(), []
+            merges = pull_files._RunningPull.all
+
+            async def waits(self: Any, nodes: Any) -> None:
+                begun.append(nodes)
+                await go.wait()
+                await merges(self, nodes)
+
+            monkeypatch.setattr(pull_files._RunningPull, "all", waits)
+            pulls = [asyncio.create_task(cluster.ask(m.Pull(job, ("**",)), ADA)) for _ in range(2)]
+            await until(lambda: len(begun) == 2, "both are under way")
+            no = await cluster.one(m.Pull(job, ("**",)), ADA)
+            assert (no.code, "ada is pulling files of several machines 2 times" in no.message) == (
+                BUSY,
+                True,
+            )
+            go.set()
+            for pull in pulls:
+                data, _ = await pull
+                assert unpacked(data) == {"x": "1", "x.b": "2"}
+            assert (await cluster.ask(m.Pull(job, ("**",)), ADA))[1] == m.EndOfAnswers()
 
     run(scene())
 

@@ -207,6 +207,23 @@ def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
     run(scene())
 
 
+def test_the_settings_of_a_sweep_are_texts_of_the_queue_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "QUEUE_BYTES", 40_000)
+    jobs = tuple(m.SweepJob(spec(), {"run.env.N": f"{n}" * 3000}) for n in range(2))
+
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            keep(cluster)
+            swept = m.SubmitSweep(jobs, submit().archive, submit().archive_bytes)
+            assert (await cluster.one(swept, ADA)).id
+            no = await cluster.one(swept, ADA)
+            assert "of text, and a user's may have 9.8 KiB" in no.message
+
+    run(scene())
+
+
 # ---- of the uploads
 
 
@@ -290,6 +307,19 @@ def test_archives_of_all_jobs_have_an_end_and_those_of_ended_ones_go_first(tmp_p
             no = await sent(cluster, ROOT, b"much" * 500)
             text = "the working directories of all jobs would have more than 2.9 KiB"
             assert no.message == f"{text} (limits.archives); nothing was queued"
+
+    run(scene())
+
+
+def test_the_archive_of_a_submit_that_was_refused_makes_room(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            cluster.settings = replace(cluster.settings, archives_bytes=3000)
+            with cluster.archives.receive(digest(b"r" * 2500), 2500) as upload:
+                upload.take(b"r" * 2500)
+                upload.finish()  # of a job that was not queued after all
+            assert (await sent(cluster, ROOT, b"new" * 300)).id
+            assert not cluster.archives.has(digest(b"r" * 2500))
 
     run(scene())
 

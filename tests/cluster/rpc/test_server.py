@@ -256,6 +256,25 @@ def _listeners() -> list[tuple[str, str]]:
     return found
 
 
+def test_an_answer_that_is_too_large_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(framing.LIMITS, framing.MESSAGE, 5000)
+
+    async def much(connection: RpcConnection, request: m.Request) -> None:
+        await connection.say(m.Refusal(1, "x" * 6000))
+
+    async def scene() -> None:
+        api = RpcServer(tmp_path / "socket", False, much)
+        here, there = await pair()
+        await here.say(m.ListJobs())
+        await api.serve(there, Caller(1000, "eve", False, "b"))
+        (no,) = await answers(here)
+        assert no.message.startswith("the answer is too large: this would be a message of 5.9 KiB")
+
+    run(scene())
+
+
 def test_no_user_of_any_machine_can_take_all_places(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

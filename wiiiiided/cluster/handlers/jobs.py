@@ -118,7 +118,7 @@ class JobRequests:
                     hint = "there was no room for it (limits.archives): submit the job again"
                     raise Refuse(FAILED, text, hint)
                 if over:
-                    self.quota.check(job.owner, caller.admin, [job.spec])
+                    self.quota.check(job.owner, caller.admin, [job.spec], [job.setting])
                 ran = job.attempt is not None
                 waits_for = self.dependencies(job.spec.policy.after, ran) if over else ()
                 event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)

@@ -11,7 +11,7 @@ the same again: in the store the nonce is there with its job, or neither is, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -145,8 +145,10 @@ class Submissions:
         """A client has checked the file; what a hostile one sends is checked again here."""
         jobs = jobs_of(request)
         problems = dict.fromkeys(text for job in jobs for text in problems_of(job.spec))
+        swept: list[Mapping[str, str]] = []
         if isinstance(request, m.SubmitSweep):
-            problems |= dict.fromkeys(problems_of_sweep([job.setting for job in jobs]))
+            swept = [job.setting for job in request.jobs]
+            problems |= dict.fromkeys(problems_of_sweep(swept))
         extra = set(request.secrets) - {name for job in jobs for name in job.spec.run.pass_env}
         if extra:
             problems[f"secrets that run.pass_env does not name: {sorted(extra)}"] = None
@@ -156,7 +158,7 @@ class Submissions:
             problems[f"a nonce of more than {NONCE_CHARS} characters"] = None
         if problems:
             raise Refuse(INVALID, "; ".join(problems))
-        self.jobs.quota.check(self.owner(caller), caller.admin, [job.spec for job in jobs])
+        self.jobs.quota.check(self.owner(caller), caller.admin, [job.spec for job in jobs], swept)
         self.archives.path(request.archive)
         for after in {job.spec.policy.after for job in jobs}:
             self.jobs.dependencies(after)

@@ -132,6 +132,9 @@ class RpcServer:
             await self.handle(connection, request)
         except Refuse as no:
             await connection.say(m.Refusal(no.code, str(no), no.hint))
+        except framing.FrameTooLarge as problem:
+            text = f"the answer is too large: {problem}"
+            await connection.say(m.Refusal(1, text, "ask for less: one job, or fewer lines"))
         except (EOFError, OSError, framing.StreamError):
             raise
         except WiiiiideError as problem:

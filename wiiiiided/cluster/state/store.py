@@ -438,10 +438,13 @@ class StateStore:
         row = self._db.execute(sql, (node, uid, nonce)).fetchone()
         return None if row is None else (row[0], row[1])
 
-    def unneeded_archives(self) -> list[str]:
-        """Archives that only jobs which are over name, those first that ended first."""
+    def unneeded_archives(self, there: Iterable[str]) -> list[str]:
+        """Archives of these that no job names, then those that only jobs which are over name, those
+        first that ended first."""
+        named = self.archives()
         sql = "SELECT archive FROM jobs GROUP BY archive HAVING count(ended) = count(*) "
-        return [row[0] for row in self._db.execute(f"{sql}ORDER BY max(ended)")]
+        ended = (row[0] for row in self._db.execute(f"{sql}ORDER BY max(ended)"))
+        return [*(digest for digest in there if digest not in named), *ended]
 
     def archives(self) -> set[str]:
         """Archives that some job still names."""
