@@ -49,7 +49,7 @@ ALLOWED = {
     },
     # which job runs where
     "cluster/archive": {"errors", "text"},
-    "cluster/trust": {"errors"},
+    "cluster/trust": {"domain", "errors"},
     "cluster/control": {"domain", "errors", "text"},
     "cluster/shim": {"backend/wire", "cluster/archive", "errors"},
     "cluster/system": {"config", "domain", "errors", "log"},

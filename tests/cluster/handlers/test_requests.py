@@ -53,6 +53,42 @@ def test_an_owner_changes_a_job_from_where_it_was_submitted(tmp_path: Path) -> N
     run(scene())
 
 
+def test_a_job_that_cannot_be_read_is_a_sentence_and_the_others_are_listed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            for _ in range(2):
+                job = cluster.submit()
+                cluster.start(job)
+                cluster.end(job)
+            cluster.store.db.execute("UPDATE jobs SET body = CAST('{}' AS BLOB) WHERE id = 1")
+            listed = await cluster.one(m.ListJobs(ended=10))
+            assert [view.id for view in listed.jobs] == [job]
+            no = await cluster.one(m.Why(1))
+            assert no.message == "job 1 is over, and this version cannot read what is stored of it"
+            assert (await cluster.one(m.Why(3))).message == "there is no job 3"
+
+    run(scene())
+
+
+def test_a_job_that_ran_is_requeued_though_what_it_ran_after_is_not_kept(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path, alone=True) as cluster:
+            cluster.archives.path(ARCHIVE).write_bytes(b"")
+            first = cluster.submit()
+            cluster.start(first)
+            cluster.end(first)
+            ran = cluster.submit(policy={"after": (first,)})
+            cluster.start(ran)
+            never = cluster.submit(policy={"after": (first,)})
+            await cluster.ask(m.Cancel(never))
+            cluster.end(ran, 3)
+            cluster.store.forget([first])
+            assert (await cluster.one(m.Requeue(never))).message == f"there is no job {first}"
+            assert (await cluster.one(m.Requeue(ran))).state == "starting"
+
+    run(scene())
+
+
 def test_root_of_any_member_may_change_everything(tmp_path: Path) -> None:
     async def scene() -> None:
         with coordinator(tmp_path) as cluster:

@@ -165,6 +165,29 @@ def test_one_user_cannot_have_all_of_the_queue(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_a_requeue_is_no_way_past_the_limit_of_a_queue(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            cluster.settings = replace(cluster.settings, queue=3, queue_per_user=1)
+            keep(cluster)
+            first = (await cluster.one(submit(), ADA)).id
+            await cluster.ask(m.Cancel(first, now=True), ADA)
+            second = (await cluster.one(submit(), ADA)).id
+            no = await cluster.one(m.Requeue(first), ADA)
+            text = "ada has 1 jobs that are not over, and a user may have 1 (limits.queue_per_user)"
+            assert (no.code, no.message) == (FAILED, text)
+            assert (await cluster.one(m.Requeue(first))).state == "starting"  # root may
+            assert (await cluster.one(submit(), ROOT)).id
+            await cluster.ask(m.Cancel(second, now=True), ADA)
+            assert (await cluster.one(submit(), EVE)).id
+            no = await cluster.one(m.Requeue(second))
+            assert no.message == "the queue is full: 3 jobs are not over"
+            cluster.start(first)
+            assert (await cluster.one(m.Requeue(first), ADA)).id  # it is none more
+
+    run(scene())
+
+
 def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "QUEUE_BYTES", 40_000)
     large = spec(output={"collect": ["x" * 6000]})

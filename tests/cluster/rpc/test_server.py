@@ -85,6 +85,19 @@ def test_a_request_it_does_not_know_is_refused_with_its_version(daemon: PrivateD
     assert b"Dance" in answer
 
 
+@pytest.mark.parametrize(
+    "spoiled", [b'{"type": "FindSubmission", "nonce": "\xff"}', b'{"more": ' + b"[" * 100_000]
+)
+def test_a_request_that_is_no_text_is_refused_and_leaves_no_line(
+    daemon: PrivateDaemon, spoiled: bytes
+) -> None:
+    before = len(daemon.said())
+    with connect(daemon) as link:
+        link.sendall(hello() + framing.frame(framing.MESSAGE, spoiled))
+        assert b"does not understand the request: JSON is malformed" in all_of(link)
+    assert daemon.said()[before:] == ""
+
+
 def test_another_protocol_number_hears_ours(daemon: PrivateDaemon) -> None:
     with connect(daemon) as link:
         link.sendall(hello(protocol=99) + framing.frame(framing.MESSAGE, b"{}"))

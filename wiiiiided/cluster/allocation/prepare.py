@@ -29,6 +29,7 @@ from wiiiiided.cluster.allocation.spawn import (
 )
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.shim.access import closed_to
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
 from wiiiiided.log import about, logger
 
@@ -78,6 +79,9 @@ class InterpreterVersions(msgspec.Struct, frozen=True):
     torch: str = ""
     wiiiiided: str = ""
     path: tuple[str, ...] = ()
+
+
+_versions = json_decoder(InterpreterVersions)
 
 
 class Preparer:
@@ -169,7 +173,7 @@ class Preparer:
             text = f"its interpreter {python} did not say its version within {LOOK_WITHIN_S:g} s"
             raise Unprepared(text, CANNOT_RUN) from None
         try:
-            return msgspec.json.decode(said, type=InterpreterVersions)
+            return _versions(said)
         except msgspec.DecodeError:
             why = self._closed(python) or "is it a Python?"
             text = f"its interpreter {python} does not work (code {code}): {why}"

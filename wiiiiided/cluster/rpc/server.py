@@ -164,7 +164,7 @@ async def _first_words(connection: RpcConnection, greets: bool) -> m.Request | N
             return request
     except TimeoutError:
         return None
-    except (msgspec.DecodeError, RecursionError) as problem:
+    except msgspec.DecodeError as problem:
         text = f"this daemon ({__version__}) does not understand the request: {problem}"
         await connection.say(m.Refusal(2, text, "are both of the same version?"))
         return None
