@@ -53,7 +53,7 @@ ALLOWED = {
     "cluster/control": {"domain", "errors", "text"},
     "cluster/shim": {"backend/wire", "cluster/archive", "errors"},
     "cluster/system": {"config", "domain", "errors", "log"},
-    "cluster/rpc": {"cluster/trust", "domain", "errors", "log"},
+    "cluster/rpc": {"cluster/trust", "domain", "errors", "log", "text"},
     "cluster/client": {"cluster/archive", "cluster/rpc", "config", "domain", "errors"},
     "cluster/peering": {"cluster/control", "cluster/rpc", "domain", "errors"},
     "cluster/state": {
