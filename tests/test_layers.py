@@ -49,11 +49,11 @@ ALLOWED = {
     },
     # which job runs where
     "cluster/archive": {"errors", "text"},
-    "cluster/trust": {"errors"},
+    "cluster/trust": {"domain", "errors"},
     "cluster/control": {"domain", "errors", "text"},
     "cluster/shim": {"backend/wire", "cluster/archive", "errors"},
     "cluster/system": {"config", "domain", "errors", "log"},
-    "cluster/rpc": {"cluster/trust", "domain", "errors", "log"},
+    "cluster/rpc": {"cluster/trust", "domain", "errors", "log", "text"},
     "cluster/client": {"cluster/archive", "cluster/rpc", "config", "domain", "errors"},
     "cluster/peering": {"cluster/control", "cluster/rpc", "domain", "errors"},
     "cluster/state": {

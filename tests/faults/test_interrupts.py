@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -14,9 +15,10 @@ import torch
 import torch.distributed as dist
 
 from tests.kit.conditions import wait_until
-from tests.kit.ranks import Rank, run_ranks, watch_ranks
+from tests.kit.ranks import Outcome, Rank, note, run_ranks, watch_ranks
 from wiiiiided.backend.shm.board import fence
-from wiiiiided.errors import WiiiiideError
+from wiiiiided.errors import UsageError, WiiiiideError
+from wiiiiided.torch import links
 
 
 def _interrupt_often(me: Rank) -> int:
@@ -57,6 +59,62 @@ def test_a_rank_that_is_interrupted_again_and_again_can_still_destroy_its_group(
         assert outcome.exit_code == 0, outcome.trace or outcome.error
         assert outcome.value is not None, outcome.trace
         assert outcome.value > 0
+
+
+def _leaves_from_a_handler(me: Rank) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
+        note("handler")
+        dist.destroy_process_group()
+        sys.exit(3)
+
+    signal.signal(signal.SIGTERM, handle)
+    x = torch.ones(1000)
+    note("ready")
+    while True:
+        dist.all_reduce(x)
+        x.fill_(1)
+
+
+class Terminator:
+    """Sends SIGTERM to all ranks, again and again, once they are in their loop."""
+
+    def __call__(self, outcomes: list[Outcome], elapsed_s: float) -> None:
+        if all(outcome.notes for outcome in outcomes):
+            for outcome in outcomes:
+                if len(outcome.notes) < 2 and outcome.exit_code is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(outcome.pid, signal.SIGTERM)
+
+
+def test_a_signal_handler_may_leave_the_group_in_the_middle_of_a_call() -> None:
+    for outcome in watch_ranks(_leaves_from_a_handler, 2, during=Terminator()):
+        assert outcome.error == "SystemExit: 3", (outcome.error, outcome.trace)
+
+
+def _looks_from_a_handler(me: Rank) -> float:
+    store = dist.distributed_c10d._get_default_store()
+    x = torch.ones(1000)
+    if me.rank == 1:
+        said = store.get("refused")  # late until then
+        assert b"a signal handler cannot call the backend" in said
+        dist.all_reduce(x)
+        return x.sum().item()
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            links()
+            signal.setitimer(signal.ITIMER_REAL, 0.05)  # it came before the call
+        except UsageError as error:
+            store.set("refused", str(error))
+
+    signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    dist.all_reduce(x)
+    return x.sum().item()
+
+
+def test_another_call_of_a_signal_handler_is_refused_and_the_interrupted_one_goes_on() -> None:
+    assert run_ranks(_looks_from_a_handler, 2) == [2000.0] * 2
 
 
 def test_a_fence_interrupted_between_its_halves_works_again() -> None:

@@ -83,6 +83,29 @@ def test_buckets_of_ddp_move_and_train_to_the_same_bits(size: int, views: bool) 
     _assert_equal(moved + stayed)
 
 
+def _clips_by_numpy(me: Rank) -> tuple[list[float], int]:
+    """Clip a gradient through a numpy view that was taken once."""
+    model = nn.Linear(WIDTH, WIDTH, bias=False)
+    nn.init.zeros_(model.weight)
+    ddp = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    view: Any = None
+    seen = []
+    for step in range(5):
+        model.zero_grad(set_to_none=False)
+        (ddp(torch.ones(1, WIDTH)).sum() * (step + 1)).backward()
+        assert model.weight.grad is not None
+        if step == 1:  # buckets are made anew after the first
+            view = model.weight.grad.numpy()
+        if step:
+            np.clip(view, -0.5, 0.5, out=view)
+        seen.append(float(model.weight.grad.max()))
+    return seen, stats().adopted
+
+
+def test_a_bucket_whose_memory_numpy_has_stays_where_it_is() -> None:
+    assert run_ranks(_clips_by_numpy, 2) == [([1.0, *[0.5] * 4], 0)] * 2
+
+
 def test_buckets_in_half_precision_move_too() -> None:
     moved = run_ranks(_ddp, 2, True, torch.bfloat16)
     assert all(trained[1] for trained in moved)

@@ -12,6 +12,7 @@ from tests.kit.data import assert_same, random_of
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.backend.engine.lane import CHUNK_BYTES, CHUNKS
 from wiiiiided.backend.engine.mailbox import EAGER_BYTES, EAGER_WINDOW
+from wiiiiided.errors import UsageError
 
 COUNTS = [0, 1, 37, EAGER_BYTES // 4 - 1, EAGER_BYTES // 4, EAGER_BYTES // 4 + 1]
 COUNTS += [CHUNK_BYTES // 4 - 1, CHUNK_BYTES // 4, CHUNK_BYTES // 4 + 1]
@@ -101,6 +102,20 @@ def _tags(me: Rank) -> None:
             got = torch.empty(count)
             dist.recv(got, 0, tag=tag)
             assert_same(got, random_of(0, count, salt=tag), f"tag {tag}")
+
+
+def _large_tags(me: Rank) -> None:
+    x, other = torch.zeros(3), 1 - me.rank
+    for tag in (2**31, -(2**31) - 1):
+        for call in (dist.send, dist.recv):
+            with pytest.raises(UsageError, match="it has 32 bits"):
+                call(x, other, tag=tag)
+    for tag in (2**31 - 1, -(2**31)):
+        dist.send(x, 1, tag=tag) if me.rank == 0 else dist.recv(x, 0, tag=tag)
+
+
+def test_a_tag_that_does_not_fit_is_refused_and_leaves_nothing_behind() -> None:
+    run_ranks(_large_tags, 2)
 
 
 def test_messages_with_other_tags_can_be_received_in_another_order() -> None:

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from tests.kit.data import assert_same, bits, random_of, reduced
 from tests.kit.ranks import Rank, run_ranks
 from wiiiiided.backend.shm.slots import SMALL_BYTES, staging_shape
+from wiiiiided.torch import shared_empty
 
 Make = Callable[[torch.Tensor], torch.Tensor]
 
@@ -260,3 +261,35 @@ def _resized(me: Rank) -> None:
 
 def test_a_tensor_that_was_exchanged_can_be_resized_afterwards() -> None:
     run_ranks(_resized, 2)
+
+
+def _input_in_anothers_place(me: Rank, count: int, shared: bool) -> None:
+    for kind in ("all_gather", "gather"):
+        for place in range(me.size):
+            make = shared_empty if shared else torch.empty
+            flat = make(count * me.size)
+            x, parts = flat[place * count : (place + 1) * count], list(flat.chunk(me.size))
+            x.copy_(random_of(me.rank, count))
+            if kind == "all_gather":
+                dist.all_gather(parts, x)
+            else:
+                dist.gather(x, parts if me.rank == 0 else None, 0)
+            for r, part in enumerate(parts if kind == "all_gather" or me.rank == 0 else ()):
+                assert_same(part, random_of(r, count), f"{kind}, the input in place {place}")
+
+
+@pytest.mark.parametrize(
+    ("world", "shared"), [(2, False), (2, True), ("ab", False), ("aab", False)]
+)
+def test_an_input_may_lie_where_another_ranks_part_will(world: int | str, shared: bool) -> None:
+    run_ranks(_input_in_anothers_place, world, 300_000, shared)
+
+
+def _expanded(me: Rank) -> None:
+    x = torch.full((1, 3), me.rank + 1.0).expand(4, 3)
+    dist.all_reduce(x)
+    assert_same(x, torch.full((4, 3), 3.0), "an expanded tensor, reduced in place")
+
+
+def test_an_expanded_tensor_is_reduced_in_place() -> None:
+    run_ranks(_expanded, 2)

@@ -14,6 +14,8 @@ from typing import Literal
 
 import msgspec
 
+from wiiiiided.domain.json_decoder import json_decoder
+
 MARK = "wiiiiide-probe "  # before the JSON of a line
 PROBE = "WIIIIIDE_PROBE"  # the variable that tells ranks, and the daemon, that a job is a trial
 START = "WIIIIIDE_EVERY_START"  # the variable that tells ranks what plans found for every="auto"
@@ -168,7 +170,7 @@ class PairLine(msgspec.Struct, frozen=True, tag="pair", tag_field="kind"):
 
 
 ProbeLine = RankLine | PairLine
-_decode = msgspec.json.Decoder(ProbeLine).decode
+_decode = json_decoder(ProbeLine)
 
 
 def spell(line: ProbeLine) -> str:

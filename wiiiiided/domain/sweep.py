@@ -15,7 +15,7 @@ from typing import Final
 MOST_JOBS: Final = 1000  # of one sweep: all are stored in one transaction
 MOST_KEYS: Final = 16
 LABEL: Final = 64  # characters of a setting behind a job's name
-VALUE: Final = 4096  # characters of one value; a spec itself may have more
+SETTING: Final = 4096  # characters of one job's keys and values; a spec itself may have more
 
 
 def sweep_id(number: int) -> str:
@@ -39,12 +39,18 @@ def short_names(keys: Iterable[str]) -> list[str]:
 
 
 def label(setting: Mapping[str, str]) -> str:
-    """`LR=0.1 SEED=2`."""
+    """`LR=0.1 SEED=2`: a part of the job's name, and so of lines of a log."""
     text = " ".join(
         f"{name}={value}"
         for name, value in zip(short_names(setting), setting.values(), strict=True)
     )
-    return text if len(text) <= LABEL else text[: LABEL - 1] + "…"
+    shown = "".join(char if char.isprintable() else "?" for char in text[: LABEL + 1])
+    return shown if len(shown) <= LABEL else shown[: LABEL - 1] + "…"
+
+
+def setting_chars(setting: Mapping[str, str]) -> int:
+    """Count the characters of a job's setting."""
+    return sum(map(len, (*setting, *setting.values())))
 
 
 def problems_of_sweep(settings: list[Mapping[str, str]]) -> list[str]:
@@ -53,8 +59,8 @@ def problems_of_sweep(settings: list[Mapping[str, str]]) -> list[str]:
         (0 < len(settings) <= MOST_JOBS, f"a sweep has 1 to {MOST_JOBS:,} jobs"),
         (all(0 < len(one) <= MOST_KEYS for one in settings), f"1 to {MOST_KEYS} keys can be swept"),
         (
-            all(len(text) <= VALUE for one in settings for pair in one.items() for text in pair),
-            f"a value of a sweep has at most {VALUE:,} characters",
+            all(setting_chars(one) <= SETTING for one in settings),
+            f"the values of one job of a sweep have at most {SETTING:,} characters, keys included",
         ),
     )
     return [sentence for good, sentence in checks if not good]

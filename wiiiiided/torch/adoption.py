@@ -57,6 +57,9 @@ class Adoption:
         storage = tensor.untyped_storage()
         if tensor.storage_offset() or storage.nbytes() != nbytes:
             return PRIVATE
+        # A numpy array, or another process, has the memory and would not follow: torch marks both.
+        if not storage.resizable() or storage.is_shared():
+            return PRIVATE
         key = (storage.data_ptr(), nbytes)
         if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()

@@ -48,7 +48,15 @@ def flatten(tensor: torch.Tensor, copy_backs: list[CopyBack] | None = None) -> A
 
 
 def copy_back(tensor: torch.Tensor, host: torch.Tensor) -> None:
-    """Write a result into the user's tensor, whatever autograd thinks of in-place changes to it."""
+    """Write a result into the user's tensor, whatever autograd thinks of in-place changes to it.
+
+    An expanded tensor has its elements once in memory, and so they are written once.
+    """
+    for dim, (stride, size) in enumerate(zip(tensor.stride(), tensor.shape, strict=True)):
+        if stride == 0 and size > 1:
+            first = host.narrow(dim, 0, 1)
+            if torch.equal(first.expand_as(host), host):
+                tensor, host = tensor.narrow(dim, 0, 1), first
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
         tensor.detach().copy_(host)
 

@@ -215,6 +215,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         copy_backs: list[CopyBack] = []
         arrays = flatten_each(outputs, copy_backs)
         x, call = flatten(tensor), self._call("gather", tensor, "", root)
+        if _overlaps(x, arrays, root):
+            x = x.copy()
         plan = dispatch.gather(self._group, call, x, arrays, root)
         return self._launch("gather", x.nbytes, plan, outputs, opts, copy_backs)
 
@@ -242,6 +244,8 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     def _gather_step(self, outputs: Sequence[Array], tensor: torch.Tensor) -> tuple[Plan, int]:
         x = flatten(tensor)
         place = self._place_in_pool(tensor, x)
+        if _overlaps(x, outputs, self._group.rank):
+            x, place = x.copy(), PRIVATE
         call = self._call("all_gather", tensor)
         return dispatch.all_gather(
             self._group, call, x, outputs, place
@@ -362,7 +366,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
     # -- messages ----
 
     def send(self, tensors: Tensors, dst: int, tag: int = 0) -> WiiiiideWork:
-        tensor = only(tensors)
+        tensor, tag = only(tensors), _tag(tag)
         data, code = flatten(tensor).view(np.uint8), dtype_code(tensor.dtype)
         to = self._root(dst)
 
@@ -378,7 +382,7 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         return self._receive(tensors, ANY, tag)
 
     def _receive(self, tensors: Tensors, source: int, tag: int) -> WiiiiideWork:
-        tensor = only(tensors)
+        tensor, tag = only(tensors), _tag(tag)
         copy_backs: list[CopyBack] = []
         data, code = flatten(tensor, copy_backs).view(np.uint8), dtype_code(tensor.dtype)
 
@@ -455,6 +459,9 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
         group = self._group
         if group.problem() is not None and group.process.card.pid != os.getpid():
             return  # a forked child has nothing to give back
+        if group.loop.is_inside():  # a signal handler: the call goes on when it is over, and fails
+            group.driver.soon(group.close)
+            return
         if not group.closed:
             self._ready.clear()  # they hold views of the group's memory
             self._adoption.release()
@@ -577,6 +584,19 @@ class WiiiiideProcessGroup(dist.ProcessGroup):
                 f"got {len(tensors)}"
             )
         same_shape_dtype(name, [like, *tensors])
+
+
+def _tag(tag: int) -> int:
+    """The tag of a message; UsageError if it does not fit into a frame."""
+    if not -(2**31) <= tag < 2**31:
+        raise UsageError(f"a tag of {tag}: it has 32 bits, from -2147483648 to 2147483647")
+    return tag
+
+
+def _overlaps(x: Array, outputs: Sequence[Array], own: int) -> bool:
+    """Whether another rank's part would be received over an input that is still to be sent; in its
+    own place it may lie."""
+    return any(k != own and np.may_share_memory(x, part) for k, part in enumerate(outputs))
 
 
 def create(options: Any, backend_options: Any = None) -> WiiiiideProcessGroup:

@@ -10,6 +10,7 @@ import gc
 import sys
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -211,3 +212,29 @@ def test_estimating_starts_does_not_grow_with_the_queue() -> None:
         )
 
     assert cost(MANY) <= AT_MOST * cost(10 * FEW)
+
+
+def all_for_one_node(kinds: int) -> State:
+    """A node is idle, and every job is for the other and of a kind of its own."""
+    state = State([Node("a", 4, 8 << 30), Node("b", 4, 8 << 30)])
+    wanted = (Resources(use=("b",), min_memory=n) for n in range(kinds + 1))
+    specs = [JobSpec("job", Run(("python",)), resources=one) for one in wanted]
+    events = (e.JobSubmitted(0.0, n, spec, ADA, "0" * 64) for n, spec in enumerate(specs, 1))
+    step(state, e.SweepSubmitted(0.0, 1, tuple(events)))
+    state.committed()
+    assert len(state.ready) == kinds
+    return state
+
+
+def scheduled(state: State) -> None:
+    step(state, e.NodeSeen(1.0, Node("a", 5, 8 << 30)))
+
+
+def estimated(state: State) -> None:
+    Estimate(state, 0.0, lambda job: RemainingTime(None, why="it is endless"), looks=1 << 40)
+
+
+@pytest.mark.parametrize("look", [scheduled, estimated])
+def test_a_look_at_the_queue_looks_at_each_kind_of_job_once(look: Callable[[State], None]) -> None:
+    few, many = (steps_of(partial(look, all_for_one_node(kinds))) for kinds in (FEW, 10 * FEW))
+    assert many <= AT_MOST * 10 * few

@@ -457,6 +457,23 @@ def test_a_new_attempt_here_alone_ends_what_was_kept(tmp_path: Path) -> None:
 # ---- restarts, and jobs that are forgotten
 
 
+def test_a_job_that_cannot_be_read_keeps_its_outputs_and_stops_no_others(tmp_path: Path) -> None:
+    async def scene() -> None:
+        async with site(tmp_path) as here:
+            job = here.run()
+            here.cluster.end(job)
+            await here.says(job, "brought back")
+            assert here.outputs.numbers() == [job]
+            here.cluster.store.db.execute("UPDATE jobs SET body = CAST('{}' AS BLOB)")
+            await here.restart()
+            assert here.outputs.numbers() == [job]
+            other = here.run()
+            here.cluster.end(other)
+            await here.says(other, "brought back")
+
+    run(scene())
+
+
 def test_a_daemon_that_comes_back_takes_up_what_was_not_complete(tmp_path: Path) -> None:
     async def scene() -> None:
         async with site(tmp_path) as here:

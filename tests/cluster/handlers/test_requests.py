@@ -15,10 +15,12 @@ from tests.cluster.control.world import spec
 from tests.cluster.requesting import ADA, ARCHIVE, ROOT, coordinator
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Owner
+from wiiiiided.cluster.handlers import pull_files
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import NOBODY, Caller
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import RankStacks, RankState
+from wiiiiided.domain.exit_codes import BUSY
 
 ADA_OF_B = Caller(1000, "ada", False, "b")
 ROOT_OF_B = Caller(0, "root", True, "b")
@@ -47,6 +49,42 @@ def test_an_owner_changes_a_job_from_where_it_was_submitted(tmp_path: Path) -> N
             job = cluster.submit(owner=Owner("b", 1000, "ada"))
             held = await cluster.one(m.Hold(job), ADA_OF_B)
             assert (held.state, held.owner, len(blocker)) == ("held", "ada@b", 3)
+
+    run(scene())
+
+
+def test_a_job_that_cannot_be_read_is_a_sentence_and_the_others_are_listed(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            for _ in range(2):
+                job = cluster.submit()
+                cluster.start(job)
+                cluster.end(job)
+            cluster.store.db.execute("UPDATE jobs SET body = CAST('{}' AS BLOB) WHERE id = 1")
+            listed = await cluster.one(m.ListJobs(ended=10))
+            assert [view.id for view in listed.jobs] == [job]
+            no = await cluster.one(m.Why(1))
+            assert no.message == "job 1 is over, and this version cannot read what is stored of it"
+            assert (await cluster.one(m.Why(3))).message == "there is no job 3"
+
+    run(scene())
+
+
+def test_a_job_that_ran_is_requeued_though_what_it_ran_after_is_not_kept(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path, alone=True) as cluster:
+            cluster.archives.path(ARCHIVE).write_bytes(b"")
+            first = cluster.submit()
+            cluster.start(first)
+            cluster.end(first)
+            ran = cluster.submit(policy={"after": (first,)})
+            cluster.start(ran)
+            never = cluster.submit(policy={"after": (first,)})
+            await cluster.ask(m.Cancel(never))
+            cluster.end(ran, 3)
+            cluster.store.forget([first])
+            assert (await cluster.one(m.Requeue(never))).message == f"there is no job {first}"
+            assert (await cluster.one(m.Requeue(ran))).state == "starting"
 
     run(scene())
 
@@ -353,6 +391,40 @@ def test_pull_names_a_node_that_is_off_and_brings_the_others(tmp_path: Path) -> 
             ((name, text),) = found.items()
             assert name == "missing-from-b.txt"
             assert text.startswith("b does not answer")
+
+    run(scene())
+
+
+def test_one_user_merges_the_files_of_several_nodes_twice_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            job = cluster.submit(nodes=2)
+            cluster.start(job)
+            cluster.a.give({"x": "1"}, job)
+            cluster.b.give({"x": "2"}, job)
+            go, begun = asyncio.Event(), []
+            merges = pull_files._RunningPull.all
+
+            async def waits(self: Any, nodes: Any) -> None:
+                begun.append(nodes)
+                await go.wait()
+                await merges(self, nodes)
+
+            monkeypatch.setattr(pull_files._RunningPull, "all", waits)
+            pulls = [asyncio.create_task(cluster.ask(m.Pull(job, ("**",)), ADA)) for _ in range(2)]
+            await until(lambda: len(begun) == 2, "both are under way")
+            no = await cluster.one(m.Pull(job, ("**",)), ADA)
+            assert (no.code, "ada is pulling files of several machines 2 times" in no.message) == (
+                BUSY,
+                True,
+            )
+            go.set()
+            for pull in pulls:
+                data, _ = await pull
+                assert unpacked(data) == {"x": "1", "x.b": "2"}
+            assert (await cluster.ask(m.Pull(job, ("**",)), ADA))[1] == m.EndOfAnswers()
 
     run(scene())
 

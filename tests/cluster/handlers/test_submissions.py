@@ -165,6 +165,29 @@ def test_one_user_cannot_have_all_of_the_queue(tmp_path: Path) -> None:
     run(scene())
 
 
+def test_a_requeue_is_no_way_past_the_limit_of_a_queue(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            cluster.settings = replace(cluster.settings, queue=3, queue_per_user=1)
+            keep(cluster)
+            first = (await cluster.one(submit(), ADA)).id
+            await cluster.ask(m.Cancel(first, now=True), ADA)
+            second = (await cluster.one(submit(), ADA)).id
+            no = await cluster.one(m.Requeue(first), ADA)
+            text = "ada has 1 jobs that are not over, and a user may have 1 (limits.queue_per_user)"
+            assert (no.code, no.message) == (FAILED, text)
+            assert (await cluster.one(m.Requeue(first))).state == "starting"  # root may
+            assert (await cluster.one(submit(), ROOT)).id
+            await cluster.ask(m.Cancel(second, now=True), ADA)
+            assert (await cluster.one(submit(), EVE)).id
+            no = await cluster.one(m.Requeue(second))
+            assert no.message == "the queue is full: 3 jobs are not over"
+            cluster.start(first)
+            assert (await cluster.one(m.Requeue(first), ADA)).id  # it is none more
+
+    run(scene())
+
+
 def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(quota, "QUEUE_BYTES", 40_000)
     large = spec(output={"collect": ["x" * 6000]})
@@ -180,6 +203,23 @@ def test_the_texts_of_a_queue_have_an_end(tmp_path: Path, monkeypatch: pytest.Mo
                 assert (await cluster.one(submit(spec=large), ROOT)).id
             no = await cluster.one(submit(spec=large), ROOT)
             assert no.message == "the queue is full: its jobs have 39.1 KiB of text"
+
+    run(scene())
+
+
+def test_the_settings_of_a_sweep_are_texts_of_the_queue_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quota, "QUEUE_BYTES", 40_000)
+    jobs = tuple(m.SweepJob(spec(), {"run.env.N": f"{n}" * 3000}) for n in range(2))
+
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            keep(cluster)
+            swept = m.SubmitSweep(jobs, submit().archive, submit().archive_bytes)
+            assert (await cluster.one(swept, ADA)).id
+            no = await cluster.one(swept, ADA)
+            assert "of text, and a user's may have 9.8 KiB" in no.message
 
     run(scene())
 
@@ -267,6 +307,19 @@ def test_archives_of_all_jobs_have_an_end_and_those_of_ended_ones_go_first(tmp_p
             no = await sent(cluster, ROOT, b"much" * 500)
             text = "the working directories of all jobs would have more than 2.9 KiB"
             assert no.message == f"{text} (limits.archives); nothing was queued"
+
+    run(scene())
+
+
+def test_the_archive_of_a_submit_that_was_refused_makes_room(tmp_path: Path) -> None:
+    async def scene() -> None:
+        with coordinator(tmp_path) as cluster:
+            cluster.settings = replace(cluster.settings, archives_bytes=3000)
+            with cluster.archives.receive(digest(b"r" * 2500), 2500) as upload:
+                upload.take(b"r" * 2500)
+                upload.finish()  # of a job that was not queued after all
+            assert (await sent(cluster, ROOT, b"new" * 300)).id
+            assert not cluster.archives.has(digest(b"r" * 2500))
 
     run(scene())
 

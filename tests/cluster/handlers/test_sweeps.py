@@ -108,6 +108,10 @@ def test_a_queue_without_room_for_all_takes_none(tmp_path: Path) -> None:
         (sweep_of(2, base=spec(policy={"after": (77,)})), 6, "there is no job 77"),
         (m.SubmitSweep((m.SweepJob(spec(), {}),), "ab" * 32, 1), 3, "1 to 16 keys"),
         (m.SubmitSweep((m.SweepJob(spec(), {"k": "v" * 5000}),), "ab" * 32, 1), 3, "4,096"),
+        (
+            m.SubmitSweep((m.SweepJob(spec(), {f"k{n}": "v" * 300 for n in range(16)}),), "x", 1),
+            *(3, "keys included"),
+        ),
     ],
 )
 def test_what_a_strange_client_sends_is_refused_whole(

@@ -88,6 +88,17 @@ def test_what_is_no_plan_is_refused(tmp_path: Path) -> None:
     run(body())
 
 
+def test_a_plan_from_the_future_is_one_of_now(tmp_path: Path) -> None:
+    async def body() -> None:
+        with coordinator(tmp_path) as cluster:
+            await cluster.one(m.KeepPlan("digits", plan(at=1e300)), ADA)
+            kept = (await cluster.one(m.Predict("digits"))).plan
+            assert kept is not None
+            assert kept.at <= cluster.controller.clock()
+
+    run(body())
+
+
 def test_the_oldest_plans_go(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(plans, "KEPT", 2)
     store = StateStore(tmp_path / "state")

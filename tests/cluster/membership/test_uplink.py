@@ -257,6 +257,7 @@ def test_orders_are_carried_out_and_what_is_unknown_is_passed_over() -> None:
     async def play(connection: RpcConnection) -> None:
         await greeted(connection)
         await connection.send(b"J", b'{"type": "OfTheFuture", "x": 1}')
+        await connection.send(b"J", b'{"type": "Removed", "by": "\xff"}')
         given = p.Assignment(job(9), "", secrets={"A": "b"})
         await connection.say(p.Do(a.StartWorkers(9, 1, "b", LAYOUT), p.pack(given)))
         await connection.message()

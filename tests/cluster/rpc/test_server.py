@@ -85,6 +85,19 @@ def test_a_request_it_does_not_know_is_refused_with_its_version(daemon: PrivateD
     assert b"Dance" in answer
 
 
+@pytest.mark.parametrize(
+    "spoiled", [b'{"type": "FindSubmission", "nonce": "\xff"}', b'{"more": ' + b"[" * 100_000]
+)
+def test_a_request_that_is_no_text_is_refused_and_leaves_no_line(
+    daemon: PrivateDaemon, spoiled: bytes
+) -> None:
+    before = len(daemon.said())
+    with connect(daemon) as link:
+        link.sendall(hello() + framing.frame(framing.MESSAGE, spoiled))
+        assert b"does not understand the request: JSON is malformed" in all_of(link)
+    assert daemon.said()[before:] == ""
+
+
 def test_another_protocol_number_hears_ours(daemon: PrivateDaemon) -> None:
     with connect(daemon) as link:
         link.sendall(hello(protocol=99) + framing.frame(framing.MESSAGE, b"{}"))
@@ -241,6 +254,25 @@ def _listeners() -> list[tuple[str, str]]:
             if fields[3] == state:
                 found.append((fields[1], fields[9]))
     return found
+
+
+def test_an_answer_that_is_too_large_is_a_refusal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(framing.LIMITS, framing.MESSAGE, 5000)
+
+    async def much(connection: RpcConnection, request: m.Request) -> None:
+        await connection.say(m.Refusal(1, "x" * 6000))
+
+    async def scene() -> None:
+        api = RpcServer(tmp_path / "socket", False, much)
+        here, there = await pair()
+        await here.say(m.ListJobs())
+        await api.serve(there, Caller(1000, "eve", False, "b"))
+        (no,) = await answers(here)
+        assert no.message.startswith("the answer is too large: this would be a message of 5.9 KiB")
+
+    run(scene())
 
 
 def test_no_user_of_any_machine_can_take_all_places(

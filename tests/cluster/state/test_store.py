@@ -15,6 +15,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from tests.cluster.control.world import World, spec
 from wiiiiided.cluster.control import events as e
@@ -22,9 +23,11 @@ from wiiiiided.cluster.control.actions import AnyAction, Tell
 from wiiiiided.cluster.control.events import Ticked
 from wiiiiided.cluster.control.job import Job, Owner
 from wiiiiided.cluster.control.node_table import NodeRow
+from wiiiiided.cluster.state import store as store_module
 from wiiiiided.cluster.state.controller import Controller
-from wiiiiided.cluster.state.store import MIGRATIONS, StateStore, StoreError
+from wiiiiided.cluster.state.store import MIGRATIONS, StateStore, StoreError, StoreUnusable
 from wiiiiided.domain.node import DrainRecord, Node
+from wiiiiided.domain.plan import PROBE
 from wiiiiided.domain.spec import JobSpec, Resources, Run
 
 
@@ -92,10 +95,111 @@ def test_a_line_is_told_of_a_job_that_is_over_and_of_none_that_is_forgotten(
     assert store.story(8) == []
 
 
+def lines_of(store: StateStore, number: int) -> int:
+    sql = "SELECT count(*) FROM story WHERE job = ?"
+    return int(store.db.execute(sql, (number,)).fetchone()[0])
+
+
+def test_a_live_jobs_story_has_an_end_and_its_latest_lines_are_read(
+    store: StateStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, number in {"STORY_LINES": 3, "STORY_KEPT": 5, "STORY_CUT": 2}.items():
+        monkeypatch.setattr(store_module, name, number)
+    put(store, some_job(1), some_job(2))
+    for number in range(20):  # as an older version wrote it
+        store.db.execute("INSERT INTO story (job, at, text) VALUES (2, 0, ?)", (f"old {number}",))
+    for number in range(1, 9):
+        store.commit([], [Tell(1, float(number), f"held {number}")], Ticked(1.0))
+    store.tell(Tell(1, 9.0, "released"))
+    assert lines_of(store, 1) == 5
+    assert store.story(1) == [(7.0, "held 7"), (8.0, "held 8"), (9.0, "released")]
+    assert lines_of(store, 2) == 21
+    for _ in range(20):
+        store.tell(Tell(2, 1.0, "told"))
+    assert lines_of(store, 2) == 5
+
+
+def test_reading_a_story_and_adding_to_it_look_at_its_end_only(store: StateStore) -> None:
+    """Instructions of SQLite are counted."""
+    put(store, some_job(1))
+
+    def steps(lines: int) -> int:
+        rows = ((1, 0.0, "held by ada") for _ in range(lines))
+        store.db.executemany("INSERT INTO story (job, at, text) VALUES (?, ?, ?)", rows)
+        counted = 0
+
+        def count() -> int:
+            nonlocal counted
+            counted += 1
+            return 0
+
+        store.db.set_progress_handler(count, 100)
+        store.tell(Tell(1, 1.0, "released by ada"))
+        assert len(store.story(1)) == store_module.STORY_LINES
+        store.db.set_progress_handler(None, 0)
+        return counted
+
+    few = steps(2 * store_module.STORY_KEPT)
+    assert steps(50 * store_module.STORY_KEPT) <= 1.5 * few
+
+
 def test_the_latest_ended_are_kept_and_the_rest_is_named(store: StateStore) -> None:
     put(store, *(some_job(n, ended=True) for n in range(1, 6)), some_job(9))
     assert store.ended_before_latest(2) == [3, 2, 1]
     assert [job.id for job in store.ended(2)] == [5, 4]
+
+
+def spoil(store: StateStore, number: int, old: bytes, new: bytes) -> None:
+    (body,) = store.db.execute("SELECT body FROM jobs WHERE id = ?", (number,)).fetchone()
+    assert old in body
+    sql = "UPDATE jobs SET body = ? WHERE id = ?"
+    store.db.execute(sql, (body.replace(old, new, 1), number))
+
+
+SPOILED = {
+    "a later field": (b'"run":{', b'"run":{"later":1,'),
+    "no text": (b'"job-', b'"\xff\xfe-'),
+    "no JSON": (b'{"', b'{{"'),
+}
+
+
+@pytest.mark.parametrize(("old", "new"), SPOILED.values(), ids=SPOILED)
+def test_a_job_that_is_over_and_cannot_be_read_is_left_out_and_named_once(
+    store: StateStore, old: bytes, new: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, *(some_job(number, ended=True) for number in (1, 2, 3)), some_job(4))
+    spoil(store, 2, old, new)
+    for _ in range(2):
+        assert [job.id for job in store.ended(10)] == [3, 1]
+        assert store.job(2) is None
+    assert store.latest_attempts().keys() == store.numbers() == {1, 2, 3, 4}
+    assert [job.id for job in store.live()] == [4]
+    (line,) = caplog.messages
+    assert "this version cannot read are left out, their files stay: 2 (1)" in line
+    assert "Install the version that wrote them" in line
+
+
+@pytest.mark.parametrize(("old", "new"), SPOILED.values(), ids=SPOILED)
+def test_a_state_with_a_live_job_that_cannot_be_read_is_not_used(
+    store: StateStore, old: bytes, new: bytes
+) -> None:
+    put(store, some_job(1))
+    spoil(store, 1, old, new)
+    with pytest.raises(StoreUnusable, match="a job that this version cannot read"):
+        store.live()
+
+
+def test_a_trial_that_cannot_be_read_does_not_keep_the_state_from_opening(
+    store: StateStore, tmp_path: Path
+) -> None:
+    trial = some_job(1, ended=True)
+    run = replace(trial.spec.run, env={PROBE: "1"})
+    put(store, replace(trial, spec=replace(trial.spec, run=run)))
+    spoil(store, 1, *SPOILED["a later field"])
+    store.close()
+    again = StateStore(tmp_path / "state")
+    again.close()
+    store._lock = os.open("/dev/null", os.O_RDONLY)  # the fixture closes it
 
 
 def test_a_second_daemon_is_refused_by_name(store: StateStore, tmp_path: Path) -> None:

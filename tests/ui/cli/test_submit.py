@@ -20,7 +20,7 @@ from wiiiiided.cluster.system import probe
 from wiiiiided.domain.metrics import RunForecast
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.plan import KeptPlan, MachineSet, PlanRow
-from wiiiiided.ui.cli.commands import submit
+from wiiiiided.ui.cli import submission
 
 JOB = """
 name = "digits"
@@ -44,8 +44,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A daemon that answers has the time for it."""
-    monkeypatch.setattr(submit, "ASK_S", PATIENCE_S)
-    monkeypatch.setattr(submit, "NODES_S", PATIENCE_S)
+    monkeypatch.setattr(submission, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(submission, "NODES_S", PATIENCE_S)
 
 
 @pytest.fixture
@@ -415,7 +415,7 @@ def test_a_dry_run_does_not_wait_for_a_daemon_that_is_stuck(
         with pytest.raises(EOFError):
             link.frame()
 
-    monkeypatch.setattr(submit, "ASK_S", 0.05)
+    monkeypatch.setattr(submission, "ASK_S", 0.05)
     daemon.does(m.Predict, stuck)
     result = cli("submit", "--dry-run", str(folder))
     assert result.code == 0
@@ -481,7 +481,7 @@ def test_a_dry_run_does_not_wait_long_for_the_machines(
         with pytest.raises(EOFError):
             link.frame()
 
-    monkeypatch.setattr(submit, "NODES_S", 0.05)
+    monkeypatch.setattr(submission, "NODES_S", 0.05)
     daemon.does(m.ListNodes, stuck)
     result = cli("submit", "--dry-run", str(folder))
     assert result.code == 0

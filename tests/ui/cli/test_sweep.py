@@ -11,7 +11,7 @@ from tests.ui.cli.kit import PATIENCE_S, Cli, Complete, Program
 from tests.ui.report.runs import rank, run
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.domain.metrics import RunForecast
-from wiiiiided.ui.cli.commands import submit
+from wiiiiided.ui.cli import submission
 
 JOB = 'name = "digits"\n[run]\ncommand = ["python", "train.py"]\n'
 LR, SEED = ("--sweep", "run.env.LR=0.1,0.01"), ("--sweep", "run.env.SEED=1..3")
@@ -26,8 +26,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "ASK_S", PATIENCE_S)
-    monkeypatch.setattr(submit, "NODES_S", PATIENCE_S)
+    monkeypatch.setattr(submission, "ASK_S", PATIENCE_S)
+    monkeypatch.setattr(submission, "NODES_S", PATIENCE_S)
 
 
 def accepts(daemon: FakeDaemon) -> list[bytes]:

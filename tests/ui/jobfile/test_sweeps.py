@@ -136,5 +136,9 @@ def test_a_label_is_short_and_tells_keys_apart() -> None:
     assert label({"run.env.max": "1", "policy.restart.max": "2"}) == (
         "run.env.max=1 policy.restart.max=2"
     )
+    assert (
+        label({"k": "1\n2026-11-20 job 7: cancelled\x1b]0;"})
+        == "k=1?2026-11-20 job 7: cancelled?]0;"
+    )
     long = label({"run.env.X": "y" * 99})
     assert (len(long), long[-1]) == (64, "…")

@@ -391,7 +391,7 @@ class Driver:
         try:
             assert op.begin is not None
             op.begin(op)
-        except WiiiiideError as error:
+        except Exception as error:  # whatever it is, an operation that has begun must end
             self.finish(op, error)
 
     def soon(self, task: Callable[[], None]) -> None:

@@ -11,6 +11,10 @@ the next operation begins; until then no caller waits for the dead rank.
 
 Lost wake-ups: a thread appends what it wants done before it looks whether a thread drives; a
 driver that steps down looks for such things after it has released `_driving`. One sees the other.
+
+A signal handler runs in the middle of a call, in its thread: a call that it makes would wait for
+the thread it interrupts. So a thread marks itself before it tries to drive, and such a call is
+refused; leaving a group (`destroy_process_group`) is done by the driver when the handler is over.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ import torch
 from wiiiiided import log
 from wiiiiided.backend.engine.driver import Driver
 from wiiiiided.backend.engine.operation import Operation, Plan
+from wiiiiided.errors import UsageError
 
 if TYPE_CHECKING:
     from wiiiiided.backend.engine.group import Group
@@ -37,6 +42,10 @@ if TYPE_CHECKING:
 # interrupts only between calls. The release stands in the finally itself for the same reason.
 NOT_BLOCKING: Final = (False,)
 
+_REENTERED: Final = (
+    "a signal handler cannot call the backend while the call that it interrupted has not returned: "
+    "set a flag in the handler, and look at it after the call (destroy_process_group may be called)"
+)
 SPARE_THREADS: Final = 1  # parked threads that are kept although one would do
 CLOSE_S: Final = 2.0
 
@@ -48,12 +57,26 @@ class ProgressLoop:
         self._driver = driver
         self._closing = False
         self._driving = threading.Lock()
+        self._callers: set[int] = set()  # threads that drive, or are about to try
+        self._in_background = False  # the thread that drives is one of ours
         self._park = threading.Lock()  # held: background threads sleep on it
         self._park.acquire()
         self._pool = threading.Lock()
         self._parked = 0
         self._threads: set[threading.Thread] = set()
         self._have_a_follower()
+
+    def is_inside(self) -> bool:
+        """Whether this thread drives already: a signal handler has interrupted it."""
+        # A mark alone may be left over from Ctrl-C between a release and its removal.
+        marked = threading.get_ident() in self._callers
+        return marked and self._driving.locked() and not self._in_background
+
+    def _refuse_inside(self) -> int:
+        """Raise if this thread drives already; returns its number."""
+        if self.is_inside():
+            raise UsageError(_REENTERED)
+        return threading.get_ident()
 
     # -- operations ----
 
@@ -71,8 +94,9 @@ class ProgressLoop:
         Operation, a queue or a look at the links: that was 11 of a small all_reduce's 29 µs
         (docs/lab-log.md). Otherwise `make` gives the Operation, and it goes on as any other.
         """
-        taken: list[bool] = []
+        me, taken = self._refuse_inside(), list[bool]()
         try:
+            self._callers.add(me)
             taken.extend(map(self._driving.acquire, NOT_BLOCKING))
             if taken[0]:
                 op = self._driver.run_inline(group, plan, nbytes, make)
@@ -85,8 +109,10 @@ class ProgressLoop:
         finally:
             if taken and taken[0]:
                 self._driving.release()
+                self._callers.discard(me)
                 self._step_down()
             else:
+                self._callers.discard(me)
                 self._wake_driver()
         if op is not None and not op.done:
             self.wait(op)
@@ -110,15 +136,18 @@ class ProgressLoop:
             left = until - time.monotonic()
             if left <= 0:
                 return False
-            taken: list[bool] = []
+            me, taken = self._refuse_inside(), list[bool]()
             try:
+                self._callers.add(me)
                 taken.extend(map(self._driving.acquire, NOT_BLOCKING))
                 if taken[0]:
                     self._driver.drive(op, until)
             finally:
                 if taken and taken[0]:
                     self._driving.release()
+                    self._callers.discard(me)
                     self._step_down()
+                self._callers.discard(me)
             if not taken[0]:
                 op.sleep_until_done(left)
         return True
@@ -127,7 +156,7 @@ class ProgressLoop:
 
     def call(self, action: Callable[[], None]) -> None:
         """Have a short action run by the driver: set-up and tear-down of groups and links."""
-        ran = threading.Event()
+        me, ran = self._refuse_inside(), threading.Event()
         problems: list[BaseException] = []
 
         def task() -> None:
@@ -142,13 +171,16 @@ class ProgressLoop:
         while not ran.is_set():
             taken: list[bool] = []
             try:
+                self._callers.add(me)
                 taken.extend(map(self._driving.acquire, NOT_BLOCKING))
                 if taken[0]:
                     self._driver.run_tasks()
             finally:
                 if taken and taken[0]:
                     self._driving.release()
+                    self._callers.discard(me)
                     self._step_down()
+                self._callers.discard(me)
             if not taken[0]:
                 self._wake_driver()
                 ran.wait(0.1)
@@ -157,7 +189,7 @@ class ProgressLoop:
 
     def attend(self, ready: Callable[[], bool], timeout_s: float) -> bool:
         """Let the links do their work until `ready`; False when time is up. For set-up only."""
-        driver = self._driver
+        me, driver = self._refuse_inside(), self._driver
         until = time.monotonic() + timeout_s
         while not ready():
             left = until - time.monotonic()
@@ -165,13 +197,16 @@ class ProgressLoop:
                 return False
             taken: list[bool] = []
             try:
+                self._callers.add(me)
                 taken.extend(map(self._driving.acquire, NOT_BLOCKING))
                 if taken[0] and not driver.begun() and not ready():
                     driver.attend(left)
             finally:
                 if taken and taken[0]:
                     self._driving.release()
+                    self._callers.discard(me)
                     self._step_down()
+                self._callers.discard(me)
             if not taken[0] or driver.begun():
                 self._wake_driver()  # the driver, now or soon, looks at the links too
                 time.sleep(min(left, 0.0005))
@@ -179,14 +214,16 @@ class ProgressLoop:
 
     def look(self) -> None:
         """Look at the links now, if no other thread does: what has come, which peer is gone."""
-        taken: list[bool] = []
+        me, taken = threading.get_ident(), list[bool]()
         try:
             taken.extend(map(self._driving.acquire, NOT_BLOCKING))
             if taken[0]:
+                self._callers.add(me)
                 self._driver.poller.poll(0.0)
         finally:
             if taken and taken[0]:
                 self._driving.release()
+                self._callers.discard(me)
                 self._step_down()
 
     @contextmanager
@@ -278,10 +315,12 @@ class ProgressLoop:
     def _drive_in_background(self) -> None:
         while not self._closing and self._driver.begun() and self._driving.acquire(blocking=False):
             try:
+                self._in_background = True
                 self._driver.drive(None)
             except Exception as problem:
                 self._collapse(problem)
             finally:
+                self._in_background = False
                 self._driving.release()
                 self._step_down()
 

@@ -19,6 +19,7 @@ import msgspec
 
 from wiiiiided.cluster.allocation.job_dirs import CANCELLED, JobDirs
 from wiiiiided.cluster.peering.messages import CancelledHere
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError
 
 
@@ -33,7 +34,7 @@ class Cancelled(msgspec.Struct, frozen=True):
     at: float
 
 
-_cancelled = msgspec.json.Decoder(Cancelled).decode
+_cancelled = json_decoder(Cancelled)
 _encode = msgspec.json.Encoder().encode
 
 

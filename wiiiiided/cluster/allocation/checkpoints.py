@@ -36,6 +36,7 @@ from wiiiiided.cluster.shim.checkpoints import ASIDE, Placing
 from wiiiiided.cluster.shim.workdir import NO_ROOM
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.checkpoint_files import checkpoint_globs
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.text import plain
 
@@ -47,6 +48,9 @@ class Placed(msgspec.Struct, frozen=True):
 
     placed: int
     moved: int
+
+
+_placed = json_decoder(Placed)
 
 
 @dataclass(frozen=True)
@@ -129,4 +133,4 @@ class Placer:
             words = plain(said.decode("utf-8", "replace").strip()) or f"code {code}"
             text = f"its checkpoints cannot be placed on {self.here.node}: {words}"
             raise (NodeShortage if code == NO_ROOM else Unprepared)(text)
-        return msgspec.json.decode(said, type=Placed)
+        return _placed(said)

@@ -17,6 +17,7 @@ from pathlib import Path
 import msgspec
 
 from wiiiiided.cluster.shim.protocol import write_durably
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError
 
 MARKER = ".whose"
@@ -27,6 +28,9 @@ class Marker(msgspec.Struct, frozen=True):
 
     cluster: str
     coming_back: bool = False  # the machine's own are on their way back from before-…
+
+
+_decode = json_decoder(Marker)
 
 
 def assign_job_dirs(jobs: Path, cluster: str) -> None:
@@ -73,7 +77,7 @@ def _unused(jobs: Path, name: str) -> Path:
 def _marker(jobs: Path) -> Marker | None:
     """Read the marker; None: there is none, the directories are the machine's own."""
     try:
-        return msgspec.json.decode((jobs / MARKER).read_bytes(), type=Marker)
+        return _decode((jobs / MARKER).read_bytes())
     except FileNotFoundError:
         return None
     except msgspec.DecodeError as problem:

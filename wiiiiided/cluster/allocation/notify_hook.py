@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from wiiiiided.cluster.allocation.shim_order import HostContext, environment, interpreter_of
 from wiiiiided.cluster.allocation.spawn import end_process, ended, spawn_named
 from wiiiiided.cluster.control.actions import RunNotify
-from wiiiiided.cluster.control.job import Job
+from wiiiiided.cluster.control.job import Job, Owner
 from wiiiiided.cluster.system.file_looks import Unanswered
 from wiiiiided.domain.limits import MAX_TEXT
 from wiiiiided.domain.placeholders import TooLong, fill
 from wiiiiided.log import about, logger
 
 WITHIN_S = 60.0
-AT_ONCE = 4  # a cancelled chain of a thousand jobs must not fork a thousand times
+AT_ONCE = 16  # a cancelled chain of a thousand jobs must not fork a thousand times
+OF_ONE_USER = 2  # of these: the others' commands do not wait for a slow one a thousand times
 
 
 class NotifyHook:
@@ -29,6 +33,8 @@ class NotifyHook:
     def __init__(self, here: HostContext) -> None:
         self._here = here
         self._running = asyncio.Semaphore(AT_ONCE)
+        self._users: dict[Owner, asyncio.Semaphore] = {}
+        self._waiting: Counter[Owner] = Counter()  # or running
 
     async def run(self, job: Job, action: RunNotify) -> None:
         fields = {
@@ -49,8 +55,21 @@ class NotifyHook:
         except (Unanswered, OSError):  # it is only for PATH, and the command may tell of just that
             python = self._here.python
         env = environment(job, python, self._here)
-        async with self._running:
+        async with self._turn(job.owner), self._running:
             await self._run(job.id, argv, env)
+
+    @asynccontextmanager
+    async def _turn(self, owner: Owner) -> AsyncIterator[None]:
+        """Wait until the owner has fewer commands running than one user may have."""
+        turn = self._users.setdefault(owner, asyncio.Semaphore(OF_ONE_USER))
+        self._waiting[owner] += 1
+        try:
+            async with turn:
+                yield
+        finally:
+            self._waiting[owner] -= 1
+            if not self._waiting[owner]:
+                del self._waiting[owner], self._users[owner]
 
     async def _run(self, number: int, argv: list[str], env: dict[str, str]) -> None:
         try:

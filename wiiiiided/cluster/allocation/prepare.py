@@ -32,6 +32,7 @@ from wiiiiided.cluster.allocation.spawn import (
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.shim.access import closed_to
 from wiiiiided.cluster.system.file_looks import Unanswered, look
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError, UsageError, WiiiiideError
 from wiiiiided.log import about, logger
 
@@ -80,6 +81,9 @@ class InterpreterVersions(msgspec.Struct, frozen=True):
     torch: str = ""
     wiiiiided: str = ""
     path: tuple[str, ...] = ()
+
+
+_versions = json_decoder(InterpreterVersions)
 
 
 class Preparer:
@@ -174,7 +178,7 @@ class Preparer:
         if failed := exec_problem(said, code):
             raise await self._cannot_run(python, failed)
         try:
-            return msgspec.json.decode(said, type=InterpreterVersions)
+            return _versions(said)
         except msgspec.DecodeError:
             why = await self._closed(python) or "is it a Python?"
             text = f"its interpreter {python} does not work (code {code}): {why}"

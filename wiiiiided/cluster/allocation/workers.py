@@ -78,6 +78,7 @@ from wiiiiided.cluster.peering.messages import Assignment
 from wiiiiided.cluster.shim import protocol
 from wiiiiided.cluster.shim.control_lines import SignalCommand
 from wiiiiided.cluster.system.settings import Settings
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError
 from wiiiiided.log import about, logger
 from wiiiiided.text import plain
@@ -86,7 +87,7 @@ LOOK_EVERY_S = 0.05
 ROOM_AGAIN_S = 5.0
 HEARD_S = 5.0  # between two messages to the shims of when the coordinator was heard
 
-_job = msgspec.json.Decoder(Job).decode
+_job = json_decoder(Job)
 
 
 class Workers:

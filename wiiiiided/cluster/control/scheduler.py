@@ -35,9 +35,12 @@ class _CurrentQueue:
         self._state = state
         self._counted = state.counted()
 
-    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
-        ready = self._state.ready.items()
-        return [(keys[0], wanted) for wanted, keys in ready if wanted not in waiting]
+    def heads(self) -> list[tuple[QueueKey, Resources]]:
+        return [(keys[0], wanted) for wanted, keys in self._state.ready.items()]
+
+    def head(self, wanted: Resources) -> QueueKey | None:
+        keys = self._state.ready.get(wanted)
+        return keys[0] if keys else None
 
     def fitting(self, job: Job) -> list[Node]:
         return fitting(job.spec, self._counted)

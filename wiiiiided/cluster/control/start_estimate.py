@@ -171,18 +171,16 @@ class Estimate:
 
     # ---- what start_order looks at, and how often it looked
 
-    def heads(self, waiting: AbstractSet[Resources]) -> list[tuple[QueueKey, Resources]]:
+    def heads(self) -> list[tuple[QueueKey, Resources]]:
         if self._looks <= 0:
             return []
-        found = [
-            (key, wanted)
-            for wanted in (*self._taken, *(w for w in self._late if w not in self._taken))
-            if wanted not in waiting and (key := self._head(wanted)) is not None
-        ]
-        self._looks -= len(found)
-        return found
+        kinds = (*self._taken, *(kind for kind in self._late if kind not in self._taken))
+        self._looks -= len(kinds)
+        return [(key, wanted) for wanted in kinds if (key := self.head(wanted)) is not None]
 
     def fitting(self, job: Job) -> list[Node]:
+        if self._looks <= 0:
+            return []  # so it does not start, nor does any behind it
         found = self._fits(job)
         self._looks -= len(found)
         return found
@@ -195,7 +193,7 @@ class Estimate:
         self._looks -= len(found)
         return found
 
-    def _head(self, wanted: Resources) -> QueueKey | None:
+    def head(self, wanted: Resources) -> QueueKey | None:
         """The first that asks for this and has not started."""
         ready, late = self._state.ready.get(wanted, ()), self._late.get(wanted)
         taken = self._taken.get(wanted, 0)

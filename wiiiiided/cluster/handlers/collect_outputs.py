@@ -57,9 +57,8 @@ class Collector:
     def start(self) -> None:
         """Take up what is not complete; drop what no job stands for any more."""
         try:
-            for number in self.outputs.numbers():
-                if self.controller.job(number) is None:
-                    self.outputs.remove(number)
+            for number in set(self.outputs.numbers()) - self.controller.store.numbers():
+                self.outputs.remove(number)
         except OSError as problem:
             logger.warning("old outputs cannot be removed: %s", problem)
         if self.node_rpc.dialer is None:

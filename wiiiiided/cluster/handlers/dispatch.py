@@ -23,6 +23,7 @@ from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.handlers.node_rpc import NodeRpc
 from wiiiiided.cluster.handlers.nodes import Cluster, MachineRequest, NodeRequests
+from wiiiiided.cluster.handlers.quota import Quota
 from wiiiiided.cluster.handlers.ranks import RankRequests
 from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.status import DaemonFacts, status_of
@@ -56,7 +57,8 @@ class Requests:
         self.facts = facts
         self.metrics = metrics
         self.cluster_role = cluster_role
-        self.jobs = JobRequests(controller, facts.node.name, archives.has, metrics.starts)
+        quota = Quota(lambda: controller.state.jobs, settings)
+        self.jobs = JobRequests(controller, facts.node.name, archives.has, metrics.starts, quota)
         self.submissions = Submissions(
             self.jobs, archives, settings, Resumption(self.jobs, node_rpc)
         )

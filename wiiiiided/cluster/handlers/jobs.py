@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.control.start_estimate import LOOKS, Estimate
+from wiiiiided.cluster.handlers.quota import Quota
 from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import Caller, RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
@@ -26,7 +27,6 @@ from wiiiiided.domain.exit_codes import FAILED, NEVER, NO_SUCH, NOT_ALLOWED
 from wiiiiided.domain.states import ENDED, MOVES
 from wiiiiided.domain.sweep import sweep_id
 
-STORY_LINES = 1000  # that are shown of a job's story
 MOST_LISTED = 100_000
 
 
@@ -40,11 +40,13 @@ class JobRequests:
         own: str,
         has_archive: Callable[[str], bool],
         estimate: Callable[[int], Estimate],
+        quota: Quota,
     ) -> None:
         self.controller = controller
         self.own = own
         self.has_archive = has_archive
         self.estimate = estimate
+        self.quota = quota
 
     # ---- looking
 
@@ -62,6 +64,9 @@ class JobRequests:
 
     def find(self, number: int) -> Job:
         job = self.controller.job(number) if 0 < number < 1 << 62 else None
+        if job is None and number in self.controller.store.unreadable:
+            text = f"job {number} is over, and this version cannot read what is stored of it"
+            raise Refuse(FAILED, text, "install the version that wrote it to see it again")
         if job is None:
             raise Refuse(NO_SUCH, f"there is no job {number}", "wiiiiide ps -a lists them")
         return job
@@ -90,7 +95,7 @@ class JobRequests:
         return m.JobReason(job.id, view.state, view.why, view.error, view.starts, trouble)
 
     def story(self, job: Job) -> tuple[m.StoryLine, ...]:
-        lines = self.controller.store.story(job.id)[-STORY_LINES:]
+        lines = self.controller.store.story(job.id)
         return tuple(m.StoryLine(at, text) for at, text in lines)
 
     # ---- changing
@@ -112,7 +117,10 @@ class JobRequests:
                     text = f"the working directory of job {job.id} is kept no longer"
                     hint = "there was no room for it (limits.archives): submit the job again"
                     raise Refuse(FAILED, text, hint)
-                waits_for = self.dependencies(job.spec.policy.after) if over else ()
+                if over:
+                    self.quota.check(job.owner, caller.admin, [job.spec], [job.setting])
+                ran = job.attempt is not None
+                waits_for = self.dependencies(job.spec.policy.after, ran) if over else ()
                 event = e.RequeueRequested(now, job.id, by, job if over else None, waits_for)
         if event.tag not in MOVES[job.state]:
             verb = request.tag.lower()
@@ -136,10 +144,13 @@ class JobRequests:
         with _stored():
             self.controller.catch_up()
 
-    def dependencies(self, after: tuple[int, ...]) -> tuple[int, ...]:
-        """The jobs it must wait for. One that is over and was not done is a refusal."""
+    def dependencies(self, after: tuple[int, ...], ran: bool = False) -> tuple[int, ...]:
+        """The jobs it must wait for. One that is over and was not done is a refusal, and so is one
+        that is not kept, unless the job `ran`: that was done by then."""
         waits_for = []
         for number in dict.fromkeys(after):
+            if ran and self.controller.job(number) is None:
+                continue
             other = self.find(number)
             if other.state not in ENDED:
                 waits_for.append(number)

@@ -25,6 +25,7 @@ from wiiiiided.cluster.rpc import messages as m
 from wiiiiided.cluster.rpc.connection import RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.system.threads import in_thread
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.limits import MAX_WORKERS
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
@@ -34,7 +35,7 @@ STACKS_S = 20.0
 PIECE_S = 30.0  # between two pieces of a tar: a disk may have to look for them
 Kind = TypeVar("Kind")
 Reply = m.LogLines | m.StackDumps | m.Refusal | m.EndOfAnswers | p.AllocationView
-_decode = msgspec.json.Decoder(Reply).decode
+_decode = json_decoder(Reply)
 
 
 class NoAnswer(WiiiiideError):

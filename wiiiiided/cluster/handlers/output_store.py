@@ -29,6 +29,7 @@ from wiiiiided.cluster.handlers.merge_tars import BadTar, TarMember, TarReader
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim.protocol import write_durably
 from wiiiiided.domain.exit_codes import FAILED, NO_SUCH
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import WiiiiideError
 from wiiiiided.log import about, logger
 from wiiiiided.text import format_size
@@ -79,7 +80,7 @@ class Collection(msgspec.Struct, frozen=True):
 
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(Collection).decode
+_decode = json_decoder(Collection)
 
 
 class Outputs:

@@ -14,8 +14,9 @@ be off for good.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, contextmanager
 from pathlib import Path
 
 from wiiiiided.cluster.handlers.jobs import JobRequests
@@ -24,10 +25,12 @@ from wiiiiided.cluster.handlers.node_rpc import NoAnswer, NodeRpc
 from wiiiiided.cluster.handlers.output_store import Collection, Outputs
 from wiiiiided.cluster.peering import messages as p
 from wiiiiided.cluster.rpc import messages as m
-from wiiiiided.cluster.rpc.connection import RpcConnection
+from wiiiiided.cluster.rpc.connection import Caller, RpcConnection
 from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.shim.collect_files import matcher
-from wiiiiided.domain.exit_codes import FAILED, NO_SUCH, USAGE
+from wiiiiided.domain.exit_codes import BUSY, FAILED, NO_SUCH, USAGE
+
+MERGES_PER_USER = 2  # at once: each may hold back a file of 256 MiB on this disk
 
 
 class Pulls:
@@ -38,6 +41,7 @@ class Pulls:
         self.node_rpc = node_rpc
         self.outputs = outputs
         self.spool = spool
+        self._merging: Counter[tuple[str, int]] = Counter()  # by user
 
     async def pull(self, connection: RpcConnection, request: m.Pull) -> None:
         job = self.jobs.find(request.id)
@@ -48,12 +52,30 @@ class Pulls:
         asked = p.NodePull(job.id, tuple(globs))
         nodes = job.attempt.nodes if job.attempt is not None else ()
         if (home := self.outputs.of(job)) is not None:
-            await _RunningPull(self, connection, asked, home, bool(request.globs)).all(home.nodes)
+            with self._merge_of(connection.caller):
+                running = _RunningPull(self, connection, asked, home, bool(request.globs))
+                await running.all(home.nodes)
         elif len(nodes) > 1:
-            await _RunningPull(self, connection, asked).all(nodes)
+            with self._merge_of(connection.caller):
+                await _RunningPull(self, connection, asked).all(nodes)
         else:
             await self._one(connection, nodes[0] if nodes else self.node_rpc.own, asked)
         await connection.say(m.EndOfAnswers())
+
+    @contextmanager
+    def _merge_of(self, caller: Caller) -> Iterator[None]:
+        """Count a user's pulls of several nodes: what they hold back lies on the state's disk until
+        their clients have read it."""
+        user = (caller.node, caller.uid)
+        if self._merging[user] >= MERGES_PER_USER:
+            text = f"{caller.user} is pulling files of several machines {MERGES_PER_USER} times"
+            raise Refuse(BUSY, f"{text} already", "try again when one of them has ended")
+        self._merging[user] += 1
+        try:
+            yield
+        finally:
+            self._merging[user] -= 1
+            self._merging += Counter()  # forgets users without any
 
     async def _one(self, connection: RpcConnection, node: str, asked: p.NodePull) -> None:
         """Pass one node's tar on to the client as it comes."""

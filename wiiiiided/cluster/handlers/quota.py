@@ -20,6 +20,7 @@ from wiiiiided.cluster.rpc.errors import Refuse
 from wiiiiided.cluster.system.settings import Settings
 from wiiiiided.domain.exit_codes import FAILED
 from wiiiiided.domain.spec import JobSpec
+from wiiiiided.domain.sweep import setting_chars
 from wiiiiided.text import format_size
 
 QUEUE_BYTES = 256 << 20  # of the specs of all jobs that are not over: 20,000 have 13 KiB each
@@ -40,10 +41,17 @@ class Quota:
         self._number: Counter[User] = Counter()
         self._bytes: Counter[User] = Counter()
 
-    def check(self, owner: Owner, admin: bool, specs: Sequence[JobSpec]) -> None:
-        """Refuse: these jobs more, of that owner, are too many."""
+    def check(
+        self,
+        owner: Owner,
+        admin: bool,
+        specs: Sequence[JobSpec],
+        swept: Sequence[Mapping[str, str]] = (),
+    ) -> None:
+        """Refuse: these jobs more, of that owner, are too many. `swept`: settings of a sweep."""
         self._catch_up()
-        settings, user, size = self._settings(), (owner.node, owner.uid), sum(map(size_of, specs))
+        settings, user = self._settings(), (owner.node, owner.uid)
+        size = sum(map(size_of, specs)) + sum(map(setting_chars, swept))
         most, there = settings.queue, len(self._counted)
         if there >= most:
             raise Refuse(FAILED, f"the queue is full: {most} jobs are not over")
@@ -81,7 +89,8 @@ class Quota:
             self._number[user] -= 1
             self._bytes[user] -= size
         for number in jobs.keys() - self._counted.keys():
-            owner, size = jobs[number].owner, size_of(jobs[number].spec)
+            job = jobs[number]
+            owner, size = job.owner, size_of(job.spec) + setting_chars(job.setting)
             user = (owner.node, owner.uid)
             self._counted[number] = (user, size)
             self._number[user] += 1

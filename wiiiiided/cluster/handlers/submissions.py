@@ -11,7 +11,7 @@ the same again: in the store the nonce is there with its job, or neither is, and
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -21,7 +21,6 @@ from wiiiiided.cluster.control.job import Owner, Saved
 from wiiiiided.cluster.control.placement import NeverRuns, expected_nodes, plan
 from wiiiiided.cluster.control.start_estimate import LOOKS
 from wiiiiided.cluster.handlers.jobs import JobRequests
-from wiiiiided.cluster.handlers.quota import Quota
 from wiiiiided.cluster.handlers.resumption import Resumption
 from wiiiiided.cluster.handlers.uploads import Uploads
 from wiiiiided.cluster.rpc import messages as m
@@ -53,7 +52,6 @@ class Submissions:
         self.jobs = jobs
         self.resumption = resumption
         self.archives = archives
-        self.quota = Quota(lambda: jobs.controller.state.jobs, settings)
         self.uploads = Uploads(archives, settings, jobs.controller.store.unneeded_archives)
 
     async def submit(self, connection: RpcConnection, request: m.Submission) -> None:
@@ -67,7 +65,7 @@ class Submissions:
         with self.archives.pinned(request.archive):
             if not self.archives.has(request.archive):
                 owner = self.owner(caller)
-                needs = self.quota.archives_of(owner)
+                needs = self.jobs.quota.archives_of(owner)
                 await self.uploads.receive(connection, request, owner, needs)
             # An upload takes its time: the others may have moved, and this one may be here twice.
             if not (found := self.known(caller, request.nonce)):
@@ -147,8 +145,10 @@ class Submissions:
         """A client has checked the file; what a hostile one sends is checked again here."""
         jobs = jobs_of(request)
         problems = dict.fromkeys(text for job in jobs for text in problems_of(job.spec))
+        swept: list[Mapping[str, str]] = []
         if isinstance(request, m.SubmitSweep):
-            problems |= dict.fromkeys(problems_of_sweep([job.setting for job in jobs]))
+            swept = [job.setting for job in request.jobs]
+            problems |= dict.fromkeys(problems_of_sweep(swept))
         extra = set(request.secrets) - {name for job in jobs for name in job.spec.run.pass_env}
         if extra:
             problems[f"secrets that run.pass_env does not name: {sorted(extra)}"] = None
@@ -158,7 +158,7 @@ class Submissions:
             problems[f"a nonce of more than {NONCE_CHARS} characters"] = None
         if problems:
             raise Refuse(INVALID, "; ".join(problems))
-        self.quota.check(self.owner(caller), caller.admin, [job.spec for job in jobs])
+        self.jobs.quota.check(self.owner(caller), caller.admin, [job.spec for job in jobs], swept)
         self.archives.path(request.archive)
         for after in {job.spec.policy.after for job in jobs}:
             self.jobs.dependencies(after)

@@ -7,6 +7,8 @@ import math
 from collections.abc import Awaitable, Callable
 from typing import Final
 
+from msgspec.structs import replace
+
 from wiiiiided.cluster.handlers.jobs import JobRequests
 from wiiiiided.cluster.handlers.metrics import MetricsRequests
 from wiiiiided.cluster.rpc import messages as m
@@ -45,8 +47,11 @@ class TrialRequests:
             raise Refuse(USAGE, f"a job's name has 1 to {MAX_NAME} printable characters")
         if not _is_possible(request.plan):
             raise Refuse(USAGE, "this is no plan that could be kept")
+        controller = self._jobs.controller
+        # The latest stay: one from the future would for ever.
+        plan = replace(request.plan, at=min(request.plan.at, controller.clock()))
         try:
-            self._jobs.controller.store.plans.keep(request.name, request.plan)
+            controller.store.plans.keep(request.name, plan)
         except PlansUnwritable as problem:
             raise Refuse(FAILED, str(problem)) from problem
         return m.EndOfAnswers()

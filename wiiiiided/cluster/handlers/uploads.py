@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 
 from wiiiiided.cluster.allocation.archive_cache import Archives
@@ -36,14 +36,14 @@ WHOLE_WITHIN_S = 3600.0
 
 
 class Uploads:
-    """All uploads that are under way. `unneeded` are archives that only ended jobs name, oldest
-    first."""
+    """All uploads that are under way. `unneeded`: those of these archives that no job needs, those
+    first that go first."""
 
     def __init__(
         self,
         archives: Archives,
         settings: Callable[[], Settings],
-        unneeded: Callable[[], list[str]],
+        unneeded: Callable[[Iterable[str]], list[str]],
     ) -> None:
         self.archives = archives
         self.settings = settings
@@ -126,7 +126,7 @@ class Uploads:
             raise Refuse(FAILED, f"{text}; nothing was queued", hint)
         too_many = sum(sizes.values()) + self._announced + size - most
         if too_many > 0:
-            for digest in self._unneeded():
+            for digest in self._unneeded(sizes):
                 if self.archives.remove(digest):
                     too_many -= sizes.get(digest, 0)
                 if too_many <= 0:

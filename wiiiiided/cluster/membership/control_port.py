@@ -121,10 +121,13 @@ class ControlPort:
             await self._converse(connection, name)
         except (EOFError, OSError, TimeoutError, framing.StreamError) as problem:
             logger.debug("a connection of %s ended: %s", name or NAMELESS, problem)
-        except (WiiiiideError, msgspec.DecodeError, RecursionError) as problem:
+        except (WiiiiideError, msgspec.DecodeError) as problem:
             self._complain(name, str(problem))
-        except Exception:
-            logger.exception("a defect while serving %s", name or NAMELESS)
+        except Exception as problem:
+            if name:
+                logger.exception("a defect while serving %s", name)
+            else:  # a stranger that finds one must not fill the log with it
+                self._log.say(f"a defect while serving {NAMELESS}: {plain(repr(problem))}")
         finally:
             self._connections.discard(name, task)
             connection.close()

@@ -205,7 +205,7 @@ class Links:
             return  # removed, or it has dialled again: this link does not count
         try:
             said = p.decode_from_member(data)
-        except msgspec.ValidationError as problem:
+        except msgspec.DecodeError as problem:
             logger.debug("%s said something unknown: %s", name, problem)
             return
         try:

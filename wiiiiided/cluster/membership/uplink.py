@@ -231,7 +231,7 @@ class Uplink:
     def _heard(self, data: bytes) -> None:
         try:
             said = p.decode_from_coordinator(data)
-        except msgspec.ValidationError as problem:
+        except msgspec.DecodeError as problem:
             logger.debug("the coordinator said something unknown: %s", problem)
             return
         try:

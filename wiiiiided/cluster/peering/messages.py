@@ -41,6 +41,7 @@ from wiiiiided.cluster.control import events as e
 from wiiiiided.cluster.control.job import Job
 from wiiiiided.cluster.peering.metrics_codec import NodeMetrics
 from wiiiiided.cluster.rpc.messages import Message
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.node import Node
 from wiiiiided.errors import WiiiiideError
 
@@ -164,7 +165,7 @@ def unpack(packed: msgspec.Raw) -> Assignment:
     """An assignment, or Unreadable."""
     try:
         return _assignment(packed)
-    except msgspec.ValidationError as problem:
+    except msgspec.DecodeError as problem:
         found = _sketch(packed)
         attempt = found.job.attempt
         why = found.why or f"wiiiiided {__version__} cannot read the job, upgrade it: {problem}"
@@ -338,16 +339,16 @@ FromMember = Report | MetricsUpdate | RenewRequest | Ping
 FromCoordinator = Do | Forget | RenewDue | Renewed | MemberRemoved | Ping
 
 encode = msgspec.json.Encoder().encode
-_assignment = msgspec.json.Decoder(Assignment).decode
-_sketch = msgspec.json.Decoder(_Sketch).decode
-decode_opening = msgspec.json.Decoder(Opening).decode
-decode_opened = msgspec.json.Decoder(Opened | TurnedAway).decode
-decode_join = msgspec.json.Decoder(JoinRequest).decode
-decode_joined = msgspec.json.Decoder(Joined | TurnedAway).decode
-decode_hello = msgspec.json.Decoder(LinkHello).decode
-decode_reconcile = msgspec.json.Decoder(Reconcile | TurnedAway).decode
-decode_from_member = msgspec.json.Decoder(FromMember).decode
-decode_from_coordinator = msgspec.json.Decoder(FromCoordinator).decode
-decode_fetch = msgspec.json.Decoder(FetchArchive | FetchCheckpoints).decode
-decode_sent = msgspec.json.Decoder(CheckpointsSent).decode
-decode_ask = msgspec.json.Decoder(NodeRequest).decode
+_assignment = json_decoder(Assignment)
+_sketch = json_decoder(_Sketch)
+decode_opening = json_decoder(Opening)
+decode_opened = json_decoder(Opened | TurnedAway)
+decode_join = json_decoder(JoinRequest)
+decode_joined = json_decoder(Joined | TurnedAway)
+decode_hello = json_decoder(LinkHello)
+decode_reconcile = json_decoder(Reconcile | TurnedAway)
+decode_from_member = json_decoder(FromMember)
+decode_from_coordinator = json_decoder(FromCoordinator)
+decode_fetch = json_decoder(FetchArchive | FetchCheckpoints)
+decode_sent = json_decoder(CheckpointsSent)
+decode_ask = json_decoder(NodeRequest)

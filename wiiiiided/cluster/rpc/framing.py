@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from wiiiiided.errors import WiiiiideError
+from wiiiiided.text import format_size
 
 MESSAGE: Final = b"J"
 BLOB: Final = b"B"
@@ -30,10 +31,16 @@ class StreamError(WiiiiideError):
     """The other side does not speak this protocol."""
 
 
+class FrameTooLarge(StreamError):
+    """A message of ours is larger than the protocol allows: it is not sent, and the other side can
+    be told so."""
+
+
 def frame(kind: bytes, payload: bytes = b"") -> bytes:
     """Pack one frame, ready to be sent."""
     if len(payload) > LIMITS[kind]:
-        raise StreamError(f"a frame of {len(payload)} bytes is over the limit of {LIMITS[kind]}")
+        sizes = f"{format_size(len(payload))}, and {format_size(LIMITS[kind])} can be sent"
+        raise FrameTooLarge(f"this would be a message of {sizes}")
     return kind + len(payload).to_bytes(4, "big") + payload
 
 

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.metrics import JobNow, NodeNow, RunForecast, RunRecord
 from wiiiiided.domain.node import Node
 from wiiiiided.domain.plan import KeptPlan
@@ -568,6 +569,6 @@ Answer = (
 )
 
 encode = msgspec.json.Encoder().encode
-decode_hello = msgspec.json.Decoder(Hello).decode
-decode_request = msgspec.json.Decoder(Request).decode
-decode_answer = msgspec.json.Decoder(Answer).decode
+decode_hello = json_decoder(Hello)
+decode_request = json_decoder(Request)
+decode_answer = json_decoder(Answer)

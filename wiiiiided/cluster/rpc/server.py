@@ -132,6 +132,9 @@ class RpcServer:
             await self.handle(connection, request)
         except Refuse as no:
             await connection.say(m.Refusal(no.code, str(no), no.hint))
+        except framing.FrameTooLarge as problem:
+            text = f"the answer is too large: {problem}"
+            await connection.say(m.Refusal(1, text, "ask for less: one job, or fewer lines"))
         except (EOFError, OSError, framing.StreamError):
             raise
         except WiiiiideError as problem:
@@ -161,7 +164,7 @@ async def _first_words(connection: RpcConnection, greets: bool) -> m.Request | N
             return request
     except TimeoutError:
         return None
-    except (msgspec.DecodeError, RecursionError) as problem:
+    except msgspec.DecodeError as problem:
         text = f"this daemon ({__version__}) does not understand the request: {problem}"
         await connection.say(m.Refusal(2, text, "are both of the same version?"))
         return None

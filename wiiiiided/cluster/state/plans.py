@@ -14,6 +14,7 @@ from typing import Final
 
 import msgspec
 
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.plan import KeptPlan
 from wiiiiided.errors import WiiiiideError
 
@@ -23,7 +24,7 @@ _PREFIX: Final = "plan-"
 _SHAPE_CHARS: Final = 16
 _SHAPE: Final = re.compile(rf"[0-9a-f]{{{_SHAPE_CHARS}}}")
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(KeptPlan).decode
+_decode = json_decoder(KeptPlan)
 
 
 class PlansUnwritable(WiiiiideError):

@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.metrics import RunRecord
 from wiiiiided.log import logger
 
@@ -31,7 +32,7 @@ ATTEMPTS: Final = 64  # the latest of a job that are kept,
 ANSWER_BYTES: Final = 8 << 20  # and shown as far as they fit into one answer (rpc/framing)
 
 _as_json = msgspec.json.Encoder().encode
-_from_json = msgspec.json.Decoder(RunRecord).decode
+_from_json = json_decoder(RunRecord)
 
 
 class RunTimes(msgspec.Struct, frozen=True):
@@ -42,7 +43,7 @@ class RunTimes(msgspec.Struct, frozen=True):
     ended_at: float | None = None
 
 
-_times = msgspec.json.Decoder(RunTimes).decode
+_times = json_decoder(RunTimes)
 Kind = TypeVar("Kind")
 
 

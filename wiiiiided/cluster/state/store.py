@@ -24,7 +24,7 @@ import fcntl
 import os
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,6 +37,7 @@ from wiiiiided.cluster.control.node_table import NodeRow
 from wiiiiided.cluster.state.disk_reserve import Reserve
 from wiiiiided.cluster.state.plans import Plans
 from wiiiiided.cluster.state.run_records import RunRecords
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.domain.plan import PROBE
 from wiiiiided.domain.sweep import MOST_JOBS
 from wiiiiided.errors import WiiiiideError
@@ -44,6 +45,9 @@ from wiiiiided.log import logger
 
 NEVER_ISSUED: Final = "stranger-"  # facts about jobs that only their files know of
 SHOWN: Final = 9
+STORY_LINES: Final = 1000  # the latest of a job, which are read,
+STORY_KEPT: Final = 2000  # and which stay: a live job may be held and released for ever
+STORY_CUT: Final = 100  # that go at once: an older version may have left millions
 MOST_SKIPPED: Final = 100_000  # numbers at once: more is no queue's later state
 NONCES: Final = 10_000  # of the latest jobs, kept when the jobs are not
 APPLICATION_ID: Final = 0x57494935  # "WII5": which program an SQLite file belongs to
@@ -99,8 +103,9 @@ MIGRATIONS: Final[tuple[str, ...]] = (
 
 Kind = TypeVar("Kind")
 _encode = msgspec.json.Encoder().encode
-_job = msgspec.json.Decoder(Job).decode
-_node = msgspec.json.Decoder(NodeRow).decode
+_job = json_decoder(Job)
+_node = json_decoder(NodeRow)
+_secrets = json_decoder(dict[str, str])
 
 
 class StoreError(WiiiiideError):
@@ -127,6 +132,7 @@ class StateStore:
         self.reserve.keep()
         self.records = RunRecords(self._db)
         self.plans = Plans(self._db)
+        self.unreadable: set[int] = set()  # jobs that are over and were found unreadable
         self._trials = self._written_trials()  # jobs that may be some; what they are is in the rows
 
     def close(self) -> None:
@@ -138,7 +144,7 @@ class StateStore:
     def commit(
         self,
         jobs: Iterable[Job],
-        lines: Iterable[Tell],
+        lines: Sequence[Tell],
         event: AnyEvent,
         secrets: dict[int, dict[str, str]] | None = None,
         nodes: Mapping[str, NodeRow | None] | None = None,
@@ -156,6 +162,8 @@ class StateStore:
                         "INSERT INTO story (job, at, text, event) VALUES (?, ?, ?, ?)", row
                     )
                     body = None
+                for number in {line.id for line in lines}:
+                    self._cut_story(number)
                 self._put_nonce(event)
                 for number, values in (secrets or {}).items():
                     self._db.execute("INSERT INTO secrets VALUES (?, ?)", (number, _encode(values)))
@@ -170,8 +178,18 @@ class StateStore:
             with self._db:
                 sql = "INSERT INTO story (job, at, text) SELECT id, ?, ? FROM jobs WHERE id = ?"
                 self._db.execute(sql, (line.at, line.text, line.id))
+                self._cut_story(line.id)
         except sqlite3.Error as problem:
             raise StoreError(f"cannot write {self.path}: {self._reason(problem)}") from problem
+
+    def _cut_story(self, number: int) -> None:
+        """Delete some of the oldest lines of a job that has too many."""
+        self._db.execute(
+            "DELETE FROM story WHERE seq IN (SELECT seq FROM story WHERE job = ? AND seq <= "
+            "(SELECT seq FROM story WHERE job = ? ORDER BY seq DESC LIMIT 1 OFFSET ?) "
+            "ORDER BY seq LIMIT ?)",
+            (number, number, STORY_KEPT, STORY_CUT),
+        )
 
     def _put_nonce(self, event: AnyEvent) -> None:
         match event:
@@ -249,10 +267,9 @@ class StateStore:
         new = [number for number in numbers if skip and first <= number < first + MOST_SKIPPED]
         if new:
             self._skip(first, max(new))
-            shown = ", ".join(map(str, sorted(new)[:SHOWN])) + (" …" if len(new) > SHOWN else "")
-            text = "jobs %s (%d) have files, and this queue never knew them: it was restored from "
+            text = "jobs %s have files, and this queue never knew them: it was restored from "
             text += "an older copy, or begun anew. Their files stay; the next job is number %d"
-            logger.warning(text, shown, len(new), self.next_id())
+            logger.warning(text, _some_of(new), self.next_id())
         ranges = self._skipped()
         lows = [low for low, _ in ranges]
 
@@ -309,7 +326,9 @@ class StateStore:
     def latest_attempts(self) -> dict[int, int]:
         """The number of every job's latest attempt, whether the job is over or not; 0: it had none.
         The jobs are not read whole: there may be a hundred thousand."""
-        sql = "SELECT id, json_extract(CAST(body AS TEXT), '$.attempt.number') FROM jobs"
+        text = "CAST(body AS TEXT)"
+        attempt = f"CASE WHEN json_valid({text}) THEN json_extract({text}, '$.attempt.number') END"
+        sql = f"SELECT id, {attempt} FROM jobs"
         return {number: attempt or 0 for number, attempt in self._db.execute(sql)}
 
     def numbers(self) -> set[int]:
@@ -338,18 +357,36 @@ class StateStore:
     def ended(self, limit: int) -> list[Job]:
         """The latest to end, latest first."""
         rows = self._db.execute(
-            "SELECT body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
+            "SELECT id, body FROM jobs WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?",
             (limit,),
         )
-        return [_job(row[0]) for row in rows]
+        return list(self._readable(rows))
+
+    def _readable(self, rows: Iterable[tuple[int, bytes]]) -> Iterator[Job]:
+        """Yield jobs, but for those that cannot be read: what is over must not keep what goes on
+        from being seen. They are named in the log once."""
+        new, why = [], ""
+        try:
+            for number, body in rows:
+                try:
+                    yield _job(body)
+                except msgspec.DecodeError as problem:
+                    if number not in self.unreadable:
+                        new.append(number)
+                        self.unreadable.add(number)
+                        why = str(problem)
+        finally:
+            if new:
+                text = "%s: jobs that this version cannot read are left out, their files stay: %s "
+                text += "(%s). Install the version that wrote them to see them again"
+                logger.warning(text, self.path, _some_of(new), why)
 
     def sweep(self, number: int) -> list[Job]:
         """The jobs of a sweep, over or not, but for those that were pruned. Their numbers follow
         each other, so no more than MOST_JOBS rows are read."""
-        sql = "SELECT body FROM jobs WHERE id >= ? AND id < ? ORDER BY id"
+        sql = "SELECT id, body FROM jobs WHERE id >= ? AND id < ? ORDER BY id"
         found: list[Job] = []
-        for row in self._db.execute(sql, (number, number + MOST_JOBS)):
-            job = _job(row[0])
+        for job in self._readable(self._db.execute(sql, (number, number + MOST_JOBS))):
             if job.sweep != number:
                 break
             found.append(job)
@@ -367,8 +404,8 @@ class StateStore:
         ]
 
     def _written_trials(self) -> set[int]:
-        rows = self._db.execute("SELECT body FROM jobs WHERE instr(body, ?)", (PROBE.encode(),))
-        found = [_job(row[0]) for row in rows]
+        sql = "SELECT id, body FROM jobs WHERE instr(body, ?)"
+        found = self._readable(self._db.execute(sql, (PROBE.encode(),)))
         return {job.id for job in found if PROBE in job.spec.run.env}
 
     def ended_before_latest(self, keep: int) -> list[int]:
@@ -380,17 +417,19 @@ class StateStore:
         return [row[0] for row in rows]
 
     def job(self, number: int) -> Job | None:
-        """Read any job there ever was, unless it was pruned."""
-        row = self._db.execute("SELECT body FROM jobs WHERE id = ?", (number,)).fetchone()
-        return None if row is None else _job(row[0])
+        """Read any job there ever was, unless it was pruned or cannot be read."""
+        rows = self._db.execute("SELECT id, body FROM jobs WHERE id = ?", (number,))
+        return next(self._readable(rows), None)
 
     def story(self, number: int) -> list[tuple[float, str]]:
-        rows = self._db.execute("SELECT at, text FROM story WHERE job = ? ORDER BY seq", (number,))
-        return [(row[0], row[1]) for row in rows]
+        """The latest lines of a job, the oldest of them first."""
+        sql = "SELECT at, text FROM story WHERE job = ? ORDER BY seq DESC LIMIT ?"
+        rows = self._db.execute(sql, (number, STORY_LINES)).fetchall()
+        return [(row[0], row[1]) for row in reversed(rows)]
 
     def secrets(self, number: int) -> dict[str, str]:
         row = self._db.execute("SELECT body FROM secrets WHERE job = ?", (number,)).fetchone()
-        return {} if row is None else msgspec.json.decode(row[0], type=dict[str, str])
+        return {} if row is None else _secrets(row[0])
 
     def submitted(self, node: str, uid: int, nonce: str) -> tuple[int, int] | None:
         """The job that a request of that user queued, and how many it swept, 0 where it is no
@@ -399,10 +438,13 @@ class StateStore:
         row = self._db.execute(sql, (node, uid, nonce)).fetchone()
         return None if row is None else (row[0], row[1])
 
-    def unneeded_archives(self) -> list[str]:
-        """Archives that only jobs which are over name, those first that ended first."""
+    def unneeded_archives(self, there: Iterable[str]) -> list[str]:
+        """Archives of these that no job names, then those that only jobs which are over name, those
+        first that ended first."""
+        named = self.archives()
         sql = "SELECT archive FROM jobs GROUP BY archive HAVING count(ended) = count(*) "
-        return [row[0] for row in self._db.execute(f"{sql}ORDER BY max(ended)")]
+        ended = (row[0] for row in self._db.execute(f"{sql}ORDER BY max(ended)"))
+        return [*(digest for digest in there if digest not in named), *ended]
 
     def archives(self) -> set[str]:
         """Archives that some job still names."""
@@ -525,6 +567,12 @@ def _lock(directory: Path) -> int:
     except OSError:
         pass  # a full disk: the lock is what counts, the number is a courtesy
     return fd
+
+
+def _some_of(jobs: Sequence[int]) -> str:
+    """Name jobs by their numbers: the first, and how many there are."""
+    shown = ", ".join(map(str, sorted(jobs)[:SHOWN])) + (" …" if len(jobs) > SHOWN else "")
+    return f"{shown} ({len(jobs)})"
 
 
 def _is_broken(problem: sqlite3.Error) -> bool:

@@ -29,6 +29,7 @@ from wiiiiided.cluster.trust import private_files
 from wiiiiided.cluster.trust.authority import Authority
 from wiiiiided.cluster.trust.certificate import Certificate, Role, check_name, der_of
 from wiiiiided.cluster.trust.signing_request import new_request
+from wiiiiided.domain.json_decoder import json_decoder
 from wiiiiided.errors import HostError, UsageError
 
 MEMBERSHIP, AUTHORITY, NODE = "cluster.json", "authority.pem", "node.key"
@@ -62,6 +63,9 @@ class ClusterMembership(msgspec.Struct, frozen=True, kw_only=True):
     address: str  # of this machine's one port
     port: int
     coordinator: NodeEndpoint
+
+
+_membership = json_decoder(ClusterMembership)
 
 
 class Identity(ClusterMembership, frozen=True, kw_only=True):
@@ -204,7 +208,7 @@ def _check_pair(path: Path) -> None:
 def _load(directory: Path) -> Identity:
     path = directory / MEMBERSHIP
     try:
-        told = msgspec.json.decode(_read(path), type=ClusterMembership)
+        told = _membership(_read(path))
     except msgspec.DecodeError as problem:
         raise _damaged(path, str(problem)) from problem
     path = directory / NODE

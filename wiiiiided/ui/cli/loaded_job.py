@@ -6,16 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import msgspec
-import typer
 
 from wiiiiided.cluster.archive.ignore import OURS, PULLED, BadRules, left_out
 from wiiiiided.cluster.archive.scan import PackError, Survey, survey
 from wiiiiided.config import passed
 from wiiiiided.domain.exit_codes import INVALID
 from wiiiiided.domain.spec import JobSpec
+from wiiiiided.text import clean
 from wiiiiided.ui.cli.command_failed import CommandFailed
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.screen import put_json, say
@@ -27,16 +27,6 @@ from wiiiiided.ui.jobfile.to_toml import toml
 
 if TYPE_CHECKING:
     from wiiiiided.cluster.archive.pack import Packed
-
-JobFile = Annotated[
-    str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")
-]
-Sets = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="KEY=VALUE", help="Change a key of the job file: --set run.env.LR=0.1"
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -174,6 +164,28 @@ def notes(job: LoadedJob) -> Iterator[str]:
             "network.interface is for gloo and nccl; with wiiiiide ranks are reached through their "
             "machine's one port, at the address that the machine has in the cluster"
         )
+
+
+def check(file: str, sets: list[str] | None, as_json: bool) -> int:
+    """Print what a job file asks for, or every problem of it; the exit code."""
+    from wiiiiided.ui.cli import job_facts
+    from wiiiiided.ui.cli.sections import put
+
+    try:
+        job = read(file, sets)
+        ships = surveyed(job)
+    except Invalid as invalid:
+        return report(invalid, as_json)
+    if as_json:
+        put_json(job_facts.as_json(job, ships, None))
+    else:
+        put([job_facts.section(f"{clean(job.file)}: ok", job, ships)])
+    say_notes(job, ships.notes)
+    try:
+        job.secrets()
+    except CommandFailed as missing:
+        say(f"note: {missing}")
+    return 0
 
 
 def report(invalid: Invalid, as_json: bool) -> int:

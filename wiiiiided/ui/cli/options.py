@@ -42,3 +42,12 @@ Port = Annotated[
     int | None,
     typer.Option("--port", metavar="N", min=1, max=65535, help="Its one TCP port; 9461 without."),
 ]
+JobFile = Annotated[
+    str, typer.Argument(metavar="JOB", help="A job file, or a folder with a job.toml in it.")
+]
+Sets = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change a key of the job file: --set run.env.LR=0.1"
+    ),
+]

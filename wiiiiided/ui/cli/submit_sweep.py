@@ -21,11 +21,11 @@ from wiiiiided.domain.sweep import label, sweep_id
 from wiiiiided.text import cell, clean, count
 from wiiiiided.ui.cli import job_facts, screen
 from wiiiiided.ui.cli.command_failed import CommandFailed
-from wiiiiided.ui.cli.commands.submit import dry_runs, send
 from wiiiiided.ui.cli.daemon import connect
 from wiiiiided.ui.cli.loaded_job import LoadedJob, report, surveyed
 from wiiiiided.ui.cli.progress import waiting
 from wiiiiided.ui.cli.sections import FactSection, put
+from wiiiiided.ui.cli.submission import dry_runs, send
 from wiiiiided.ui.jobfile.problem import Invalid
 from wiiiiided.ui.jobfile.sweeps import combine
 

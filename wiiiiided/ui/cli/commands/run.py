@@ -6,29 +6,13 @@ words ──► --set run.command=… ──► spec ──► as `submit -f` do
 
 from __future__ import annotations
 
-import os
-import tempfile
-from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from functools import partial
 from typing import Annotated
 
-import msgspec
 import typer
 
-from wiiiiided.errors import HostError
-from wiiiiided.ui.cli import screen
-from wiiiiided.ui.cli.commands.submit import queue
-from wiiiiided.ui.cli.current_folder import refuse_home
-from wiiiiided.ui.cli.loaded_job import LoadedJob, Sets, Shipped, report
-from wiiiiided.ui.cli.options import DryRun, Json, Name
-from wiiiiided.ui.jobfile.describe import printable
-from wiiiiided.ui.jobfile.problem import Invalid, Problem
-from wiiiiided.ui.jobfile.read import examine
-from wiiiiided.ui.jobfile.to_toml import as_toml, toml
+from wiiiiided.ui.cli.options import DryRun, Json, Name, Sets
 
 CONTEXT = {"allow_interspersed_args": False}  # options behind the command's first word are its own
-CALLED = "wiiiiide run"  # in place of a file's name
 
 
 def command(
@@ -73,58 +57,24 @@ def command(
         )
     if force and save is None:
         raise typer.BadParameter("--force is for --save FILE: it replaces that file")
-    given = {f"run.command={toml(words)}": CALLED}
+    from wiiiiided.ui.cli.job_of_words import run  # help does without
+    from wiiiiided.ui.jobfile.to_toml import toml
+
+    options = {}
     if workers is not None:
-        given[f"resources.workers_per_node={workers}"] = f"-n {workers}"
+        options[f"resources.workers_per_node={workers}"] = f"-n {workers}"
     if nodes is not None:
-        given[f"resources.nodes={nodes}"] = f"--nodes {nodes}"
+        options[f"resources.nodes={nodes}"] = f"--nodes {nodes}"
     if name is not None:
-        given[f"name={toml(name)}"] = f"--name {name}"
-    with ExitStack() as stack:
-        empty = stack.enter_context(tempfile.TemporaryDirectory()) if no_ship else ""
-        made = partial(_job, given, sets or [], empty)
-        if save is not None:
-            return _save(made, save, force, as_json)
-        return queue(made, dry_run=dry_run, following=not detach, as_json=as_json)
-
-
-def _job(given: dict[str, str], sets: list[str], empty: str) -> LoadedJob:
-    """The job of these options, each with the name that problems give it."""
-    names = {f"--set {printable(text)}": printable(name) for text, name in given.items()}
-
-    def called(problems: Iterable[Problem]) -> tuple[Problem, ...]:
-        return tuple(
-            msgspec.structs.replace(one, file=names.get(one.file, one.file)) for one in problems
-        )
-
-    try:
-        spec, warnings = examine("", CALLED, [*given, *sets], lambda path: Shipped(empty or path))
-    except Invalid as invalid:
-        if empty:
-            screen.say("note: with --no-ship the ranks start in an empty folder: give whole paths")
-        raise Invalid(called(invalid.problems)) from None
-    job = LoadedJob(CALLED, spec, called(warnings), empty)
-    if not empty:
-        refuse_home(job.directory, "; --no-ship runs without")
-    return job
-
-
-def _save(made: Callable[[], LoadedJob], path: str, force: bool, as_json: bool) -> int:
-    """Write the job file; its working directory is relative to the file's."""
-    try:
-        job = made()
-    except Invalid as invalid:
-        return report(invalid, as_json)
-    workdir = os.path.relpath(job.directory, os.path.dirname(os.path.abspath(path)))
-    run = msgspec.structs.replace(job.spec.run, workdir=workdir)
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as file:
-            file.write(as_toml(msgspec.structs.replace(job.spec, run=run)))
-    except FileExistsError:
-        if os.path.isdir(path):
-            raise HostError(f"{path} is a folder; --save needs the name of a file") from None
-        raise HostError(f"{path} is there already; --force replaces it") from None
-    except OSError as problem:
-        raise HostError(f"cannot write {path}: {problem.strerror}") from problem
-    screen.say(f"{path}: written, nothing was queued; wiiiiide submit -f {path} queues it")
-    return 0
+        options[f"name={toml(name)}"] = f"--name {name}"
+    return run(
+        words,
+        options,
+        sets or [],
+        save=save,
+        force=force,
+        no_ship=no_ship,
+        detach=detach,
+        dry_run=dry_run,
+        as_json=as_json,
+    )
