@@ -159,7 +159,7 @@ def test_an_interpreter_that_cannot_be_run_now_is_run_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     problem = OSError(number, os.strerror(number))
-    monkeypatch.setattr(prepare, "spawn", once(problem, prepare.spawn))
+    monkeypatch.setattr(prepare, "spawn_named", once(problem, prepare.spawn_named))
     assert isinstance(prepared(Member(tmp_path, whole)), e.WorkersPrepared)
 
 
