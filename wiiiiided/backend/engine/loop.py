@@ -82,6 +82,7 @@ class ProgressLoop:
 
     def run(self, op: Operation) -> None:
         """Run a blocking call: it is done, or has failed, when this returns."""
+        self._refuse_inside()  # before it is queued
         self.submit(op)
         self.wait(op)
 
